@@ -1,0 +1,178 @@
+//! Control: what viewers write, and how they ask.
+//!
+//! The arena is read-only to a viewer. A second, small memfd is not: it has a
+//! first page for all and one [`ViewerPage`] for each viewing process.
+//!
+//! ```text
+//!   | Control (4 KiB) | ViewerPage 0 (32 KiB) | ViewerPage 1 | ...  63 |
+//!
+//!   viewer thread                            owner
+//!   slot FREE -> CLAIMED, writes arguments
+//!   slot -> PENDING, rings the doorbell      wakes, slot -> TAKEN, works
+//!   sleeps on the slot's state               writes answer, slot -> DONE, wakes it
+//!   reads the answer, slot -> FREE
+//! ```
+//!
+//! The owner trusts nothing here: every number is checked, a doorbell or an
+//! access ring full of nonsense costs a little time and nothing else. A viewer
+//! may die at any step; its page is given to another when its process is gone.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// The first eight bytes of a control file.
+pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"QUINCTL\0");
+/// How many processes may view a cache at a time.
+pub const VIEWERS_MAX: usize = 63;
+/// Requests one viewer can have open at a time.
+pub const REQUEST_SLOTS: usize = 32;
+/// Entries of an access ring; older ones are overwritten.
+pub const RING_ENTRIES: usize = 4096;
+/// Bytes of a viewer's page.
+pub const VIEWER_BYTES: usize = 32 << 10;
+/// Bytes of a control file: one extent. They count against the cache's bound.
+pub const CONTROL_BYTES: usize = 2 << 20;
+
+/// The first page of a control file.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Control {
+    /// [`CONTROL_MAGIC`], stored last.
+    pub magic: AtomicU64,
+    /// [`super::LAYOUT_VERSION`].
+    pub version: AtomicU32,
+    /// The owner's process.
+    pub owner: AtomicU32,
+    /// The arena's token, so that the two files are known to belong together.
+    pub token: AtomicU64,
+    /// Rung by viewers when a request is pending; the owner sleeps on it.
+    pub doorbell: AtomicU32,
+    /// 1 once the owner serves no more.
+    pub closed: AtomicU32,
+    /// Rises about ten times a second while the owner is well.
+    pub heartbeat: AtomicU32,
+}
+
+/// What one viewing process writes.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct ViewerPage {
+    /// The process that has this page; 0 if none has.
+    pub process: AtomicU32,
+    /// Next place in `ring`, counted without end.
+    pub ring_head: AtomicU32,
+    /// Numbers for the report; see [`Counter`].
+    pub counters: [AtomicU64; 32],
+    /// Questions and answers.
+    pub requests: [Request; REQUEST_SLOTS],
+    /// Frames that were read, a lossy memory.
+    pub ring: [AtomicU32; RING_ENTRIES],
+}
+
+const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
+const _: () = assert!(size_of::<Control>() + VIEWERS_MAX * VIEWER_BYTES <= CONTROL_BYTES);
+
+/// One question and its answer.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Request {
+    /// One of [`state`]; a viewer sleeps on it.
+    pub state: AtomicU32,
+    /// One of [`Operation`].
+    pub operation: AtomicU32,
+    /// What is asked; see [`Operation`].
+    pub arguments: [AtomicU64; 3],
+    /// 0, or the error number of what went wrong.
+    pub error: AtomicU32,
+    /// Unused.
+    pub spare: AtomicU32,
+    /// What is answered; see [`Operation`].
+    pub answers: [AtomicU64; 2],
+}
+
+/// The states of a [`Request`].
+pub mod state {
+    /// Anybody's.
+    pub const FREE: u32 = 0;
+    /// A viewer's thread is writing its question.
+    pub const CLAIMED: u32 = 1;
+    /// The owner should look.
+    pub const PENDING: u32 = 2;
+    /// The owner is at work.
+    pub const TAKEN: u32 = 3;
+    /// The answer stands.
+    pub const DONE: u32 = 4;
+    /// As PENDING, but nobody waits: the owner frees the slot itself.
+    pub const PENDING_UNATTENDED: u32 = 5;
+}
+
+/// What a viewer can ask. The numbers are part of the layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Operation {
+    /// Attach the file behind a descriptor of the viewer's process.
+    /// Arguments: the descriptor, its device, its inode.
+    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half).
+    Attach = 1,
+    /// Make a range ready, or at least its first page.
+    /// Arguments: the handle, the position in bytes, the length in bytes.
+    Fill = 2,
+    /// A marker was met: start the next window. Nobody waits.
+    /// Arguments: the handle, the page index of the marked folio's first page.
+    Advance = 3,
+    /// Look at the file's size and times again. Arguments: the handle. Answers: the size in bytes.
+    Revalidate = 4,
+    /// Give a handle back. Nobody waits. Arguments: the handle.
+    Detach = 5,
+}
+
+/// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Counter {
+    /// Read calls served from the cache, wholly or in part.
+    Reads = 0,
+    /// Bytes served from the cache.
+    Bytes = 1,
+    /// Reads that needed no question to the owner.
+    Hits = 2,
+    /// Questions to the owner for bytes.
+    Misses = 3,
+    /// Files attached.
+    Files = 4,
+    /// Read calls left to the kernel on descriptors that had been served or might have been.
+    KernelReads = 5,
+    /// Bytes of these.
+    KernelBytes = 6,
+    /// The first of the reasons why a file or descriptor was left to the kernel; see [`Reason`].
+    FirstReason = 8,
+}
+
+/// Why a descriptor is left to the kernel; counted at [`Counter::FirstReason`] plus this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Reason {
+    /// Not a regular file, or one of a file system whose files have no fixed content.
+    NotRegular = 0,
+    /// The file is open for writing somewhere in the process.
+    Writable = 1,
+    /// Opened with flags that ask for something else (O_DIRECT, O_PATH and so on).
+    Flags = 2,
+    /// The descriptor was duplicated.
+    Duplicated = 3,
+    /// The description is shared with a child.
+    Forked = 4,
+    /// The file is mapped.
+    Mapped = 5,
+    /// The descriptor was passed to another process or to a call that uses its offset in the kernel.
+    Passed = 6,
+    /// The descriptor's number is beyond the table.
+    Number = 7,
+    /// The owner refused the file, or answered with an error.
+    Refused = 8,
+    /// The owner is gone, or did not answer.
+    NoOwner = 9,
+    /// The file changed while it was open.
+    Changed = 10,
+    /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
+    Foreign = 11,
+}

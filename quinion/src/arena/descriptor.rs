@@ -1,0 +1,573 @@
+//! The descriptor: 32 bytes that say which folio a frame heads.
+//!
+//! ```text
+//!   word    63           32 31      16 15  12 11           0
+//!          [   sequence    |  holds   | order |   flags     ]
+//! ```
+//!
+//! | part | who changes it | under what |
+//! |---|---|---|
+//! | sequence | `prepare` (odd to even), `retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
+//! | holds | `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
+//! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
+//! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
+//! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
+//! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
+//! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
+//! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
+//!
+//! | sequence | UPTODATE | LOCKED | DETACHED | FREE | holds | meaning |
+//! |---|---|---|---|---|---|---|
+//! | odd | - | - | 0 | 1 | 0 | head of a free run of `order` |
+//! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
+//! | even | 0 | 1 | 0 | 0 | >= 1 | in the index, being filled |
+//! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
+//! | even | 0 | 0 | 0 | 0 | any | its fill failed; it is about to be retired |
+//! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
+//!
+//! The subtle row is the last: `UPTODATE` may still be set, and it is the odd
+//! sequence alone that keeps new readers away.
+//!
+//! A **hold** keeps the bytes; it is taken by this process only and is short. A
+//! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
+//! folio in the index too, as far as we decide (a change from outside detaches
+//! it all the same, and the pinned bytes live on).
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{Mutant, mutant};
+use crate::units::{Frame, MappingId, Order, PageIndex};
+
+/// The most holds one folio can have at a time; one more is refused.
+pub const HOLDS_MAX: u32 = u16::MAX as u32;
+
+const HOLD: u64 = 1 << 16;
+const HOLDS_MASK: u64 = 0xffff << 16;
+const ORDER_SHIFT: u32 = 12;
+const SEQUENCE: u64 = 1 << 32;
+
+/// The flags of a descriptor's word; the table in this file says who sets and clears each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flags;
+
+impl Flags {
+    /// Every page of the folio holds the file's bytes.
+    pub const UPTODATE: u64 = 1 << 0;
+    /// A fill owns the folio's bytes.
+    pub const LOCKED: u64 = 1 << 1;
+    /// Reading this folio should start the next readahead window.
+    pub const MARKER: u64 = 1 << 2;
+    /// Out of the index, kept by its holders.
+    pub const DETACHED: u64 = 1 << 3;
+    /// Head of a free run.
+    pub const FREE: u64 = 1 << 4;
+}
+
+/// A descriptor's word, as read at one moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// The identity's sequence; even while the descriptor names a folio.
+    #[inline]
+    pub const fn sequence(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    /// Whether the descriptor names a folio that the index may hold.
+    #[inline]
+    pub const fn is_live(self) -> bool {
+        self.sequence() & 1 == 0
+    }
+    /// How many hold the folio.
+    #[inline]
+    pub const fn holds(self) -> u32 {
+        ((self.0 & HOLDS_MASK) >> 16) as u32
+    }
+    /// The order of the folio or free run.
+    #[inline]
+    pub const fn order(self) -> Order {
+        Order(((self.0 >> ORDER_SHIFT) & 0xf) as u8)
+    }
+    /// Whether `flag` (one of [`Flags`]) is set.
+    #[inline]
+    pub const fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+impl core::fmt::Debug for Word {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "seq {} holds {} {:?} flags {:#b}",
+            self.sequence(),
+            self.holds(),
+            self.order(),
+            self.0 & 0xfff
+        )
+    }
+}
+
+/// What a reader knows of a folio after its first look.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    word: Word,
+    /// The folio's first index.
+    pub first: PageIndex,
+}
+
+impl Ticket {
+    /// The folio's order.
+    #[inline]
+    pub fn order(&self) -> Order {
+        self.word.order()
+    }
+    /// Whether the folio carries the readahead marker.
+    #[inline]
+    pub fn has_marker(&self) -> bool {
+        self.word.has(Flags::MARKER)
+    }
+}
+
+/// Why a first look did not lead to a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotReady {
+    /// The descriptor names another folio, or none: the hint was stale.
+    Mismatch,
+    /// The folio is the right one, but its bytes are not there yet.
+    Filling,
+}
+
+/// Why a hold was not given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HoldRefused {
+    /// See [`NotReady::Mismatch`].
+    Mismatch,
+    /// See [`NotReady::Filling`].
+    Filling,
+    /// The folio has [`HOLDS_MAX`] holds.
+    TooMany,
+}
+
+/// What became of a folio that was asked to leave the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retire {
+    /// Nobody holds it: its frames are the caller's to free.
+    Free,
+    /// Somebody holds it: it is detached, and the last holder frees its frames.
+    Held,
+}
+
+/// What a holder must do after giving its hold back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Put {
+    /// Nothing.
+    Kept,
+    /// It was the last hold of a detached folio: free its frames.
+    Last(Order),
+}
+
+/// What the end of a fill found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Completed {
+    /// The folio is still in the index.
+    Attached,
+    /// The folio left the index meanwhile; see [`Put`] for who frees it.
+    Detached(Put),
+}
+
+/// What is known of one frame; 32 bytes, in the arena.
+#[repr(C, align(32))]
+#[derive(Debug)]
+pub struct Descriptor {
+    word: AtomicU64,
+    /// The folio's first index, in pages.
+    index: AtomicU64,
+    /// The folio's mapping; 0 for none.
+    mapping: AtomicU32,
+    /// Users' pins, a part of the holds.
+    pins: AtomicU32,
+    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; later the
+    /// policy's ring position.
+    links: [AtomicU32; 2],
+}
+
+#[cfg(not(quinion_model))]
+const _: () = assert!(core::mem::size_of::<Descriptor>() == 32);
+
+impl Default for Descriptor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Descriptor {
+    /// A descriptor that names nothing.
+    pub fn new() -> Self {
+        Self {
+            word: AtomicU64::new(SEQUENCE),
+            index: AtomicU64::new(0),
+            mapping: AtomicU32::new(0),
+            pins: AtomicU32::new(0),
+            links: [AtomicU32::new(0), AtomicU32::new(0)],
+        }
+    }
+
+    /// The word as it is now.
+    #[inline]
+    pub fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Relaxed))
+    }
+    /// The mapping whose folio this is. Means something to the holder of the folio or of the tree lock.
+    #[inline]
+    pub fn mapping(&self) -> MappingId {
+        MappingId(self.mapping.load(Ordering::Relaxed))
+    }
+    /// The folio's first index; as [`Descriptor::mapping`].
+    #[inline]
+    pub fn index(&self) -> PageIndex {
+        PageIndex(self.index.load(Ordering::Relaxed))
+    }
+    /// How many users' pins there are.
+    #[inline]
+    pub fn pins(&self) -> u32 {
+        self.pins.load(Ordering::Relaxed)
+    }
+
+    // ---- the hit protocol -------------------------------------------------------------------
+
+    /// The reader's first look: is this an up-to-date folio of `mapping` that covers `index`?
+    #[inline]
+    pub fn begin_read(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+        // Acquire, partner: the Release in `complete`. If that store comes first we see the bytes it
+        // published; if not, we see a folio that is not up to date and do not copy.
+        let order = if mutant(Mutant::ReaderAcquire) { Ordering::Relaxed } else { Ordering::Acquire };
+        let word = Word(self.word.load(order));
+        let ticket = self.check(word, mapping, index)?;
+        if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) {
+            return Err(NotReady::Filling);
+        }
+        Ok(ticket)
+    }
+
+    /// The reader's second look: was what it copied this folio's, from the first byte to the last?
+    #[inline]
+    pub fn end_read(&self, ticket: Ticket) -> bool {
+        // Acquire fence, partner: the Release fence in `retire`. If our copy saw any byte written
+        // after a retirement, then the load below sees the odd sequence of that retirement, or a
+        // later one; if it saw none, the bytes are the old folio's and it does not matter.
+        if !mutant(Mutant::ReaderFence) {
+            fence(Ordering::Acquire);
+        }
+        self.word().sequence() == ticket.word.sequence() || mutant(Mutant::ReaderRecheck)
+    }
+
+    /// The part of the first look that identifies the folio.
+    #[inline]
+    fn check(&self, word: Word, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+        let first = self.index();
+        // A wrapping difference is one comparison for "not before" and "not after".
+        let inside = index.0.wrapping_sub(first.0) < u64::from(word.order().pages());
+        let live = word.is_live() || mutant(Mutant::ReaderParity);
+        let ours = self.mapping() == mapping || mutant(Mutant::ReaderMapping);
+        if live && ours && (inside || mutant(Mutant::ReaderIndex)) {
+            Ok(Ticket { word, first })
+        } else {
+            Err(NotReady::Mismatch)
+        }
+    }
+
+    // ---- life of a folio ----------------------------------------------------------------------
+
+    /// Names a folio: `mapping`'s pages from `index`, 2^`order` of them; locked, not up to date, with
+    /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
+    pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
+        let word = self.word();
+        debug_assert!(
+            !word.is_live() && word.holds() == 0 && !word.has(Flags::FREE),
+            "{word:?} is not ours to prepare"
+        );
+        debug_assert!(index.is_aligned(order), "{index:?} is not aligned for {order:?}");
+        self.mapping.store(mapping.0, Ordering::Relaxed);
+        self.index.store(index.0, Ordering::Relaxed);
+        self.pins.store(0, Ordering::Relaxed);
+        let sequence = u64::from(word.sequence().wrapping_add(1)) << 32;
+        let marker = if marker { Flags::MARKER } else { 0 };
+        let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
+        // Release, partner: the Acquire in `begin_read` and `try_hold`. A reader that sees this
+        // sequence sees the mapping and index stored above; one that does not sees an odd one.
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. The frame is the caller's again.
+    pub fn unprepare(&self) {
+        let sequence = u64::from(self.word().sequence().wrapping_add(1)) << 32;
+        self.word.store(sequence, Ordering::Relaxed);
+        // Partner: as in `retire`; a reader may have come here by a stale slot.
+        fence(Ordering::Release);
+    }
+
+    /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
+    pub fn complete(&self, uptodate: bool) -> Completed {
+        let set = if uptodate { Flags::UPTODATE } else { 0 };
+        let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
+        // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the bytes.
+        let order = if mutant(Mutant::OwnerRelease) { Ordering::Relaxed } else { Ordering::AcqRel };
+        let (before, after) = self.update(order, |word| Some(step(word))).expect("the step is unconditional");
+        debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not being filled");
+        if !after.has(Flags::DETACHED) {
+            Completed::Attached
+        } else {
+            Completed::Detached(self.last_or_kept(after))
+        }
+    }
+
+    /// Takes a folio that nobody holds and no fill owns out of the readers' sight. `None`: it is held,
+    /// locked, or not live, and nothing was changed. On success the frames are the caller's.
+    /// The caller holds the tree lock.
+    pub fn try_retire(&self) -> Option<Order> {
+        let busy = HOLDS_MASK | Flags::LOCKED;
+        self.update(Ordering::AcqRel, |word| (word & (SEQUENCE | busy) == 0).then(|| Self::retired(word, 0)))
+            .map(|(before, _)| {
+                self.after_retire();
+                before.order()
+            })
+    }
+
+    /// Takes a folio out of the readers' sight, whoever holds it. The caller holds the tree lock.
+    pub fn retire(&self) -> Retire {
+        let step = |word: u64| {
+            let detached = if word & HOLDS_MASK == 0 { 0 } else { Flags::DETACHED };
+            Some(Self::retired(word, detached))
+        };
+        let (before, after) = self.update(Ordering::AcqRel, step).expect("the step is unconditional");
+        debug_assert!(before.is_live() || mutant(Mutant::OwnerOdd), "{before:?} is retired twice");
+        self.after_retire();
+        if after.has(Flags::DETACHED) { Retire::Held } else { Retire::Free }
+    }
+
+    /// The word of a folio that leaves the index.
+    fn retired(word: u64, detached: u64) -> u64 {
+        if mutant(Mutant::OwnerOdd) { word | detached } else { word.wrapping_add(SEQUENCE) | detached }
+    }
+
+    /// What must stand between the odd sequence and whatever is done with the bytes next.
+    fn after_retire(&self) {
+        // Release fence, partner: the Acquire fence in `end_read`. Every store to this frame's bytes
+        // from here on is ordered after the odd sequence: who sees such a byte sees that sequence.
+        if !mutant(Mutant::OwnerFence) {
+            fence(Ordering::Release);
+        }
+    }
+
+    // ---- holds and pins -----------------------------------------------------------------------
+
+    /// Holds the up-to-date folio of `mapping` that covers `index`. Its bytes stay until [`Descriptor::put`].
+    pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
+        // Acquire, partner: the Release in `complete`, as in `begin_read`.
+        let mut word = Word(self.word.load(Ordering::Acquire));
+        loop {
+            let ticket = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
+            if !word.has(Flags::UPTODATE) {
+                return Err(HoldRefused::Filling);
+            }
+            if word.holds() == HOLDS_MAX {
+                return Err(HoldRefused::TooMany);
+            }
+            // The whole word is compared, sequence included: if it is unchanged, so is the identity
+            // that was checked. Acquire on failure, partner as above.
+            match self.word.compare_exchange(word.0, word.0 + HOLD, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(ticket),
+                Err(now) => word = Word(now),
+            }
+        }
+    }
+
+    /// Gives a hold back.
+    pub fn put(&self) -> Put {
+        // Release, partner: the Acquire of the same step by whoever frees the frame: our reads of the
+        // bytes come before its reuse.
+        let (before, after) =
+            self.update(Ordering::AcqRel, |word| Some(word - HOLD)).expect("the step is unconditional");
+        debug_assert!(before.holds() > 0, "{before:?} is put once too often");
+        self.last_or_kept(after)
+    }
+
+    /// Counts a user's pin; the caller has a hold and keeps it as long as the pin.
+    pub fn pin(&self) {
+        self.pins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives a pin back; the hold is given back after it.
+    pub fn unpin(&self) {
+        let before = self.pins.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a pin is given back once");
+    }
+
+    fn last_or_kept(&self, after: Word) -> Put {
+        let last = after.has(Flags::DETACHED) && after.holds() == 0;
+        if last { Put::Last(after.order()) } else { Put::Kept }
+    }
+
+    // ---- the marker ---------------------------------------------------------------------------
+
+    /// Clears the readahead marker and says whether it was this call that did.
+    pub fn take_marker(&self, ticket: Ticket) -> bool {
+        let same =
+            |word: u64| Word(word).sequence() == ticket.word.sequence() && Word(word).has(Flags::MARKER);
+        self.update(Ordering::Relaxed, |word| same(word).then_some(word & !Flags::MARKER)).is_some()
+    }
+
+    // ---- the arena's use of a frame that is free --------------------------------------------------
+
+    /// Makes this the head of a free run, or not one. The caller owns the frame alone.
+    pub fn set_free(&self, free: Option<Order>) {
+        let sequence = self.word().0 & !(SEQUENCE - 1) | SEQUENCE;
+        let rest = free.map_or(0, |order| Flags::FREE | (u64::from(order.0) << ORDER_SHIFT));
+        self.word.store(sequence | rest, Ordering::Relaxed);
+    }
+    /// The order of the free run this frame heads.
+    pub fn free_order(&self) -> Option<Order> {
+        let word = self.word();
+        word.has(Flags::FREE).then(|| word.order())
+    }
+    /// The two numbers of the frame's owner.
+    pub fn links(&self) -> [u32; 2] {
+        [self.links[0].load(Ordering::Relaxed), self.links[1].load(Ordering::Relaxed)]
+    }
+    /// Sets one of the two numbers of the frame's owner.
+    pub fn set_link(&self, which: usize, frame: u32) {
+        self.links[which].store(frame, Ordering::Relaxed);
+    }
+
+    /// One atomic step on the word: the word before and after, or `None` if `step` declined.
+    #[inline]
+    fn update(&self, order: Ordering, step: impl Fn(u64) -> Option<u64>) -> Option<(Word, Word)> {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let next = step(word)?;
+            match self.word.compare_exchange_weak(word, next, order, Ordering::Relaxed) {
+                Ok(_) => return Some((Word(word), Word(next))),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// What is wrong with this descriptor as the head of an indexed folio, if anything.
+    /// The caller holds the tree lock of `mapping`.
+    pub fn check_folio(
+        &self,
+        frame: Frame,
+        mapping: MappingId,
+        index: PageIndex,
+    ) -> Result<(), &'static str> {
+        let word = self.word();
+        if !word.is_live() {
+            return Err("a folio in the index has an odd sequence");
+        }
+        if self.mapping() != mapping {
+            return Err("a folio in the index belongs to another mapping");
+        }
+        if self.index() != index.align_down(word.order()) {
+            return Err("a folio stands at an index that is not its own");
+        }
+        if word.has(Flags::FREE | Flags::DETACHED) {
+            return Err("a folio in the index is free or detached");
+        }
+        if frame.0 & (word.order().pages() - 1) != 0 {
+            return Err("a folio's frames are not naturally aligned");
+        }
+        if self.pins() > word.holds() {
+            return Err("a folio has more pins than holds");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    const FILE: MappingId = MappingId(7);
+
+    fn filled(index: u64, order: u8) -> Descriptor {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(index), Order(order), false);
+        assert_eq!(d.complete(true), Completed::Attached);
+        d
+    }
+
+    #[test]
+    fn a_folio_is_readable_only_between_its_fill_and_its_retirement() {
+        let d = Descriptor::new();
+        assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Mismatch);
+        d.prepare(FILE, PageIndex(8), Order(2), false);
+        assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Filling);
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(11)).unwrap();
+        assert_eq!(ticket.first, PageIndex(8));
+        assert!(d.end_read(ticket));
+        assert_eq!(d.retire(), Retire::Free);
+        assert!(!d.end_read(ticket));
+        assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Mismatch);
+    }
+
+    #[test]
+    fn identity_is_mapping_and_every_covered_index_and_no_other() {
+        let d = filled(8, 2);
+        for index in 0..32 {
+            assert_eq!(d.begin_read(FILE, PageIndex(index)).is_ok(), (8..12).contains(&index), "{index}");
+        }
+        assert!(d.begin_read(MappingId(8), PageIndex(8)).is_err());
+    }
+
+    #[test]
+    fn the_last_holder_of_a_detached_folio_frees_it() {
+        let d = filled(0, 3);
+        d.try_hold(FILE, PageIndex(1)).unwrap();
+        d.try_hold(FILE, PageIndex(2)).unwrap();
+        assert_eq!(d.try_retire(), None, "a held folio is not evicted");
+        assert_eq!(d.retire(), Retire::Held);
+        assert_eq!(d.put(), Put::Kept);
+        assert_eq!(d.put(), Put::Last(Order(3)));
+    }
+
+    #[test]
+    fn a_fill_that_ends_after_the_folio_left_frees_it() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(0), false);
+        assert_eq!(d.retire(), Retire::Held);
+        assert_eq!(d.complete(true), Completed::Detached(Put::Last(Order(0))));
+        assert!(d.begin_read(FILE, PageIndex(0)).is_err());
+    }
+
+    #[test]
+    fn one_hold_too_many_is_an_answer_and_not_a_carry() {
+        let d = filled(0, 0);
+        for _ in 0..HOLDS_MAX {
+            d.try_hold(FILE, PageIndex(0)).unwrap();
+        }
+        assert_eq!(d.try_hold(FILE, PageIndex(0)).unwrap_err(), HoldRefused::TooMany);
+        assert_eq!(d.word().holds(), HOLDS_MAX);
+    }
+
+    #[test]
+    fn the_marker_is_taken_once() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(0), true);
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(0)).unwrap();
+        assert!(ticket.has_marker());
+        assert!(d.take_marker(ticket));
+        assert!(!d.take_marker(ticket));
+    }
+
+    #[test]
+    fn the_sequence_wraps_and_stays_even() {
+        let d = Descriptor::new();
+        d.word.store(u64::from(u32::MAX) << 32, Ordering::Relaxed);
+        d.prepare(FILE, PageIndex(0), Order(0), false);
+        assert_eq!(d.word().sequence(), 0);
+        d.complete(true);
+        assert!(d.begin_read(FILE, PageIndex(0)).is_ok());
+    }
+}

@@ -1,0 +1,209 @@
+//! Layout: where each part of an arena lies, as numbers that can be checked.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
+
+/// The first eight bytes of an arena.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
+/// The version of everything in this file and in [`super::view`]; a viewer of another version is refused.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Layout {
+    /// Frames the arena can ever have, the header's and the tables' included; a multiple of an extent.
+    pub frames_max: u32,
+    /// Frames taken by the header and the tables; a multiple of an extent.
+    pub frames_meta: u32,
+    /// The descriptors, 32 bytes a frame.
+    pub descriptors: u64,
+    /// The referenced bytes, one a frame.
+    pub referenced: u64,
+    /// The write sequences, 4 bytes a frame.
+    pub write_sequences: u64,
+    /// The up-to-date bits, one a frame.
+    pub uptodate: u64,
+    /// The dirty bits, one a frame.
+    pub dirty: u64,
+}
+
+/// Why an arena cannot be viewed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LayoutError {
+    /// The magic number is missing: this is not an arena.
+    NotAnArena,
+    /// The arena has another layout version (theirs).
+    Version(u32),
+    /// The numbers in the header contradict each other or the size of the mapping.
+    Inconsistent,
+}
+
+impl Layout {
+    /// The layout of an arena that can grow to `bytes` bytes, rounded down to whole extents.
+    /// `None` if not even the tables and one extent of data would fit, or if there would be more
+    /// frames than a slot of the index can number (4 TiB).
+    pub fn new(bytes: u64) -> Option<Self> {
+        let frames = bytes / EXTENT_SIZE as u64 * u64::from(EXTENT_PAGES);
+        if frames > 1 << 30 {
+            return None;
+        }
+        let table = |offset: u64, bytes: u64| (offset, (offset + bytes).next_multiple_of(64));
+        let (descriptors, end) = table(PAGE_SIZE as u64, frames * 32);
+        let (referenced, end) = table(end, frames);
+        let (write_sequences, end) = table(end, frames * 4);
+        let (uptodate, end) = table(end, frames / 8);
+        let (dirty, end) = table(end, frames / 8);
+        let meta = end.div_ceil(EXTENT_SIZE as u64) * u64::from(EXTENT_PAGES);
+        (meta < frames).then_some(Self {
+            frames_max: frames as u32,
+            frames_meta: meta as u32,
+            descriptors,
+            referenced,
+            write_sequences,
+            uptodate,
+            dirty,
+        })
+    }
+
+    /// Bytes of address space the arena reserves.
+    pub fn bytes_max(&self) -> u64 {
+        u64::from(self.frames_max) * PAGE_SIZE as u64
+    }
+}
+
+/// The first page of an arena.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Header {
+    /// [`MAGIC`], stored last when the arena is built.
+    pub magic: AtomicU64,
+    /// [`LAYOUT_VERSION`].
+    pub version: AtomicU32,
+    /// Bits for features a viewer must know; 0 in this version. A viewer refuses bits it does not know.
+    pub features: AtomicU32,
+    /// Drawn at random when the arena is built; a viewer that was sent here knows it.
+    pub token: AtomicU64,
+    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
+    pub frames_grown: AtomicU32,
+    /// The owner's process.
+    pub owner: AtomicU32,
+    /// The layout as numbers, in the order of [`Layout`]'s fields.
+    pub layout: [AtomicU64; 7],
+}
+
+impl Header {
+    /// Writes a header; the magic number last.
+    pub fn publish(&self, layout: &Layout, token: u64, owner: u32) {
+        let numbers = [
+            u64::from(layout.frames_max),
+            u64::from(layout.frames_meta),
+            layout.descriptors,
+            layout.referenced,
+            layout.write_sequences,
+            layout.uptodate,
+            layout.dirty,
+        ];
+        for (place, number) in self.layout.iter().zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
+        self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        self.features.store(0, Ordering::Relaxed);
+        self.token.store(token, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
+        self.frames_grown.store(layout.frames_meta, Ordering::Relaxed);
+        // Release, partner: the Acquire in `read`: who sees the magic sees all the rest.
+        self.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Reads and checks a header that another process wrote, of an arena mapped with `mapped` bytes.
+    pub fn read(&self, mapped: u64) -> Result<Layout, LayoutError> {
+        // Acquire, partner: the Release in `publish`.
+        if self.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(LayoutError::NotAnArena);
+        }
+        let version = self.version.load(Ordering::Relaxed);
+        if version != LAYOUT_VERSION || self.features.load(Ordering::Relaxed) != 0 {
+            return Err(LayoutError::Version(version));
+        }
+        // The layout follows from its size alone, so the header is believed only where it agrees.
+        let frames = self.layout[0].load(Ordering::Relaxed);
+        let bytes = frames.checked_mul(PAGE_SIZE as u64).ok_or(LayoutError::Inconsistent)?;
+        let layout = Layout::new(bytes).ok_or(LayoutError::Inconsistent)?;
+        let numbers = [
+            u64::from(layout.frames_max),
+            u64::from(layout.frames_meta),
+            layout.descriptors,
+            layout.referenced,
+            layout.write_sequences,
+            layout.uptodate,
+            layout.dirty,
+        ];
+        let agrees =
+            self.layout.iter().zip(numbers).all(|(place, number)| place.load(Ordering::Relaxed) == number);
+        if agrees && layout.bytes_max() <= mapped { Ok(layout) } else { Err(LayoutError::Inconsistent) }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        // SAFETY: every field is an atomic number, for which zero is a value.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::mem::zeroed()
+        }
+    }
+
+    #[test]
+    fn tables_do_not_overlap_and_fit_before_the_data() {
+        for mib in [4u64, 6, 16, 64, 256, 1000, 1 << 20] {
+            let l = Layout::new(mib << 20).unwrap();
+            let frames = u64::from(l.frames_max);
+            let ends = [
+                (l.descriptors, frames * 32),
+                (l.referenced, frames),
+                (l.write_sequences, frames * 4),
+                (l.uptodate, frames / 8),
+                (l.dirty, frames / 8),
+            ];
+            let mut end = PAGE_SIZE as u64;
+            for (offset, bytes) in ends {
+                assert!(offset >= end && offset % 64 == 0);
+                end = offset + bytes;
+            }
+            assert!(end <= u64::from(l.frames_meta) * PAGE_SIZE as u64);
+            assert_eq!(l.frames_meta % EXTENT_PAGES, 0);
+        }
+    }
+
+    #[test]
+    fn too_small_and_too_large_are_refused() {
+        assert_eq!(Layout::new(2 << 20), None);
+        assert_eq!(Layout::new((4 << 40) + (2 << 20)), None);
+        assert!(Layout::new(4 << 40).is_some());
+    }
+
+    #[test]
+    fn a_header_is_believed_only_when_all_of_it_agrees() {
+        let layout = Layout::new(64 << 20).unwrap();
+        let h = header();
+        assert_eq!(h.read(64 << 20), Err(LayoutError::NotAnArena));
+        h.publish(&layout, 1, 2);
+        assert_eq!(h.read(64 << 20), Ok(layout));
+        assert_eq!(h.read(62 << 20), Err(LayoutError::Inconsistent), "mapped too little of it");
+        for field in 0..7 {
+            let h = header();
+            h.publish(&layout, 1, 2);
+            h.layout[field].fetch_add(64, Ordering::Relaxed);
+            assert!(h.read(64 << 20).is_err(), "field {field} was not checked");
+        }
+        let h = header();
+        h.publish(&layout, 1, 2);
+        h.version.store(99, Ordering::Relaxed);
+        assert_eq!(h.read(64 << 20), Err(LayoutError::Version(99)));
+    }
+}

@@ -1,0 +1,40 @@
+//! Arena: the cache's memory, one reservation addressed by frame number.
+//!
+//! ```text
+//!   offset 0        4096                     first extent            2 MiB each
+//!   +--------+------------------------------+-----------+-----------+-----------+- - -
+//!   | header | tables: descriptors 32 B,    |   data    |   nodes   |   data    |  not yet
+//!   |        | referenced 1 B, write        | 512 pages | 12 a page | 512 pages |  grown
+//!   |        | sequence 4 B, 2 bits a frame |           |           |           |
+//!   +--------+------------------------------+-----------+-----------+-----------+- - -
+//!   frame 0    1 ...                          512 * k
+//! ```
+//!
+//! One memfd holds all that a viewer needs, and nothing in it is a pointer:
+//! frames and nodes are numbers, so the arena may be mapped anywhere, by any
+//! process, read-only. [`Layout`] says where each part lies; [`View`] is the
+//! one place that turns a number into a reference, and checks it first.
+//! [`Descriptor`] is what is known of one frame.
+//!
+//! Invariants:
+//!  1. No pointer is ever stored in the arena.
+//!  2. A number read from the arena is checked against what is grown before it is used.
+//!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
+//!  4. What is grown never exceeds the bound the arena was built with.
+
+mod descriptor;
+pub use descriptor::{
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Retire, Ticket, Word,
+};
+
+// The model checker's atomics are larger than real ones, so under it there is no shared layout.
+#[cfg(not(quinion_model))]
+pub mod control;
+#[cfg(not(quinion_model))]
+mod layout;
+#[cfg(not(quinion_model))]
+mod view;
+#[cfg(not(quinion_model))]
+pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
+#[cfg(not(quinion_model))]
+pub use view::{CELLS_PER_PAGE, CellNumber, NodeHead, Record, View};

@@ -1,0 +1,231 @@
+//! View: numbers into references, each checked first.
+//!
+//! A view is what a reader has of an arena, the owner's threads and other
+//! processes alike: an address and a [`Layout`]. It is the only place that
+//! adds a number from the arena to that address.
+//!
+//! Index nodes and mapping records share **cells**. A page of a node extent is
+//!
+//! ```text
+//!   0            768      1024                                      4096
+//!   | 12 heads,  | spare |  12 cells of 256 B: 64 slots of 4 B each,  |
+//!   | 64 B each  |       |  or one mapping record                     |
+//! ```
+//!
+//! so that cell number `16 * frame + k`, k in 4..16, times 256 *is* the cell's
+//! offset, and no cell starts at the beginning of a page: there, page-aligned
+//! destinations of small copies would alias the hottest slots of the tree.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::Descriptor;
+use super::layout::{Header, Layout, LayoutError};
+use crate::units::{Frame, PAGE_SIZE};
+
+/// Cells in a page of a node extent.
+pub const CELLS_PER_PAGE: u32 = 12;
+const CELL_BYTES: usize = 256;
+const FIRST_CELL: u32 = 4;
+
+/// The number of a cell; below 2^30, as a slot of the index has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CellNumber(pub u32);
+
+impl CellNumber {
+    /// The `k`th cell (0 to 11) of the page in `frame`. Frames beyond 2^26 (256 GiB) hold no cells.
+    pub fn of(frame: Frame, k: u32) -> Option<Self> {
+        debug_assert!(k < CELLS_PER_PAGE);
+        (frame.0 < 1 << 26).then_some(Self(frame.0 * 16 + FIRST_CELL + k))
+    }
+    /// The frame whose page this cell lies in.
+    #[inline]
+    pub fn frame(self) -> Frame {
+        Frame(self.0 / 16)
+    }
+    /// Which cell of its page this is, 0 to 11.
+    #[inline]
+    pub fn place(self) -> u32 {
+        self.0 % 16 - FIRST_CELL
+    }
+}
+
+/// What the tree's writers know of a node; readers never look here.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct NodeHead {
+    /// Slots that are not empty.
+    pub count: AtomicU32,
+    /// Slots that hold values.
+    pub values: AtomicU32,
+    /// The parent's cell number; 0 for none.
+    pub parent: AtomicU32,
+    /// This node's slot in its parent (low 8 bits) and its shift in bits (next 8).
+    pub place: AtomicU32,
+    /// The three marks, a bit a slot.
+    pub marks: [AtomicU64; 3],
+    /// Two numbers for whoever keeps lists of nodes.
+    pub links: [AtomicU32; 2],
+    /// Unused.
+    pub spare: AtomicU64,
+}
+
+const _: () = assert!(size_of::<NodeHead>() == 64);
+
+/// A mapping as its readers see it: one cell.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Record {
+    /// The root of the tree: the entry in the low half, the number of levels above it.
+    pub root: AtomicU64,
+    /// The file's size in bytes, as the owner last knew it.
+    pub size: AtomicU64,
+    /// The mapping's number; 0 while the cell is no live mapping.
+    pub id: AtomicU32,
+    /// Unused.
+    pub spare: AtomicU32,
+    /// The file's device.
+    pub device: AtomicU64,
+    /// The file's inode.
+    pub inode: AtomicU64,
+    /// Unused.
+    pub rest: [AtomicU64; 27],
+}
+
+const _: () = assert!(size_of::<Record>() == CELL_BYTES);
+
+/// A mapped arena and where its parts lie.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: all that a view hands out are shared references to atomics and raw addresses of page bytes.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// A view of an arena that this process built.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping of at least `layout.bytes_max()` bytes, aligned to a page, that
+    /// stays mapped as long as the view or anything it handed out is used.
+    pub unsafe fn new(base: NonNull<u8>, layout: Layout) -> Self {
+        Self { base, layout }
+    }
+
+    /// A view of an arena that another process built, after checking its header.
+    ///
+    /// # Safety
+    /// As for [`View::new`], with `mapped` bytes (at least a page).
+    pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
+        // SAFETY: the first page is mapped and aligned, and a header is atomics only.
+        let header = unsafe { base.cast::<Header>().as_ref() };
+        Ok(Self { base, layout: header.read(mapped)? })
+    }
+
+    /// Where the parts lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    /// The arena's first page.
+    #[inline]
+    pub fn header(&self) -> &Header {
+        // SAFETY: the first page is mapped; see `new`.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+    /// Frames that may be looked at now.
+    #[inline]
+    pub fn frames_grown(&self) -> u32 {
+        // Relaxed: a frame number that is read before its extent is seen as grown is refused, which
+        // costs a miss and nothing else. The lesser of the two keeps a bad header from harm.
+        self.header().frames_grown.load(Ordering::Relaxed).min(self.layout.frames_max)
+    }
+
+    /// The descriptor of `frame`; `None` if there is no such frame.
+    #[inline]
+    pub fn descriptor(&self, frame: Frame) -> Option<&Descriptor> {
+        // SAFETY: the frame is grown, so its entry in the table is mapped; descriptors are atomics only.
+        (frame.0 < self.frames_grown()).then(|| unsafe {
+            &*self.at(self.layout.descriptors as usize + frame.0 as usize * 32).cast::<Descriptor>()
+        })
+    }
+
+    /// The descriptor of a frame this process's arena handed out.
+    ///
+    /// # Panics
+    /// If the frame does not exist.
+    #[inline]
+    pub fn own(&self, frame: Frame) -> &Descriptor {
+        self.descriptor(frame).expect("a frame of our own arena exists")
+    }
+
+    /// The referenced byte of `frame`; `None` if there is no such frame.
+    #[inline]
+    pub fn referenced(&self, frame: Frame) -> Option<&AtomicU8> {
+        // SAFETY: as in `descriptor`.
+        (frame.0 < self.frames_grown()).then(|| unsafe {
+            &*self.at(self.layout.referenced as usize + frame.0 as usize).cast::<AtomicU8>()
+        })
+    }
+
+    /// Eight referenced bytes from `frame` (a multiple of 8) on, as one word.
+    #[inline]
+    pub fn referenced8(&self, frame: Frame) -> Option<&AtomicU64> {
+        debug_assert!(frame.0 % 8 == 0);
+        // SAFETY: as in `descriptor`; frames grow by whole extents, so all eight exist, aligned.
+        (frame.0 < self.frames_grown()).then(|| unsafe {
+            &*self.at(self.layout.referenced as usize + frame.0 as usize).cast::<AtomicU64>()
+        })
+    }
+
+    /// The slots of a node; `None` if the number is no cell's. A stale number gives some other cell's
+    /// or even a page's bytes, and whoever walks on them ends at a descriptor that tells.
+    #[inline]
+    pub fn slots(&self, cell: CellNumber) -> Option<&[AtomicU32; 64]> {
+        // SAFETY: `in_cells` says the 256 bytes are mapped; slots are atomics only.
+        self.in_cells(cell)
+            .then(|| unsafe { &*self.at(cell.0 as usize * CELL_BYTES).cast::<[AtomicU32; 64]>() })
+    }
+
+    /// The head of a node; `None` if the number is no cell's.
+    #[inline]
+    pub fn head(&self, cell: CellNumber) -> Option<&NodeHead> {
+        // SAFETY: as in `slots`; heads lie in the first 768 bytes of the cell's page.
+        self.in_cells(cell).then(|| unsafe {
+            &*self
+                .at(cell.frame().offset() + cell.place() as usize * size_of::<NodeHead>())
+                .cast::<NodeHead>()
+        })
+    }
+
+    /// The mapping record in a cell; `None` if the number is no cell's. Its `id` says whether it is one.
+    #[inline]
+    pub fn record(&self, cell: CellNumber) -> Option<&Record> {
+        // SAFETY: as in `slots`; a record is atomics only.
+        self.in_cells(cell).then(|| unsafe { &*self.at(cell.0 as usize * CELL_BYTES).cast::<Record>() })
+    }
+
+    /// The address of the bytes of a frame; `None` if there is no such frame. The bytes may change at
+    /// any moment: they are read by [`crate::folio::copy`] only.
+    #[inline]
+    pub fn bytes(&self, frame: Frame) -> Option<*mut u8> {
+        (frame.0 < self.frames_grown()).then(|| self.at(frame.offset()))
+    }
+
+    #[inline]
+    fn in_cells(&self, cell: CellNumber) -> bool {
+        cell.0 % 16 >= FIRST_CELL
+            && cell.0 / 16 < self.frames_grown()
+            && cell.0 / 16 >= self.layout.frames_meta
+    }
+
+    #[inline]
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.frames_max as usize * PAGE_SIZE);
+        // SAFETY: the offset lies inside the mapping: callers checked a frame number, tables lie below.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}

@@ -1,0 +1,215 @@
+//! Backend: where the bytes of one file come from.
+//!
+//! A backend is given [`Fill`]s, each a locked run of folios with consecutive
+//! pages and consecutive frames, and completes them, in any order, on any
+//! thread. It never sees a mapping, a tree or a reader.
+//!
+//! ```text
+//!   fill path --submit(Fill, Fill, ..)--> backend --device, pool, memory--> Fill::complete(bytes)
+//!                                            ^                                    |
+//!   a waiting reader --reap----------------- +             FillSink::fill_completed (folios unlocked,
+//!                                                          waiters woken)
+//! ```
+//!
+//! **Whoever waits may reap.** A backend whose completions must be fetched (a
+//! ring) is driven by the threads that wait for it: one of them, the leader,
+//! waits for the device; the others sleep in the [`WaitRoom`] until their folio
+//! is ready or there is no leader. So no completion depends on some other
+//! caller being awake, and a lone reader needs no second thread.
+//!
+//! A `Fill` that is dropped completes with an error: no path through a backend
+//! can leave a folio locked for good.
+//!
+//! Invariants:
+//!  1. A backend completes each fill exactly once; the type sees to it.
+//!  2. No lock of the index is held when a backend is called, so completing inside `submit` is allowed.
+//!  3. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::units::{Frame, PAGE_SIZE, PageIndex};
+
+mod room;
+pub use room::WaitRoom;
+
+/// What a file is at one moment: which file, how long, which content.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Attributes {
+    /// Which file this is; two opens of one file agree on it.
+    pub identity: Identity,
+    /// Which content it has; see [`Version`].
+    pub version: Version,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// Which file: never the same for two files that exist at one time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Identity {
+    /// The device, or a number of the backend's own.
+    pub device: u64,
+    /// The inode, or a number of the backend's own.
+    pub inode: u64,
+    /// When the file was born, in nanoseconds since 1970; 0 where that is unknown.
+    pub born: i64,
+}
+
+/// Which content a file has, as far as its times tell. Equal versions of one file mean equal bytes,
+/// unless the file was written within the clock's step of being looked at; see `settled`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Version {
+    /// Last change of the content, in nanoseconds since 1970.
+    pub modified: i64,
+    /// Last change of the content or the inode, in nanoseconds since 1970.
+    pub changed: i64,
+    /// Whether, when this was read, the last change was old enough that a later one cannot carry the
+    /// same time.
+    pub settled: bool,
+}
+
+/// Where the bytes of one file come from.
+///
+/// Implementations are shared between threads. `submit` starts work and does not wait for the device
+/// longer than it takes to make room for the request.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
+    fn name(&self) -> &'static str;
+
+    /// The file as it is now. May wait for the file system, never for the device's data.
+    fn attributes(&self) -> io::Result<Attributes>;
+
+    /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`].
+    fn submit(&self, fills: Vec<Fill>);
+
+    /// Fetches completions on the caller's thread, if this backend has any to be fetched.
+    /// `done` says whether what the caller waits for has happened; it is asked after leadership is
+    /// taken and before waiting, so that nobody waits for what is already there.
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        let _ = (how, done);
+        Reaped::Elsewhere
+    }
+
+    /// Whether nobody leads now, so that a sleeper should try to. Asked with the room's lock held.
+    fn wants_leader(&self) -> bool {
+        false
+    }
+}
+
+/// Whether a call of [`Backend::reap`] may wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reap {
+    /// Only what is there already.
+    Ready,
+    /// Wait for at least one completion.
+    Wait,
+}
+
+/// What a call of [`Backend::reap`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reaped {
+    /// It completed this many fills, 0 included.
+    Some(usize),
+    /// Another thread leads; sleep in the room.
+    Busy,
+    /// Completions arrive by themselves, or nothing is in flight; sleep in the room.
+    Elsewhere,
+}
+
+/// Who is told that a fill has ended. Handed down by the fill path.
+pub trait FillSink: Send + Sync {
+    /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
+    /// was an error. Called once for each fill, on any thread, with no lock held.
+    fn fill_completed(&self, run: FillRun, result: io::Result<usize>);
+}
+
+/// Which folios a fill is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FillRun {
+    /// The first page.
+    pub index: PageIndex,
+    /// The frame of the first page; the others follow.
+    pub frame: Frame,
+    /// How many pages.
+    pub pages: u32,
+}
+
+/// A run of locked folios to be filled with a file's bytes.
+///
+/// Completing it (or dropping it) unlocks the folios.
+pub struct Fill {
+    run: FillRun,
+    buffer: NonNull<u8>,
+    sink: Option<Arc<dyn FillSink>>,
+}
+
+// SAFETY: the buffer is frames that nobody but this fill writes; the sink is Send and Sync.
+unsafe impl Send for Fill {}
+// SAFETY: a shared fill gives out numbers and an address only.
+unsafe impl Sync for Fill {}
+
+impl Fill {
+    /// A fill of `run`, whose frames' bytes begin at `buffer`.
+    ///
+    /// # Safety
+    /// `buffer` is valid for `run.pages` pages of writes until the fill has been completed, aligned
+    /// to a page, and written by nobody else.
+    pub unsafe fn new(run: FillRun, buffer: NonNull<u8>, sink: Arc<dyn FillSink>) -> Self {
+        Self { run, buffer, sink: Some(sink) }
+    }
+    /// Where in the file it begins, in bytes; a multiple of 4096.
+    pub fn position(&self) -> u64 {
+        self.run.index.first_byte()
+    }
+    /// How many bytes it wants; a multiple of 4096. The file may end before that.
+    pub fn len(&self) -> usize {
+        self.run.pages as usize * PAGE_SIZE
+    }
+    /// Never true: a fill is of at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+    /// Which folios it is for.
+    pub fn run(&self) -> FillRun {
+        self.run
+    }
+    /// Where the bytes go, for a device or a system call. Valid for [`Fill::len`] bytes of writes until
+    /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
+    /// Rust reference to them may be made.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ptr()
+    }
+    /// Copies `bytes` to `at` bytes from the fill's start.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at <= self.len() && bytes.len() <= self.len() - at, "a fill is written within its length");
+        // SAFETY: inside the buffer by the assertion; the frames are this fill's alone.
+        unsafe { crate::folio::copy::copy_in(bytes.as_ptr(), self.buffer.as_ptr().add(at), bytes.len()) };
+    }
+    /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the
+    /// file ends there; or it failed.
+    pub fn complete(mut self, result: io::Result<usize>) {
+        let result = result.map(|bytes| bytes.min(self.len()));
+        if let Some(sink) = self.sink.take() {
+            sink.fill_completed(self.run, result);
+        }
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        if let Some(sink) = self.sink.take() {
+            sink.fill_completed(self.run, Err(io::Error::other("the backend dropped the request")));
+        }
+    }
+}
+
+impl fmt::Debug for Fill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fill").field("run", &self.run).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,188 @@
+//! The hit: bytes out of the cache with no lock, no system call and no store that others see.
+//!
+//! ```text
+//!   1 size      where does the file end?
+//!   2 walk      root -> node -> slot: a frame number, a hint
+//!   3 look      its descriptor: live, this mapping, this index, up to date?
+//!   4 copy
+//!   5 look      same sequence as before?           no -> 2, at most 3 times
+//!   6 touch     note that it was read              (2 to 6 for each folio)
+//!   7 size      does the file still reach so far?
+//! ```
+//!
+//! Threads of the owner and viewers in other processes run this same code;
+//! they differ in what they hand in as `touch`. Whatever is not plainly a hit
+//! ends the run: what was copied so far counts, and the caller takes the slow
+//! path for the rest. "Not there" is never read as "a hole".
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::arena::{CellNumber, NotReady, View};
+use crate::folio::copy::copy_out;
+use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
+use crate::xarray::{Entry, Kind, RacySlots, Root, walk_to_leaf};
+
+/// How often a reader tries again when a folio changed under its copy.
+const TRIES: u32 = 3;
+/// Bits of an index that one level of the cache's trees resolves.
+pub const NODE_BITS: u32 = 6;
+
+/// What a run of hits gave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hits {
+    /// Bytes copied, from the start of the range on.
+    pub bytes: usize,
+    /// Why it ended there.
+    pub stopped: Stopped,
+    /// The first page of the first folio met that carries the readahead marker.
+    pub marker: Option<PageIndex>,
+}
+
+/// Why a run of hits ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// All that was asked for was copied.
+    Full,
+    /// The file ends here, as far as the owner knew; its size in bytes then.
+    EndOfFile(u64),
+    /// The next page is not in the cache, as far as can be seen without a lock.
+    Absent,
+    /// The next page is in the cache and being filled.
+    Filling,
+    /// The record is not this mapping's any more: the handle is stale.
+    Stale,
+}
+
+impl RacySlots for View {
+    #[inline]
+    fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]> {
+        self.slots(CellNumber(node)).map(|slots| slots.as_slice())
+    }
+}
+
+/// Copies what the cache holds of `len` bytes at `position` of a file to `to`, up to the first page it
+/// does not hold. `touch` is told the first frame of each folio read.
+///
+/// # Safety
+/// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
+#[inline]
+pub unsafe fn read_hits(
+    view: &View,
+    cell: CellNumber,
+    id: MappingId,
+    position: u64,
+    to: *mut u8,
+    len: usize,
+    mut touch: impl FnMut(Frame),
+) -> Hits {
+    let none = |stopped| Hits { bytes: 0, stopped, marker: None };
+    let Some(record) = view.record(cell) else { return none(Stopped::Stale) };
+    // Acquire, partner: the Release by which a mapping publishes its record.
+    if record.id.load(Ordering::Acquire) != id.0 {
+        return none(Stopped::Stale);
+    }
+    // 1
+    let size = record.size.load(Ordering::Relaxed);
+    let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
+    // Acquire, partner: the Release by which the tree's writer stores its root.
+    let root = Root::from_bits(record.root.load(Ordering::Acquire));
+    let mut reader = Reader { view, id, root, leaf: None };
+    let mut marker = None;
+    let mut done = 0;
+    let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
+    while done < want {
+        // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
+        match unsafe { reader.read_folio(position + done as u64, to.add(done), want - done) } {
+            Ok(read) => {
+                done += read.bytes;
+                touch(read.frame); // 6
+                marker = marker.or(read.marker);
+            }
+            Err(reason) => {
+                stopped = reason;
+                break;
+            }
+        }
+    }
+    // 7: after the copies, which `end_read`'s fence puts before this load. A truncation stores the size
+    // before it lets go of a page, so bytes of a page that was let go are cut off here.
+    let size = record.size.load(Ordering::Relaxed);
+    let left = size.saturating_sub(position);
+    if (done as u64) > left {
+        (done, stopped) = (left as usize, Stopped::EndOfFile(size));
+    }
+    Hits { bytes: done, stopped, marker }
+}
+
+struct FolioRead {
+    bytes: usize,
+    frame: Frame,
+    marker: Option<PageIndex>,
+}
+
+/// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
+struct Reader<'a> {
+    view: &'a View,
+    id: MappingId,
+    root: Root,
+    leaf: Option<(u64, &'a [AtomicU32])>,
+}
+
+impl Reader<'_> {
+    /// Copies what one folio holds of `len` bytes at `position`.
+    ///
+    /// # Safety
+    /// That of [`read_hits`].
+    #[inline]
+    unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, Stopped> {
+        let index = PageIndex::of_byte(position);
+        let mut reason = Stopped::Absent;
+        for _ in 0..TRIES {
+            // 2
+            let Kind::Folio(number) = self.find(index).kind() else { return Err(Stopped::Absent) };
+            let frame = Frame(number);
+            let Some(descriptor) = self.view.descriptor(frame) else { return Err(Stopped::Absent) };
+            // 3
+            let ticket = match descriptor.begin_read(self.id, index) {
+                Ok(ticket) => ticket,
+                Err(NotReady::Filling) => return Err(Stopped::Filling),
+                Err(NotReady::Mismatch) => {
+                    (self.leaf, reason) = (None, Stopped::Absent);
+                    continue;
+                }
+            };
+            let inside = (position - ticket.first.first_byte()) as usize;
+            let bytes = len.min(ticket.order().bytes() - inside);
+            let last = frame.plus((inside / PAGE_SIZE) as u32 + (bytes.div_ceil(PAGE_SIZE)) as u32);
+            if last.0 > self.view.frames_grown() {
+                return Err(Stopped::Absent); // an order that no folio of ours can have here
+            }
+            let from = self.view.bytes(frame).ok_or(Stopped::Absent)?;
+            // 4
+            // SAFETY: the source lies in grown frames by the check above; the destination is the caller's.
+            unsafe { copy_out(from.add(inside), to, bytes) };
+            // 5
+            if descriptor.end_read(ticket) {
+                let marker = ticket.has_marker().then_some(ticket.first);
+                return Ok(FolioRead { bytes, frame, marker });
+            }
+            self.leaf = None;
+        }
+        Err(reason)
+    }
+
+    #[inline]
+    fn find(&mut self, index: PageIndex) -> Entry {
+        let base = index.0 >> NODE_BITS;
+        if let Some((leaf_base, slots)) = self.leaf
+            && leaf_base == base
+        {
+            // Acquire, partner: as in `walk`.
+            let slot = &slots[index.0 as usize & ((1 << NODE_BITS) - 1)];
+            return Entry::from_bits(slot.load(Ordering::Acquire));
+        }
+        let (entry, leaf) = walk_to_leaf::<View, NODE_BITS>(self.view, self.root, index.0);
+        self.leaf = leaf.map(|slots| (base, slots));
+        entry
+    }
+}

@@ -1,0 +1,223 @@
+//! The copy on x86-64: a vector loop for little, `rep movsb` for much.
+//!
+//! Every block tells the story of [`super::portable`]. None is declared `pure`
+//! or `nomem`, so each is also a barrier to the compiler.
+//!
+//! The vector loops move 64 bytes (32, 16) a step and finish with one step
+//! that ends exactly at the last byte and overlaps the one before it; what is
+//! shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// The most bytes a vector loop is used for.
+pub const VECTOR_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+type CopyFn = unsafe fn(*const u8, *mut u8, usize);
+
+/// # Safety
+/// That of [`super::copy_out`].
+#[inline]
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, handed on; the level's features were found at run time.
+    unsafe {
+        if len > VECTOR_BYTES_MAX {
+            string(from, to, len);
+        } else if len >= 64 && level() == AVX512 {
+            avx512(from, to, len);
+        } else if len >= 32 && level() >= AVX2 {
+            avx2(from, to, len);
+        } else {
+            sse2(from, to, len);
+        }
+    }
+}
+
+const UNKNOWN: u8 = 0;
+const SSE2: u8 = 1;
+const AVX2: u8 = 2;
+const AVX512: u8 = 3;
+static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// What this machine can do; asked once.
+#[inline]
+fn level() -> u8 {
+    match LEVEL.load(Ordering::Relaxed) {
+        UNKNOWN => find_level(),
+        known => known,
+    }
+}
+
+#[cold]
+fn find_level() -> u8 {
+    let found = detect();
+    LEVEL.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Asks the processor, and the system whether it saves the wide registers. Needs no standard library.
+fn detect() -> u8 {
+    use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    #[target_feature(enable = "xsave")]
+    fn saved_state() -> u64 {
+        // SAFETY: the caller has seen OSXSAVE, so the instruction exists.
+        unsafe { _xgetbv(0) }
+    }
+    let (leaf1, most) = (__cpuid(1), __cpuid(0).eax);
+    let osxsave = leaf1.ecx & (1 << 27) != 0;
+    let avx = leaf1.ecx & (1 << 28) != 0;
+    if most < 7 || !osxsave || !avx {
+        return SSE2;
+    }
+    // SAFETY: OSXSAVE is set, so `xgetbv` may be executed.
+    let saved = unsafe { saved_state() };
+    let leaf7 = __cpuid_count(7, 0);
+    let avx2 = leaf7.ebx & (1 << 5) != 0 && saved & 0b110 == 0b110;
+    let avx512 = leaf7.ebx & (1 << 16) != 0 && saved & 0b1110_0110 == 0b1110_0110;
+    match (avx2, avx512) {
+        (true, true) => AVX512,
+        (true, false) => AVX2,
+        _ => SSE2,
+    }
+}
+
+/// The vector loops this machine can run, for tests.
+#[cfg(test)]
+pub fn vectors() -> Vec<CopyFn> {
+    let all: [(u8, CopyFn); 3] = [(SSE2, sse2), (AVX2, avx2_any), (AVX512, avx512_any)];
+    all.into_iter().filter(|(needs, _)| level() >= *needs).map(|(_, copy)| copy).collect()
+}
+#[cfg(test)]
+unsafe fn avx2_any(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { if len >= 32 { avx2(from, to, len) } else { sse2(from, to, len) } }
+}
+#[cfg(test)]
+unsafe fn avx512_any(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { if len >= 64 { avx512(from, to, len) } else { sse2(from, to, len) } }
+}
+
+/// # Safety
+/// That of [`super::copy_out`].
+#[inline]
+unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: reads `len` bytes at `from`, writes them at `to`; the direction flag is clear by the ABI.
+    unsafe {
+        asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _, options(nostack, preserves_flags));
+    }
+}
+
+/// Uses a register above 15, so that the halves shared with older code stay clean and need no
+/// `vzeroupper`.
+///
+/// # Safety
+/// That of [`super::copy_out`]; the machine has AVX-512F and `len >= 64`.
+#[inline]
+unsafe fn avx512(from: *const u8, to: *mut u8, len: usize) {
+    debug_assert!(len >= 64);
+    // SAFETY: every access is inside `0..len`: whole steps while one fits, then one that ends at `len`.
+    unsafe {
+        asm!(
+            "lea {last}, [{len} - 64]",
+            "xor {at:e}, {at:e}",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "2:",
+            "vmovdqu64 zmm16, [{from} + {at}]",
+            "vmovdqu64 [{to} + {at}], zmm16",
+            "add {at}, 64",
+            "cmp {at}, {last}",
+            "jb 2b",
+            "3:",
+            "vmovdqu64 zmm16, [{from} + {last}]",
+            "vmovdqu64 [{to} + {last}], zmm16",
+            from = in(reg) from, to = in(reg) to, len = in(reg) len,
+            at = out(reg) _, last = out(reg) _, out("xmm16") _,
+            options(nostack),
+        );
+    }
+}
+
+/// # Safety
+/// That of [`super::copy_out`]; the machine has AVX2 and `len >= 32`.
+#[inline]
+unsafe fn avx2(from: *const u8, to: *mut u8, len: usize) {
+    debug_assert!(len >= 32);
+    // SAFETY: as in `avx512`, in steps of 32.
+    unsafe {
+        asm!(
+            "lea {last}, [{len} - 32]",
+            "xor {at:e}, {at:e}",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "add {at}, 32",
+            "cmp {at}, {last}",
+            "jb 2b",
+            "3:",
+            "vmovdqu ymm0, [{from} + {last}]",
+            "vmovdqu [{to} + {last}], ymm0",
+            "vzeroupper",
+            from = in(reg) from, to = in(reg) to, len = in(reg) len,
+            at = out(reg) _, last = out(reg) _,
+            // `vzeroupper` clears the upper half of every one of these.
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack),
+        );
+    }
+}
+
+/// # Safety
+/// That of [`super::copy_out`].
+#[inline]
+unsafe fn sse2(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as in `avx512`, in steps of 16; below 16 bytes the two 8, 4, 2 or 1 byte moves cover
+    // the range from both ends.
+    unsafe {
+        match len {
+            16.. => asm!(
+                "lea {last}, [{len} - 16]",
+                "xor {at:e}, {at:e}",
+                "cmp {at}, {last}",
+                "jae 3f",
+                "2:",
+                "movdqu {v}, [{from} + {at}]",
+                "movdqu [{to} + {at}], {v}",
+                "add {at}, 16",
+                "cmp {at}, {last}",
+                "jb 2b",
+                "3:",
+                "movdqu {v}, [{from} + {last}]",
+                "movdqu [{to} + {last}], {v}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                at = out(reg) _, last = out(reg) _, v = out(xmm_reg) _,
+                options(nostack),
+            ),
+            8..16 => asm!(
+                "mov {a}, [{from}]",
+                "mov {b}, [{from} + {len} - 8]",
+                "mov [{to}], {a}",
+                "mov [{to} + {len} - 8], {b}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len, a = out(reg) _, b = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            4..8 => asm!(
+                "mov {a:e}, [{from}]",
+                "mov {b:e}, [{from} + {len} - 4]",
+                "mov [{to}], {a:e}",
+                "mov [{to} + {len} - 4], {b:e}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len, a = out(reg) _, b = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            1..4 => string(from, to, len),
+            0 => {}
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Folio: a naturally aligned run of 2^order pages, cached together.
+//!
+//! A folio is named by its first frame. What is known of it stands in that
+//! frame's [`Descriptor`](crate::arena::Descriptor); its bytes are the frames themselves and are touched
+//! only by [`copy`] or by the device.
+//!
+//! ```text
+//!   slot in the index --hint--> Descriptor { word, mapping, index } --same number--> 4 KiB of bytes
+//!                                     |                                                    |
+//!                        look, check  |                     copy                           |
+//!                        look again   v  <-------------------------------------------------+
+//! ```
+//!
+//! The **hit protocol** is [`begin_read`](crate::arena::Descriptor::begin_read), a copy, and
+//! [`end_read`](crate::arena::Descriptor::end_read). It stores nothing that others see. It certifies
+//! itself: whatever led the reader here, a stale slot or a recycled node, the
+//! descriptor says whose bytes these are, before and after the copy.
+//!
+//! Invariants:
+//!  1. The sequence is even exactly while the descriptor names a folio that the index may hold.
+//!  2. Mapping, index and order change only while the sequence is odd.
+//!  3. The bytes of an up-to-date folio do not change while its sequence stays the same.
+//!  4. A frame is given back to the arena by exactly one party: whoever retires a folio that nobody
+//!     holds, or whoever drops the last hold of a detached one.
+//!
+//! Not an invariant: that a folio found in the index is still there when its bytes have been copied.
+//! The copy is right all the same.
+//!
+//! The model in `tests/model_hit.rs` runs this code under a model checker and
+//! shows that no fence and no check of it can be left out.
+
+pub mod copy;

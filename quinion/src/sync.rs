@@ -1,0 +1,305 @@
+//! Sync: the one place where atomics, fences and locks come from.
+//!
+//! Everything above takes its atomics from [`atomic`], so that one cfg,
+//! `quinion_model`, exchanges them for the model checker's and the code that
+//! is checked is the code that runs. It is a cfg of our own because the usual
+//! one breaks other crates that look at it.
+//!
+//! Locks carry a **rank**. A thread may only take a lock of a higher rank than
+//! every lock it holds; builds with debug assertions check that at each
+//! [`RankedMutex::lock`], and a violation panics with both names. The ranks are
+//! the lock order that ARCHITECTURE.md prints.
+//!
+//! [`mutant`] is how the model proves that each fence and each check of the
+//! hit protocol is needed: the model switches one off and must then find a
+//! wrong read. Outside the model it is the constant `false` and costs nothing.
+
+/// Atomics and fences, from the standard library or from the model checker.
+pub mod atomic {
+    #[cfg(not(quinion_model))]
+    pub use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    #[cfg(quinion_model)]
+    pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+/// A step of the hit protocol that the model can leave out to prove it necessary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mutant {
+    /// Nothing is left out.
+    None = 0,
+    /// The reader's fence between its copy and its second look at the word.
+    ReaderFence = 1,
+    /// The reader's second look at the word.
+    ReaderRecheck = 2,
+    /// The reader's comparison of the mapping.
+    ReaderMapping = 3,
+    /// The reader's comparison of the index.
+    ReaderIndex = 4,
+    /// The reader's refusal of an odd sequence.
+    ReaderParity = 5,
+    /// The reader's refusal of a folio that is not up to date.
+    ReaderUptodate = 6,
+    /// The reader's acquire ordering on its first look at the word.
+    ReaderAcquire = 7,
+    /// The owner's fence between retiring a folio and touching its bytes again.
+    OwnerFence = 8,
+    /// The owner's step of the sequence to odd when a folio is retired.
+    OwnerOdd = 9,
+    /// The owner's release ordering when a folio becomes up to date.
+    OwnerRelease = 10,
+}
+
+/// Whether the model has switched off `step`. Always false in a real build.
+#[inline(always)]
+pub fn mutant(step: Mutant) -> bool {
+    #[cfg(quinion_model)]
+    return model::current() == step as u8;
+    #[cfg(not(quinion_model))]
+    {
+        let _ = step;
+        false
+    }
+}
+
+/// The model's switch: which step is left out in this run.
+#[cfg(quinion_model)]
+pub mod model {
+    use super::Mutant;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    static STEP: AtomicU8 = AtomicU8::new(0);
+
+    /// Leaves `step` out of the protocol until the next call.
+    pub fn leave_out(step: Mutant) {
+        STEP.store(step as u8, Ordering::SeqCst); // partner: `current`; set before the model starts
+    }
+    pub(super) fn current() -> u8 {
+        STEP.load(Ordering::SeqCst) // partner: `leave_out`
+    }
+}
+
+#[cfg(feature = "std")]
+pub use ranked::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
+
+#[cfg(feature = "std")]
+mod ranked {
+    use std::ops::{Deref, DerefMut};
+    use std::sync::{
+        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    };
+
+    /// The place of a lock in the lock order; a thread takes locks of rising rank only.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    #[repr(u8)]
+    pub enum Rank {
+        /// The cache's table of mappings.
+        Mappings = 1,
+        /// One handle's readahead state.
+        Readahead = 2,
+        /// One mapping's invalidate lock.
+        Invalidate = 3,
+        /// The reclaimer's clock hand.
+        Clock = 4,
+        /// One mapping's tree.
+        Tree = 5,
+        /// The table from mapping number to mapping.
+        Directory = 6,
+        /// The arena's growth.
+        Growth = 7,
+        /// The arena's frames and index nodes.
+        Arena = 8,
+        /// The submission side of a ring, a pool's queue.
+        Submit = 9,
+        /// The room in which readers wait.
+        Room = 10,
+    }
+
+    #[cfg(debug_assertions)]
+    mod held {
+        use super::Rank;
+        use std::cell::RefCell;
+
+        std::thread_local! {
+            static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
+        }
+        pub fn push(rank: Rank, waits: bool) {
+            HELD.with_borrow_mut(|held| {
+                if let Some(&top) = held.iter().max() {
+                    assert!(!waits || top < rank, "lock order: {rank:?} asked for while {top:?} is held");
+                }
+                held.push(rank);
+            });
+        }
+        pub fn pop(rank: Rank) {
+            HELD.with_borrow_mut(|held| {
+                let at = held.iter().rposition(|&r| r == rank).expect("a lock is given back once");
+                held.remove(at);
+            });
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    mod held {
+        use super::Rank;
+        #[inline(always)]
+        pub fn push(_: Rank, _waits: bool) {}
+        #[inline(always)]
+        pub fn pop(_: Rank) {}
+    }
+
+    /// Gives the rank back when a guard is dropped.
+    #[derive(Debug)]
+    struct Held(Rank);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            held::pop(self.0);
+        }
+    }
+
+    /// A mutex with a place in the lock order. A panic while it is held does not poison it: what it
+    /// guards is kept consistent at every step, and a cache that answers beats one that is lost.
+    #[derive(Debug)]
+    pub struct RankedMutex<T> {
+        rank: Rank,
+        inner: Mutex<T>,
+    }
+
+    /// What holding a [`RankedMutex`] looks like.
+    #[derive(Debug)]
+    pub struct RankedGuard<'a, T> {
+        inner: MutexGuard<'a, T>,
+        _held: Held,
+    }
+
+    impl<T> RankedMutex<T> {
+        /// A mutex of `rank` around `value`.
+        pub const fn new(rank: Rank, value: T) -> Self {
+            Self { rank, inner: Mutex::new(value) }
+        }
+        /// Waits for the lock. Panics in debug builds if the lock order is broken.
+        #[inline]
+        pub fn lock(&self) -> RankedGuard<'_, T> {
+            held::push(self.rank, true);
+            let held = Held(self.rank);
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            RankedGuard { inner, _held: held }
+        }
+        /// Takes the lock only if nobody holds it.
+        #[inline]
+        pub fn try_lock(&self) -> Option<RankedGuard<'_, T>> {
+            let inner = match self.inner.try_lock() {
+                Ok(inner) => inner,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            held::push(self.rank, false);
+            Some(RankedGuard { inner, _held: Held(self.rank) })
+        }
+    }
+    impl<T> Deref for RankedGuard<'_, T> {
+        type Target = T;
+        #[inline]
+        fn deref(&self) -> &T {
+            &self.inner
+        }
+    }
+    impl<T> DerefMut for RankedGuard<'_, T> {
+        #[inline]
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.inner
+        }
+    }
+
+    /// A reader-writer lock with a place in the lock order; not poisoned by a panic.
+    #[derive(Debug)]
+    pub struct RankedRwLock<T> {
+        rank: Rank,
+        inner: RwLock<T>,
+    }
+    /// What holding a [`RankedRwLock`] shared looks like.
+    #[derive(Debug)]
+    pub struct RankedReadGuard<'a, T> {
+        inner: RwLockReadGuard<'a, T>,
+        _held: Held,
+    }
+    /// What holding a [`RankedRwLock`] alone looks like.
+    #[derive(Debug)]
+    pub struct RankedWriteGuard<'a, T> {
+        inner: RwLockWriteGuard<'a, T>,
+        _held: Held,
+    }
+    impl<T> RankedRwLock<T> {
+        /// A lock of `rank` around `value`.
+        pub const fn new(rank: Rank, value: T) -> Self {
+            Self { rank, inner: RwLock::new(value) }
+        }
+        /// Waits until no writer holds it.
+        #[inline]
+        pub fn read(&self) -> RankedReadGuard<'_, T> {
+            held::push(self.rank, true);
+            let held = Held(self.rank);
+            let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            RankedReadGuard { inner, _held: held }
+        }
+        /// Takes it shared only if that needs no waiting.
+        #[inline]
+        pub fn try_read(&self) -> Option<RankedReadGuard<'_, T>> {
+            let inner = match self.inner.try_read() {
+                Ok(inner) => inner,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            held::push(self.rank, false);
+            Some(RankedReadGuard { inner, _held: Held(self.rank) })
+        }
+        /// Waits until nobody holds it.
+        #[inline]
+        pub fn write(&self) -> RankedWriteGuard<'_, T> {
+            held::push(self.rank, true);
+            let held = Held(self.rank);
+            let inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+            RankedWriteGuard { inner, _held: held }
+        }
+    }
+    impl<T> Deref for RankedReadGuard<'_, T> {
+        type Target = T;
+        #[inline]
+        fn deref(&self) -> &T {
+            &self.inner
+        }
+    }
+    impl<T> Deref for RankedWriteGuard<'_, T> {
+        type Target = T;
+        #[inline]
+        fn deref(&self) -> &T {
+            &self.inner
+        }
+    }
+    impl<T> DerefMut for RankedWriteGuard<'_, T> {
+        #[inline]
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.inner
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn rising_ranks_pass() {
+            let (low, high) = (RankedMutex::new(Rank::Tree, ()), RankedMutex::new(Rank::Arena, ()));
+            let _a = low.lock();
+            let _b = high.lock();
+        }
+
+        #[test]
+        #[cfg(debug_assertions)]
+        #[should_panic(expected = "lock order")]
+        fn falling_ranks_panic() {
+            let (low, high) = (RankedMutex::new(Rank::Tree, ()), RankedMutex::new(Rank::Arena, ()));
+            let _b = high.lock();
+            let _a = low.lock();
+        }
+    }
+}

@@ -174,7 +174,7 @@ impl View {
     /// Eight referenced bytes from `frame` (a multiple of 8) on, as one word.
     #[inline]
     pub fn referenced8(&self, frame: Frame) -> Option<&AtomicU64> {
-        debug_assert!(frame.0 % 8 == 0);
+        debug_assert!(frame.0.is_multiple_of(8));
         // SAFETY: as in `descriptor`; frames grow by whole extents, so all eight exist, aligned.
         (frame.0 < self.frames_grown()).then(|| unsafe {
             &*self.at(self.layout.referenced as usize + frame.0 as usize).cast::<AtomicU64>()

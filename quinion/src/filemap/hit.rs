@@ -153,7 +153,7 @@ impl Reader<'_> {
             };
             let inside = (position - ticket.first.first_byte()) as usize;
             let bytes = len.min(ticket.order().bytes() - inside);
-            let last = frame.plus((inside / PAGE_SIZE) as u32 + (bytes.div_ceil(PAGE_SIZE)) as u32);
+            let last = frame.plus((inside + bytes).div_ceil(PAGE_SIZE) as u32);
             if last.0 > self.view.frames_grown() {
                 return Err(Stopped::Absent); // an order that no folio of ours can have here
             }

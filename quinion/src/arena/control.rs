@@ -70,7 +70,7 @@ impl Control {
 ///
 /// Every part is made of atomics, and any process that has the file may write any of them at any
 /// moment; so a reference to a part is sound, and a number read from it is worth what a check says.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct ControlView {
     base: NonNull<u8>,
 }
@@ -95,17 +95,19 @@ impl ControlView {
     /// # Safety
     /// As for [`ControlView::new`], with `mapped` bytes (at least a page).
     pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
+        if mapped < CONTROL_BYTES as u64 {
+            return Err(LayoutError::Inconsistent);
+        }
         let view = Self { base };
         let control = view.control();
         // Acquire, partner: the Release in `Control::publish`.
         if control.magic.load(Ordering::Acquire) != CONTROL_MAGIC {
             return Err(LayoutError::NotAnArena);
         }
-        let version = control.version.load(Ordering::Relaxed);
-        if version != LAYOUT_VERSION {
-            return Err(LayoutError::Version(version));
+        match control.version.load(Ordering::Relaxed) {
+            LAYOUT_VERSION => Ok(view),
+            other => Err(LayoutError::Version(other)),
         }
-        if mapped < CONTROL_BYTES as u64 { Err(LayoutError::Inconsistent) } else { Ok(view) }
     }
 
     /// The page for all.
@@ -115,17 +117,14 @@ impl ControlView {
         unsafe { self.base.cast::<Control>().as_ref() }
     }
 
-    /// Where the page of viewer `number` lies, in bytes from the file's first; `None` if there is no
-    /// such viewer.
-    pub const fn viewer_offset(number: usize) -> Option<usize> {
-        if number < VIEWERS_MAX { Some(size_of::<Control>() + number * VIEWER_BYTES) } else { None }
-    }
-
-    /// The page of viewer `number`; `None` if there is no such viewer. It takes memory when it is first
-    /// touched, so a viewer touches it after the owner gave it its memory.
+    /// The page of viewer `number`; `None` if there is no such viewer. The owner gives all of them their
+    /// memory before it hands the file out.
     #[inline]
     pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
-        let offset = Self::viewer_offset(number)?;
+        if number >= VIEWERS_MAX {
+            return None;
+        }
+        let offset = size_of::<Control>() + number * VIEWER_BYTES;
         // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted above)
         // and aligned as the page's type asks; all of it is atomics.
         Some(unsafe { self.base.add(offset).cast::<ViewerPage>().as_ref() })

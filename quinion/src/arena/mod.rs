@@ -16,6 +16,16 @@
 //! one place that turns a number into a reference, and checks it first.
 //! [`Descriptor`] is what is known of one frame.
 //!
+//! The second file, [`control`], is small, and viewers write it.
+//!
+//! ```text
+//!   for viewers and owner, no_std       view -> layout, descriptor      control
+//!   for the owner                       owner -> segment   memory from the machine, sealed to the bound
+//!                                             -> buddy     which frames are free
+//!                                             -> cells     which cells are free
+//!                                             -> limits    how much a process may hope for
+//! ```
+//!
 //! Invariants:
 //!  1. No pointer is ever stored in the arena.
 //!  2. A number read from the arena is checked against what is grown before it is used.

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 
 use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
-use super::control::{CONTROL_BYTES, ControlView, ViewerPage};
+use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
 use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
@@ -230,13 +230,11 @@ impl Arena {
         self.token
     }
 
-    /// The page of viewer `number`, with its memory taken. `None` if there is no such viewer or the
-    /// machine has no memory for it.
-    pub fn populate_viewer_page(&self, number: usize) -> Option<&ViewerPage> {
-        let offset = ControlView::viewer_offset(number)?;
-        let bytes = size_of::<ViewerPage>().next_multiple_of(PAGE_SIZE);
-        self.control_segment.populate_bytes(offset, bytes).ok()?;
-        self.control.viewer_page(number)
+    /// Takes the memory of the control file (2 MiB), of which [`Arena::build`] takes the first page only. To be
+    /// called before a viewer is given the file: viewers look for a free page of it by themselves, and where
+    /// the machine has no memory for that page they would be killed.
+    pub fn populate_control(&self) -> Result<(), ArenaError> {
+        self.control_segment.populate_bytes(0, CONTROL_BYTES).map_err(no_memory)
     }
 
     // ---- frames ---------------------------------------------------------------------------------
@@ -259,6 +257,47 @@ impl Arena {
             Some(frame) => Some(Run { frame, pages: order.pages() }),
             None => self.stock.lock().buddy.alloc_run(&self.view, order.pages()),
         }
+    }
+
+    /// Takes `pages` pages in as few runs as can be had, each as from [`Arena::alloc_run`], appends them to
+    /// `runs` and says how many pages they are together. Fewer than asked: as `None` there.
+    pub fn alloc_runs(&self, pages: u32, runs: &mut Vec<Run>) -> u32 {
+        let mut left = pages;
+        loop {
+            // 1 whole runs, as many as there are
+            let seen = self.take_runs(&mut left, runs, |stock, left| {
+                let order = Order::fitting(left);
+                let frame = stock.buddy.alloc(&self.view, order)?;
+                Some(Run { frame, pages: order.pages() })
+            });
+            // 2 a new extent holds more of them
+            if left == 0 || self.grow(Wanted::Data, seen) == Grown::No {
+                break;
+            }
+        }
+        // 3 the rest in pieces
+        self.take_runs(&mut left, runs, |stock, left| {
+            stock.buddy.alloc_run(&self.view, left.min(EXTENT_PAGES))
+        });
+        pages - left
+    }
+
+    /// Appends what `take` gives to `runs` until no page is `left` or there is none. Returns how many
+    /// extents there were.
+    fn take_runs(
+        &self,
+        left: &mut u32,
+        runs: &mut Vec<Run>,
+        take: impl Fn(&mut Stock, u32) -> Option<Run>,
+    ) -> u32 {
+        let mut stock = self.stock.lock();
+        while *left > 0
+            && let Some(run) = take(&mut stock, *left)
+        {
+            *left -= run.pages;
+            runs.push(run);
+        }
+        stock.extents_grown
     }
 
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
@@ -390,7 +429,7 @@ impl Arena {
             stock.extents_grown
         };
         // 2 memory, while others go on allocating
-        let Some(size) = growth.populate(&self.arena_segment, extent) else { return Grown::No };
+        let Some(size) = growth.ask(|| self.arena_segment.populate(extent)) else { return Grown::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
         stock.extents_grown += 1;
@@ -491,14 +530,14 @@ impl Stock {
 }
 
 impl Growth {
-    /// Memory for `extent`. After a refusal the machine is left alone for a number of wishes: asking is
+    /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
     /// expensive where memory is short, and whoever was told "none" is about to ask again.
-    fn populate(&mut self, segment: &Segment, extent: u32) -> Option<PageSize> {
+    fn ask(&mut self, populate: impl FnOnce() -> std::io::Result<PageSize>) -> Option<PageSize> {
         if self.refuse > 0 {
             self.refuse -= 1;
             return None;
         }
-        match segment.populate(extent) {
+        match populate() {
             Ok(size) => Some(size),
             Err(_) => {
                 self.failures += 1;
@@ -586,12 +625,17 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::control::VIEWERS_MAX;
     use super::*;
     use proptest::prelude::*;
-    use rustix::fs::{Mode, OFlags, fstat};
-    use rustix::mm::{MapFlags, ProtFlags};
-    use std::io;
-    use std::os::fd::AsRawFd;
+    use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+    use rustix::fs::{Mode, OFlags, fstat, ftruncate};
+    use rustix::io::Errno;
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+    use std::collections::HashMap;
+    use std::ptr::{NonNull, null_mut};
+
+    const SMALL: u64 = Arena::MEMORY_MIN;
 
     fn arena(memory: u64) -> Arena {
         Arena::build(ArenaOptions { memory }).unwrap()
@@ -612,27 +656,26 @@ mod tests {
     #[test]
     fn a_bound_out_of_range_is_refused_with_the_range() {
         let build = |memory| Arena::build(ArenaOptions { memory });
-        let small = build(Arena::MEMORY_MIN - 1).unwrap_err();
-        assert!(matches!(small, ArenaError::TooSmall { min: Arena::MEMORY_MIN, .. }));
+        let small = build(SMALL - 1).unwrap_err();
+        assert!(matches!(small, ArenaError::TooSmall { min: SMALL, .. }));
         assert!(small.to_string().contains("16777216"), "{small}");
         assert!(matches!(build(u64::MAX), Err(ArenaError::TooLarge { max, .. }) if max <= MEMORY_MAX));
     }
 
     #[test]
     fn it_grows_to_its_bound_and_not_a_byte_further() {
-        // Neither a whole number of extents nor of pages.
-        for memory in [Arena::MEMORY_MIN, (40 << 20) + 4097] {
+        // The second is no whole number of extents, nor of pages.
+        for memory in [SMALL, (40 << 20) + 4097] {
             let arena = arena(memory);
             assert!(taken(&arena) < 5 << 20, "only the tables are there at first");
             let mut runs = drain(&arena, Order(4));
             assert!(!runs.is_empty() && arena.alloc(Order(0)).is_none() && arena.alloc_run(512).is_none());
             let mut cells = Vec::new();
-            assert_eq!(arena.alloc_cells(usize::MAX >> 1, &mut cells), 6144, "the reserve is one extent");
-            for number in 0..super::super::control::VIEWERS_MAX {
-                arena.populate_viewer_page(number).unwrap();
-            }
+            assert_eq!(arena.alloc_cells(usize::MAX / 2, &mut cells), 6144, "the reserve is one extent");
+            arena.populate_control().unwrap();
             let stats = arena.stats();
             assert_eq!(stats.grown_bytes + stats.control_bytes, memory & !(EXTENT_SIZE as u64 - 1));
+            assert_eq!(stats.grown_bytes, taken(&arena) - CONTROL_BYTES as u64, "what is counted is there");
             assert_eq!(stats.data_bytes / 65536, runs.len() as u64);
             assert_eq!(stats.grown_bytes, stats.meta_bytes + stats.cell_bytes + stats.data_bytes);
             assert_eq!((stats.free_pages, stats.cells_used, stats.growth_failures), (0, 6144, 0));
@@ -647,15 +690,308 @@ mod tests {
     }
 
     #[test]
-    fn free_frames_have_odd_descriptors_and_handed_out_ones_too() {
-        let arena = arena(Arena::MEMORY_MIN);
+    fn handed_out_frames_have_odd_descriptors_too() {
+        let arena = arena(SMALL);
         let run = arena.alloc_run(100).unwrap();
         assert_eq!((run.pages, run.frame.0 % 64), (64, 0));
-        for frame in 0..arena.view().frames_grown() {
-            let word = arena.view().own(Frame(frame)).word();
-            assert!(!word.is_live(), "frame {frame}: {word:?}");
+        for frame in (0..arena.view().frames_grown()).map(Frame) {
+            let word = arena.view().own(frame).word();
+            assert!(!word.is_live(), "{frame:?}: {word:?}");
         }
+        assert!(arena.view().descriptor(Frame(arena.view().frames_grown())).is_none());
         arena.free_run(run.frame, run.pages);
         arena.check().unwrap();
+    }
+
+    #[test]
+    fn check_sees_a_folio_among_the_free_frames() {
+        let arena = arena(SMALL);
+        let frame = arena.alloc(Order(3)).unwrap();
+        arena.free(frame, Order(3));
+        arena.check().unwrap();
+        let inner = arena.view().own(frame.plus(5));
+        inner.prepare(crate::units::MappingId(1), crate::units::PageIndex(0), Order(0), false);
+        assert!(arena.check().is_err());
+    }
+
+    #[test]
+    fn a_wish_is_met_by_growing_before_it_is_broken_into_pieces() {
+        let arena = arena(SMALL);
+        let one = arena.alloc(Order(0)).unwrap();
+        assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
+        let rest = drain(&arena, Order::MAX);
+        let mut runs = Vec::new();
+        assert_eq!(arena.alloc_runs(1000, &mut runs), 511);
+        assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
+        assert_eq!(arena.alloc_runs(1, &mut runs), 0);
+        arena.free_all(&rest);
+        assert_eq!(arena.alloc_runs(600, &mut runs), 600);
+        arena.free(one, Order(0));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn a_cell_is_all_zeros_whatever_was_there() {
+        let arena = arena(SMALL);
+        // Two extents, so that one that data used is cut next.
+        let scribble = drain(&arena, Order::MAX);
+        for &(frame, order) in &scribble {
+            let bytes = arena.view().bytes(frame).unwrap();
+            // SAFETY: the frames are ours, and nobody reads them.
+            unsafe { bytes.write_bytes(0xa5, order.bytes()) };
+        }
+        arena.free_all(&scribble);
+        let mut cells = Vec::new();
+        assert_eq!(arena.alloc_cells(8000, &mut cells), 8000);
+        for &cell in &cells {
+            let zero = |number: &std::sync::atomic::AtomicU32| number.load(Ordering::Relaxed) == 0;
+            assert!(arena.view().slots(cell).unwrap().iter().all(zero), "{cell:?}");
+            let head = arena.view().head(cell).unwrap();
+            assert!(zero(&head.count) && zero(&head.place) && head.marks[2].load(Ordering::Relaxed) == 0);
+        }
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn cells_and_data_trade_extents() {
+        let arena = arena(SMALL);
+        let extents = (arena.stats().bound_bytes - arena.stats().control_bytes - arena.stats().meta_bytes)
+            / EXTENT_SIZE as u64;
+        let mut cells = Vec::new();
+        let all = arena.alloc_cells(usize::MAX / 2, &mut cells);
+        assert_eq!(all as u64, extents * 6144, "cells may have all there is");
+        assert!(arena.alloc(Order(0)).is_none());
+        cells.drain(..).for_each(|cell| arena.free_cell(cell));
+        arena.check().unwrap();
+        assert_eq!(arena.stats().cell_bytes, EXTENT_SIZE as u64, "all but the reserve went back");
+        assert_eq!(drain(&arena, Order::MAX).len() as u64, extents - 1);
+        arena.check().unwrap();
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Alloc(u8),
+        Runs(u32),
+        Free(usize),
+        Cells(usize),
+        FreeCells(usize, usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            3 => (0..=9u8).prop_map(Op::Alloc),
+            2 => (1..1500u32).prop_map(Op::Runs),
+            4 => any::<usize>().prop_map(Op::Free),
+            1 => prop_oneof![1..30usize, 4000..9000usize].prop_map(Op::Cells),
+            1 => (any::<usize>(), prop_oneof![1..30usize, 4000..9000usize]).prop_map(|(a, b)| Op::FreeCells(a, b)),
+        ];
+        prop::collection::vec(op, 1..60)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and
+        /// nobody else's; and nothing is refused that is free.
+        #[test]
+        fn nothing_is_handed_out_twice(ops in ops()) {
+            let arena = arena(SMALL);
+            let (mut runs, mut cells) = (Vec::<Run>::new(), Vec::<CellNumber>::new());
+            for op in ops {
+                match op {
+                    Op::Alloc(order) => match arena.alloc(Order(order)) {
+                        Some(frame) => runs.push(Run { frame, pages: 1 << order }),
+                        None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
+                    },
+                    Op::Runs(pages) => {
+                        let got = arena.alloc_runs(pages, &mut runs);
+                        prop_assert!(got == pages || arena.stats().free_pages == 0);
+                    }
+                    Op::Free(which) if !runs.is_empty() => {
+                        let run = runs.swap_remove(which % runs.len());
+                        arena.free_run(run.frame, run.pages);
+                    }
+                    Op::Cells(wanted) => {
+                        let got = arena.alloc_cells(wanted, &mut cells);
+                        let stats = arena.stats();
+                        let full = stats.cells_used * EXTENT_SIZE as u64 == stats.cell_bytes * 6144;
+                        prop_assert!(got == wanted || full);
+                    }
+                    Op::FreeCells(from, many) => for _ in 0..many.min(cells.len()) {
+                        let cell = cells.swap_remove(from % cells.len());
+                        arena.free_cell(cell);
+                    },
+                    Op::Free(_) => {}
+                }
+                prop_assert_eq!(arena.check(), Ok(()));
+                prop_assert_eq!(check_owners(&arena, &runs, &cells), Ok(()));
+            }
+        }
+    }
+
+    fn check_owners(arena: &Arena, runs: &[Run], cells: &[CellNumber]) -> Result<(), String> {
+        let mut owners = HashMap::new();
+        for (number, run) in runs.iter().enumerate() {
+            for frame in run.frame.0..run.frame.0 + run.pages {
+                if frame >= arena.view().frames_grown() || run.frame.0 % run.pages != 0 {
+                    return Err(format!("{run:?} is no run"));
+                }
+                if owners.insert(frame, number).is_some() {
+                    return Err(format!("frame {frame} is handed out twice"));
+                }
+            }
+        }
+        let mut distinct: Vec<u32> = cells.iter().map(|cell| cell.0).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        if distinct.len() != cells.len() || cells.iter().any(|cell| owners.contains_key(&cell.frame().0)) {
+            return Err("a cell is handed out twice, or lies in a run".into());
+        }
+        let stats = arena.stats();
+        let pages = stats.free_pages + owners.len() as u64;
+        if pages * PAGE_SIZE as u64 != stats.data_bytes || stats.cells_used != cells.len() as u64 {
+            return Err(format!("frames or cells got lost: {stats:?}"));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn four_threads_at_once() {
+        let arena = arena(24 << 20);
+        std::thread::scope(|scope| {
+            for thread in 0..4u32 {
+                let arena = &arena;
+                scope.spawn(move || churn(arena, thread));
+            }
+        });
+        arena.check().unwrap();
+        let stats = arena.stats();
+        assert_eq!(stats.free_pages * PAGE_SIZE as u64, stats.data_bytes, "all came back");
+        assert_eq!(stats.cells_used, 0);
+    }
+
+    /// Takes and gives back; what a thread has it writes its number on, and finds it there again.
+    fn churn(arena: &Arena, thread: u32) {
+        let mut random = 0x9e37_79b9u32.wrapping_mul(thread + 1);
+        let mut runs = Vec::new();
+        let mut cells = Vec::new();
+        for round in 0..3000u32 {
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            match arena.alloc_run(1 << (random % 8)) {
+                Some(run) => {
+                    let mark = arena.view().own(run.frame);
+                    mark.set_link(0, thread);
+                    runs.push((run, thread));
+                }
+                None => runs.drain(..).for_each(|(run, _)| give_back(arena, run, thread)),
+            }
+            if random.is_multiple_of(3) && !runs.is_empty() {
+                let (run, _) = runs.swap_remove(random as usize % runs.len());
+                give_back(arena, run, thread);
+            }
+            if round % 64 < 32 {
+                let first = cells.len();
+                arena.alloc_cells(40, &mut cells);
+                for &cell in &cells[first..] {
+                    arena.view().slots(cell).unwrap()[9].store(thread, Ordering::Relaxed);
+                }
+            } else {
+                for cell in cells.drain(cells.len().saturating_sub(50)..) {
+                    assert_eq!(arena.view().slots(cell).unwrap()[9].load(Ordering::Relaxed), thread);
+                    arena.free_cell(cell);
+                }
+            }
+        }
+        runs.into_iter().for_each(|(run, _)| give_back(arena, run, thread));
+        cells.into_iter().for_each(|cell| arena.free_cell(cell));
+    }
+
+    fn give_back(arena: &Arena, run: Run, thread: u32) {
+        assert_eq!(arena.view().own(run.frame).links()[0], thread, "{run:?} was somebody else's too");
+        arena.free_run(run.frame, run.pages);
+    }
+
+    #[test]
+    fn a_machine_without_memory_is_asked_now_and_then() {
+        let mut growth = Growth::default();
+        let mut asked = 0;
+        for _ in 0..3 * (WISHES_REFUSED + 1) {
+            let refused = growth.ask(|| {
+                asked += 1;
+                Err(Errno::NOMEM.into())
+            });
+            assert_eq!(refused, None);
+        }
+        assert_eq!((asked, growth.failures), (3, 3));
+        assert_eq!(growth.ask(|| Ok(PageSize::Small)), Some(PageSize::Small));
+        assert_eq!(growth.ask(|| Ok(PageSize::Huge)), Some(PageSize::Huge));
+    }
+
+    // ---- what others may do with the files ---------------------------------------------------------
+
+    /// The arena's file as a viewer gets it.
+    fn reopened(file: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    fn map(file: &OwnedFd, bytes: usize, access: ProtFlags) -> rustix::io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mmap(null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+        mapped.map(|at| NonNull::new(at.cast()).unwrap())
+    }
+
+    #[test]
+    fn nobody_can_resize_the_files() {
+        let arena = arena(SMALL);
+        for file in [arena.arena_fd(), arena.control_fd()] {
+            let size = fstat(file).unwrap().st_size as u64;
+            assert_eq!(ftruncate(file, size - 4096), Err(Errno::PERM));
+            assert_eq!(ftruncate(file, size + 4096), Err(Errno::PERM));
+            assert_eq!(ftruncate(file, 0), Err(Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn a_viewer_maps_the_arena_for_reading_only() {
+        let arena = arena(SMALL);
+        let bytes = arena.view().layout().bytes_max() as usize;
+        let file = reopened(arena.arena_fd(), OFlags::RDONLY).unwrap();
+        assert_eq!(map(&file, bytes, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::ACCESS));
+        let base = map(&file, bytes, ProtFlags::READ).unwrap();
+        // SAFETY: the mapping is ours; were it to succeed, nobody would use it.
+        let made_writable = unsafe { mprotect(base.as_ptr().cast(), bytes, MprotectFlags::WRITE) };
+        assert_eq!(made_writable, Err(Errno::ACCESS));
+        if !rustix::process::geteuid().is_root() {
+            assert_eq!(reopened(arena.arena_fd(), OFlags::RDWR).err(), Some(Errno::ACCESS));
+        }
+
+        // SAFETY: all of it is mapped until the end of this test.
+        let view = unsafe { View::attach(base, bytes as u64) }.unwrap();
+        assert_eq!(view.header().token.load(Ordering::Relaxed), arena.token());
+        let before = view.frames_grown();
+        let frame = arena.alloc(Order(0)).unwrap();
+        assert_eq!(view.frames_grown(), before + EXTENT_PAGES, "growth is seen");
+        assert_eq!(view.own(frame).word(), arena.view().own(frame).word());
+        // SAFETY: the view is not used any more.
+        unsafe { munmap(base.as_ptr().cast(), bytes) }.unwrap();
+    }
+
+    #[test]
+    fn a_viewer_maps_the_control_file_for_writing() {
+        let arena = arena(SMALL);
+        arena.populate_control().unwrap();
+        let file = reopened(arena.control_fd(), OFlags::RDWR).unwrap();
+        let base = map(&file, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        // SAFETY: all of it is mapped until the end of this test.
+        let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
+        assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
+        let last = VIEWERS_MAX - 1;
+        view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
+        assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);
+        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+        // SAFETY: the view is not used any more.
+        unsafe { munmap(base.as_ptr().cast(), CONTROL_BYTES) }.unwrap();
     }
 }

@@ -222,3 +222,99 @@ fn align_up(address: NonNull<u8>) -> NonNull<u8> {
 fn system(call: &'static str) -> impl Fn(Errno) -> ArenaError {
     move |errno| ArenaError::System { call, source: errno.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::PAGE_SIZE;
+    use rustix::fs::fstat;
+
+    fn segment() -> Segment {
+        Segment::create(c"quinion-test", 2 * EXTENT_SIZE, Sharing::ReadOnly).unwrap()
+    }
+    fn taken(segment: &Segment) -> usize {
+        fstat(segment.file()).unwrap().st_blocks as usize * 512
+    }
+    fn byte(segment: &Segment, offset: usize) -> *mut u8 {
+        assert!(offset < segment.bytes);
+        // SAFETY: the offset lies in the segment.
+        unsafe { segment.base().as_ptr().add(offset) }
+    }
+
+    #[test]
+    fn memory_is_taken_when_it_is_asked_for() {
+        let segment = segment();
+        assert_eq!(segment.base().as_ptr().align_offset(EXTENT_SIZE), 0);
+        assert_eq!(taken(&segment), 0);
+        segment.populate(1).unwrap();
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+        segment.populate(1).unwrap();
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+        let mode = fstat(segment.file()).unwrap().st_mode & 0o777;
+        assert_eq!(mode, 0o400);
+    }
+
+    #[test]
+    fn where_there_are_no_huge_pages_small_ones_do() {
+        let segment = segment();
+        segment.madvise(0, segment.bytes, Advice::LinuxNoHugepage).unwrap();
+        assert_eq!(segment.populate(0).unwrap(), PageSize::Small);
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+    }
+
+    #[test]
+    fn where_the_advice_is_unknown_the_file_is_allocated() {
+        let segment = segment();
+        segment.allocate(EXTENT_SIZE, 3 * PAGE_SIZE).unwrap();
+        assert_eq!(taken(&segment), 3 * PAGE_SIZE);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond the segment")]
+    fn what_is_beyond_is_not_populated() {
+        let _ = segment().populate(2);
+    }
+
+    /// The name in `/proc/self/maps` tells our mapping from whatever other tests map there meanwhile.
+    #[test]
+    fn a_dropped_segment_leaves_no_mapping() {
+        let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("quinion-dropped");
+        let segment = Segment::create(c"quinion-dropped", EXTENT_SIZE, Sharing::ReadWrite).unwrap();
+        assert!(mapped());
+        drop(segment);
+        assert!(!mapped());
+    }
+
+    /// A child that was forked maps something where the parent has the segment, drops its copy of the
+    /// segment, and finds its own mapping untouched.
+    #[test]
+    fn a_forked_child_drops_it_without_harm() {
+        let segment = segment();
+        segment.populate(0).unwrap();
+        // SAFETY: the child makes system calls only, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the address is a free one in the child; the copy of the segment is dropped once.
+            unsafe {
+                let at = segment.base().as_ptr();
+                let (access, how) =
+                    (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                let fixed = how | libc::MAP_FIXED_NOREPLACE;
+                let mapped = libc::mmap(at.cast(), PAGE_SIZE, access, fixed, -1, 0);
+                if mapped != at.cast() {
+                    libc::_exit(1); // the mapping was inherited
+                }
+                at.write_volatile(7);
+                drop(std::ptr::read(&segment));
+                let alive = libc::msync(at.cast(), PAGE_SIZE, libc::MS_ASYNC) == 0;
+                libc::_exit(if alive && at.read_volatile() == 7 { 0 } else { 2 });
+            }
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's exit status");
+        // SAFETY: the byte is populated and ours.
+        unsafe { byte(&segment, 5).write_volatile(9) };
+    }
+}

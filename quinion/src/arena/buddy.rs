@@ -96,8 +96,7 @@ impl<const TOP: u8> Buddy<TOP> {
     /// Takes a run of `order`, out of the smallest that is free and large enough.
     pub fn alloc(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
         let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
-        let frame = Frame(self.heads[found.0 as usize]);
-        self.remove(links, frame, found);
+        let frame = self.pop(links, found)?;
         // What is too much of it goes back, upper half first.
         for half in (order.0..found.0).rev().map(Order) {
             self.push(links, frame.plus(half.pages()), half);
@@ -108,10 +107,23 @@ impl<const TOP: u8> Buddy<TOP> {
     /// Takes the largest run of at most `pages` frames (at least 1) that is free.
     pub fn alloc_run(&mut self, links: &impl Links, pages: u32) -> Option<Run> {
         let largest = Order::fitting(pages).min(Self::TOP_ORDER);
-        (0..=largest.0).rev().map(Order).find_map(|order| {
-            let frame = self.alloc(links, order)?;
+        if let Some(frame) = self.alloc(links, largest) {
+            return Some(Run { frame, pages: largest.pages() });
+        }
+        (0..largest.0).rev().map(Order).find_map(|order| {
+            let frame = self.pop(links, order)?;
             Some(Run { frame, pages: order.pages() })
         })
+    }
+
+    /// Takes the first run out of the list of `order`, whole.
+    fn pop(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
+        let head = self.heads[order.0 as usize];
+        if head == NIL {
+            return None;
+        }
+        self.remove(links, Frame(head), order);
+        Some(Frame(head))
     }
 
     /// Gives a run of `order` back and merges it with its buddies as far as they are free.

@@ -29,7 +29,7 @@
 //! Not an invariant: that an allocation succeeds while there is memory below
 //! the bound. The machine may have none; that is counted and answered `None`.
 //!
-//! Locks: `Rank::Growth` around growing, which may take a millisecond, and
+//! Locks: `Rank::Growth` around growing, which may take milliseconds, and
 //! `Rank::Arena` around the lists, for a few steps. Populating happens under
 //! the first only, so who finds something free never waits for the kernel.
 
@@ -241,7 +241,8 @@ impl Arena {
 
     /// Takes a naturally aligned run of `order` (at most 9). Its bytes are arbitrary, its descriptors odd.
     /// `None`: nothing is free and the arena may not grow; reclaim and ask again.
-    /// Locks: Growth, Arena. May wait about a millisecond while an extent is grown.
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         self.alloc_growing(|stock| stock.buddy.alloc(&self.view, order))
     }
@@ -354,7 +355,8 @@ impl Arena {
     // ---- cells ----------------------------------------------------------------------------------
 
     /// Takes a cell: its slots and its node head are all zeros. `None` as for [`Arena::alloc`].
-    /// Locks: Growth, Arena. May wait about a millisecond while an extent is grown.
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
     pub fn alloc_cell(&self) -> Option<CellNumber> {
         let mut one = Vec::with_capacity(1);
         self.alloc_cells(1, &mut one);

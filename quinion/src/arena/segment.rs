@@ -104,7 +104,8 @@ impl Segment {
         self.file.as_fd()
     }
 
-    /// Gives `extent` its 2 MiB of memory. May take about a millisecond. An error (ENOMEM, EFAULT,
+    /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine
+    /// has to fetch the memory first. An error (ENOMEM, EFAULT,
     /// EHWPOISON) if there is not enough; some of it may have been taken then, which a later try uses.
     pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
         let offset = extent as usize * EXTENT_SIZE;

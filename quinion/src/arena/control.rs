@@ -257,3 +257,44 @@ pub enum Reason {
     /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
     Foreign = 11,
 }
+
+#[cfg(all(test, feature = "std", not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    /// A control file's worth of zeroed pages, leaked.
+    fn file() -> NonNull<u8> {
+        let layout = std::alloc::Layout::from_size_align(CONTROL_BYTES, 4096).unwrap();
+        // SAFETY: the size is not 0.
+        NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap()
+    }
+
+    #[test]
+    fn a_control_file_is_believed_only_when_its_first_page_says_so() {
+        let base = file();
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let attach = |mapped| unsafe { ControlView::attach(base, mapped) }.map(drop);
+        // SAFETY: as above.
+        let owner = unsafe { ControlView::new(base) };
+        let all = CONTROL_BYTES as u64;
+        assert_eq!(attach(all), Err(LayoutError::NotAnArena));
+        owner.control().publish(5, 6);
+        assert_eq!(attach(all), Ok(()));
+        assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
+        owner.control().version.store(99, Ordering::Relaxed);
+        assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn pages_do_not_overlap() {
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let view = unsafe { ControlView::new(file()) };
+        let mut end = core::ptr::from_ref(view.control()).addr() + size_of::<Control>();
+        for number in 0..VIEWERS_MAX {
+            let page = core::ptr::from_ref(view.viewer_page(number).unwrap()).addr();
+            assert!(page >= end, "page {number}");
+            end = page + size_of::<ViewerPage>();
+        }
+        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+    }
+}

@@ -260,6 +260,12 @@ impl Arena {
         }
     }
 
+    /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
+    /// for a lock. Never waits.
+    pub fn try_alloc_run(&self, pages: u32) -> Option<Run> {
+        self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
+    }
+
     /// Takes `pages` pages in as few runs as can be had, each as from [`Arena::alloc_run`], appends them to
     /// `runs` and says how many pages they are together. Fewer than asked: as `None` there.
     pub fn alloc_runs(&self, pages: u32, runs: &mut Vec<Run>) -> u32 {
@@ -379,6 +385,14 @@ impl Arena {
         // 3 outside the lock: the cells are ours
         cells[first..].iter().for_each(|&cell| self.clear(cell));
         cells.len() - first
+    }
+
+    /// As [`Arena::alloc_cell`], out of the extents that are cut already; `None` also when that would need
+    /// waiting for a lock. Never waits.
+    pub fn try_alloc_cell(&self) -> Option<CellNumber> {
+        let cell = self.stock.try_lock()?.cells.alloc(&self.view)?;
+        self.clear(cell);
+        Some(cell)
     }
 
     /// Gives a cell back that nobody can reach any more but readers who are late.
@@ -770,6 +784,37 @@ mod tests {
         arena.check().unwrap();
     }
 
+    #[test]
+    fn cells_are_cut_out_of_free_data_when_the_machine_has_no_more() {
+        let arena = arena(SMALL);
+        let frame = arena.alloc(Order(0)).unwrap();
+        arena.free(frame, Order(0));
+        arena.growth.lock().refuse = u32::MAX;
+        assert_eq!(arena.alloc_cells(7000, &mut Vec::new()), 6144);
+        assert_eq!((arena.stats().data_bytes, arena.alloc(Order(0))), (0, None));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn who_waited_for_another_to_grow_does_not_grow_again() {
+        let arena = arena(SMALL);
+        let seen = arena.stock.lock().extents_grown;
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.stock.lock().extents_grown, seen + 1);
+    }
+
+    #[test]
+    fn who_must_not_wait_gets_what_is_there_and_no_more() {
+        let arena = arena(SMALL);
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
+        let (frame, cell) = (arena.alloc(Order(0)).unwrap(), arena.alloc_cell().unwrap());
+        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8);
+        assert_ne!(arena.try_alloc_cell().unwrap(), cell);
+        let _locked = arena.stock.lock();
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "{frame:?}");
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
         Alloc(u8),
@@ -989,6 +1034,7 @@ mod tests {
         // SAFETY: all of it is mapped until the end of this test.
         let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
         assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
+        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), base.addr().get() + PAGE_SIZE);
         let last = VIEWERS_MAX - 1;
         view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
         assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);

@@ -326,6 +326,8 @@ impl Descriptor {
     /// The caller holds the tree lock.
     pub fn try_retire(&self) -> Option<Order> {
         let busy = HOLDS_MASK | Flags::LOCKED;
+        // Acquire, partner: the Release in `put` and `complete`: the last holder is done with the bytes.
+        // Release, partner: the Acquire in `begin_read`, as in `prepare`.
         self.update(Ordering::AcqRel, |word| (word & (SEQUENCE | busy) == 0).then(|| Self::retired(word, 0)))
             .map(|(before, _)| {
                 self.after_retire();
@@ -339,6 +341,7 @@ impl Descriptor {
             let detached = if word & HOLDS_MASK == 0 { 0 } else { Flags::DETACHED };
             Some(Self::retired(word, detached))
         };
+        // Partners: as in `try_retire`.
         let (before, after) = self.update(Ordering::AcqRel, step).expect("the step is unconditional");
         debug_assert!(before.is_live() || mutant(Mutant::OwnerOdd), "{before:?} is retired twice");
         self.after_retire();

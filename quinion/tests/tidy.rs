@@ -14,6 +14,7 @@
 //!   ratchet     long functions do not become more
 //!   names       a lettered test name is given once
 //!   readme      its example is the example that is compiled
+//!   tables      ARCHITECTURE.md lists the rooms and the lock order there are
 //!   orphans     every file of the library is some module's
 //! ```
 //!
@@ -252,7 +253,11 @@ fn check_orphans(sources: &[Source]) -> Vec<Complaint> {
 fn check_essay(source: &Source) -> Vec<Complaint> {
     let lines = source.text.lines().take_while(|line| line.starts_with("//!")).count();
     let is_door = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
-    let min = if is_door { DOOR_ESSAY_LINES_MIN } else { ESSAY_LINES_MIN };
+    let min = match () {
+        () if is_door => DOOR_ESSAY_LINES_MIN,
+        () if source.path.contains("/examples/") => 1,
+        () => ESSAY_LINES_MIN,
+    };
     if lines >= min {
         return Vec::new();
     }
@@ -464,6 +469,35 @@ fn check_readme(readme: &Source, hello: &Source) -> Vec<Complaint> {
     vec![complaint(readme, line, "the example differs from examples/hello.rs here".to_owned(), remedy)]
 }
 
+/// The first words in backquotes of the rows of the table below `heading`.
+fn table_keys(text: &str, heading: &str) -> Vec<String> {
+    let section = text.lines().skip_while(|line| line.trim() != heading).skip(1);
+    let rows =
+        section.take_while(|line| !line.starts_with("## ")).filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split_once('`')).map(|(key, _)| key.to_owned()).collect()
+}
+
+/// The names of the variants of `name`, in their order; a variant begins its line.
+fn variants(source: &Source, name: &str) -> Vec<String> {
+    let Some(at) = (0..source.tokens.len()).find(|&at| source.is_at(at, &["enum", name])) else {
+        return Vec::new();
+    };
+    let end = source.item_end(at);
+    let is_variant = |at: &usize| matches!(source.word(at - 1), "{" | ",") && is_name(source.word(*at));
+    (at + 3..end).filter(is_variant).map(|at| source.word(at).to_owned()).collect()
+}
+
+/// A table of ARCHITECTURE.md lists what there is, in the order in which it is.
+fn check_table(architecture: &Source, heading: &str, expected: &[String]) -> Vec<Complaint> {
+    let listed = table_keys(&architecture.text, heading);
+    if listed == expected {
+        return Vec::new();
+    }
+    let line = architecture.text.lines().take_while(|line| line.trim() != heading).count() + 1;
+    let wrong = format!("the table `{heading}` lists {listed:?}, the code has {expected:?}");
+    vec![complaint(architecture, line, wrong, "make the table say what the code does")]
+}
+
 // The repository.
 
 fn repository() -> PathBuf {
@@ -570,6 +604,16 @@ fn lettered_test_names_are_given_once() {
 }
 
 #[test]
+fn the_architecture_lists_the_rooms_and_the_lock_order() {
+    let architecture = read(&repository().join("ARCHITECTURE.md"));
+    let [lib, sync] =
+        ["quinion/src/lib.rs", "quinion/src/sync.rs"].map(|path| read(&repository().join(path)));
+    let mut complaints = check_table(&architecture, "## Rooms", &House::of(&lib).floors);
+    complaints.extend(check_table(&architecture, "## Lock order", &variants(&sync, "Rank")));
+    expect_tidy(complaints);
+}
+
+#[test]
 fn the_readme_shows_the_example_that_is_compiled() {
     let [readme, hello] =
         ["README.md", "quinion/examples/hello.rs"].map(|path| read(&repository().join(path)));
@@ -656,6 +700,7 @@ mod a_rule_can_fail {
         expect(check("quinion/src/units.rs", "//! One\n//!\n//! three.\n"), &[]);
         expect(check("quinion/src/units.rs", "\n//! One\n//!\n//! three.\n"), &[(1, "0 lines")]);
         expect(check("quinion/src/arena/mod.rs", "//! One\n//!\n//! three.\n"), &[(1, "3 lines")]);
+        expect(check("quinion/examples/hello.rs", "//! One.\n"), &[]);
     }
 
     #[test]
@@ -716,6 +761,25 @@ mod a_rule_can_fail {
         let sources = ["fn a01_one() {}\nfn a01_two() {}\nfn x() {}", "fn x() {}\nfn a01_one() {}"];
         let sources = sources.map(|text| Source::new("x.rs", text));
         expect(check_lettered_names(&sources), &[(2, "`a01_one`")]);
+    }
+
+    #[test]
+    fn a_table_that_differs_is_seen() {
+        let text = "# A\n## Rooms\n| room | |\n|---|---|\n| `units` | x |\n| `arena` | `y` |\n\n## More\n| `z` | |\n";
+        let check = |expected: &[&str]| {
+            let expected: Vec<String> = expected.iter().map(|name| name.to_string()).collect();
+            check_table(&Source::new("A.md", text), "## Rooms", &expected)
+        };
+        expect(check(&["units", "arena"]), &[]);
+        expect(check(&["arena", "units"]), &[(2, "lists")]);
+        expect(check(&["units", "arena", "cache"]), &[(2, "lists")]);
+    }
+
+    #[test]
+    fn variants_are_read_from_their_enum() {
+        let text =
+            "enum Other { X }\n/// A rank.\npub enum Rank {\n    /// One.\n    Low = 1,\n    High = 2,\n}\n";
+        assert_eq!(variants(&Source::new("x.rs", text), "Rank"), ["Low", "High"]);
     }
 
     #[test]

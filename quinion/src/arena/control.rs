@@ -17,7 +17,10 @@
 //! access ring full of nonsense costs a little time and nothing else. A viewer
 //! may die at any step; its page is given to another when its process is gone.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::layout::{LAYOUT_VERSION, LayoutError};
 
 /// The first eight bytes of a control file.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"QUINCTL\0");
@@ -57,6 +60,83 @@ pub struct Control {
     pub sleepers: AtomicU32,
 }
 
+impl Control {
+    /// Writes the first page of a control file; the magic number last.
+    pub fn publish(&self, token: u64, owner: u32) {
+        self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
+        self.token.store(token, Ordering::Relaxed);
+        // Release, partner: the Acquire in `ControlView::attach`: who sees the magic sees the rest.
+        self.magic.store(CONTROL_MAGIC, Ordering::Release);
+    }
+}
+
+/// A mapped control file: the owner's or a viewer's way to its parts.
+///
+/// Every part is made of atomics, and any process that has the file may write any of them at any
+/// moment; so a reference to a part is sound, and a number read from it is worth what a check says.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlView {
+    base: NonNull<u8>,
+}
+
+// SAFETY: all that it hands out are shared references to atomics.
+unsafe impl Send for ControlView {}
+// SAFETY: as above.
+unsafe impl Sync for ControlView {}
+
+impl ControlView {
+    /// A view of a control file that this process made, and has yet to [`Control::publish`].
+    ///
+    /// # Safety
+    /// `base` is the start of a writable mapping of [`CONTROL_BYTES`] bytes, aligned to a page, that
+    /// stays mapped as long as the view or anything it handed out is used.
+    pub unsafe fn new(base: NonNull<u8>) -> Self {
+        Self { base }
+    }
+
+    /// A view of a control file that another process made, after checking its first page.
+    ///
+    /// # Safety
+    /// As for [`ControlView::new`], with `mapped` bytes (at least a page).
+    pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
+        let view = Self { base };
+        let control = view.control();
+        // Acquire, partner: the Release in `Control::publish`.
+        if control.magic.load(Ordering::Acquire) != CONTROL_MAGIC {
+            return Err(LayoutError::NotAnArena);
+        }
+        let version = control.version.load(Ordering::Relaxed);
+        if version != LAYOUT_VERSION {
+            return Err(LayoutError::Version(version));
+        }
+        if mapped < CONTROL_BYTES as u64 { Err(LayoutError::Inconsistent) } else { Ok(view) }
+    }
+
+    /// The page for all.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: the first page is mapped and aligned, and all of it is atomics.
+        unsafe { self.base.cast::<Control>().as_ref() }
+    }
+
+    /// Where the page of viewer `number` lies, in bytes from the file's first; `None` if there is no
+    /// such viewer.
+    pub const fn viewer_offset(number: usize) -> Option<usize> {
+        if number < VIEWERS_MAX { Some(size_of::<Control>() + number * VIEWER_BYTES) } else { None }
+    }
+
+    /// The page of viewer `number`; `None` if there is no such viewer. It takes memory when it is first
+    /// touched, so a viewer touches it after the owner gave it its memory.
+    #[inline]
+    pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
+        let offset = Self::viewer_offset(number)?;
+        // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted above)
+        // and aligned as the page's type asks; all of it is atomics.
+        Some(unsafe { self.base.add(offset).cast::<ViewerPage>().as_ref() })
+    }
+}
+
 /// What one viewing process writes.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -76,6 +156,8 @@ pub struct ViewerPage {
 
 const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
 const _: () = assert!(size_of::<Control>() + VIEWERS_MAX * VIEWER_BYTES <= CONTROL_BYTES);
+const _: () = assert!(size_of::<Control>().is_multiple_of(align_of::<ViewerPage>()));
+const _: () = assert!(VIEWER_BYTES.is_multiple_of(align_of::<ViewerPage>()));
 
 /// One question and its answer.
 #[repr(C, align(64))]

@@ -34,7 +34,24 @@ pub mod control;
 mod layout;
 #[cfg(not(quinion_model))]
 mod view;
+// The owner's side.
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod buddy;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod cells;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod limits;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod owner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod segment;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use buddy::Run;
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use limits::{default_memory, process_limit};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use owner::{Arena, ArenaError, ArenaOptions, ArenaStats};
 #[cfg(not(quinion_model))]
 pub use view::{CELLS_PER_PAGE, CellNumber, NodeHead, Record, View};

@@ -143,6 +143,8 @@ mod ranked {
         Submit = 9,
         /// The room in which readers wait.
         Room = 10,
+        /// What the owner knows of one viewer.
+        Viewer = 11,
     }
 
     #[cfg(debug_assertions)]

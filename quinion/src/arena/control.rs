@@ -35,6 +35,9 @@ pub const VIEWER_BYTES: usize = 32 << 10;
 /// Bytes of a control file: one extent. They count against the cache's bound.
 pub const CONTROL_BYTES: usize = 2 << 20;
 
+/// Added to [`ViewerPage::process`] by a process that finds a page of its own from before its last exec.
+pub const ABANDONED: u32 = 1 << 31;
+
 /// The first page of a control file.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -53,6 +56,8 @@ pub struct Control {
     pub closed: AtomicU32,
     /// Rises about ten times a second while the owner is well.
     pub heartbeat: AtomicU32,
+    /// How many of the owner's threads sleep on the doorbell, or are about to.
+    pub sleepers: AtomicU32,
 }
 
 impl Control {
@@ -135,7 +140,8 @@ impl ControlView {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
-    /// The process that has this page; 0 if none has.
+    /// The process that has this page; 0 if none has. With [`ABANDONED`] added: the process that had
+    /// it, which has become another program since.
     pub process: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
@@ -164,8 +170,8 @@ pub struct Request {
     pub arguments: [AtomicU64; 3],
     /// 0, or the error number of what went wrong.
     pub error: AtomicU32,
-    /// Unused.
-    pub spare: AtomicU32,
+    /// 1 once the viewer sleeps on `state`, or is about to.
+    pub sleeper: AtomicU32,
     /// What is answered; see [`Operation`].
     pub answers: [AtomicU64; 2],
 }
@@ -214,8 +220,8 @@ pub enum Counter {
     Reads = 0,
     /// Bytes served from the cache.
     Bytes = 1,
-    /// Reads that needed no question to the owner.
-    Hits = 2,
+    /// Of the reads, those that had to ask the owner; the rest are hits.
+    Asked = 2,
     /// Questions to the owner for bytes.
     Misses = 3,
     /// Files attached.
@@ -256,7 +262,30 @@ pub enum Reason {
     Changed = 10,
     /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
     Foreign = 11,
+    /// The program locks the file, so it expects to see what others write.
+    Locked = 12,
 }
+
+impl Reason {
+    /// All reasons, in the order of their numbers.
+    pub const ALL: [Reason; 13] = [
+        Reason::NotRegular,
+        Reason::Writable,
+        Reason::Flags,
+        Reason::Duplicated,
+        Reason::Forked,
+        Reason::Mapped,
+        Reason::Passed,
+        Reason::Number,
+        Reason::Refused,
+        Reason::NoOwner,
+        Reason::Changed,
+        Reason::Foreign,
+        Reason::Locked,
+    ];
+}
+
+const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= 32);
 
 #[cfg(all(test, feature = "std", not(quinion_model)))]
 mod tests {

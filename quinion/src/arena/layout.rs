@@ -1,4 +1,11 @@
 //! Layout: where each part of an arena lies, as numbers that can be checked.
+//!
+//! The header carries these numbers, so a viewer need not trust that it was built
+//! from the same source; it checks them against each other and against the size
+//! of what it mapped, once, before it uses any.
+//!
+//! Invariants: the tables follow the header in the order of [`Layout`]'s fields,
+//! do not overlap, and end where the first extent of data begins.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

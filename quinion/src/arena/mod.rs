@@ -34,7 +34,7 @@
 
 mod descriptor;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Retire, Ticket, Word,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Retire, Ticket, Word, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.

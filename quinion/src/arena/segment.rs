@@ -19,8 +19,10 @@
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
 //!
-//! Not an invariant: that an extent is one 2 MiB page. It is where the kernel
-//! had one to give, and [`PageSize`] says so.
+//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had
+//! one to give, and [`PageSize`] says so. That a shortage is always answered: a
+//! kernel that is out of memory, or a control group at its limit, may first kill
+//! a process of its choice. So the bound is held against the limits beforehand.
 
 use std::ffi::CStr;
 use std::io;

@@ -28,3 +28,9 @@ pub mod xarray;
 #[cfg(not(quinion_model))]
 #[allow(unsafe_code, reason = "hits copy to a caller's address")]
 pub mod filemap;
+// Door.
+#[cfg(not(quinion_model))]
+#[allow(unsafe_code, reason = "another process's memory becomes references, and hits copy to a caller's address")]
+pub mod viewer;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod serve;

@@ -72,6 +72,18 @@ pub struct NodeHead {
 
 const _: () = assert!(size_of::<NodeHead>() == 64);
 
+impl NodeHead {
+    /// Makes it the head of an empty node that is nowhere: all zeros.
+    pub fn clear(&self) {
+        for number in [&self.count, &self.values, &self.parent, &self.place, &self.links[0], &self.links[1]] {
+            number.store(0, Ordering::Relaxed);
+        }
+        for number in self.marks.iter().chain([&self.spare]) {
+            number.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A mapping as its readers see it: one cell.
 #[repr(C, align(64))]
 #[derive(Debug)]

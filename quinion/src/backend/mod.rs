@@ -179,6 +179,7 @@ impl Fill {
     /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
     /// Rust reference to them may be made.
     pub fn as_ptr(&self) -> *mut u8 {
+        crate::arena::before_bytes(); // whoever asks is about to write, or to have the device write
         self.buffer.as_ptr()
     }
     /// Copies `bytes` to `at` bytes from the fill's start.

@@ -301,6 +301,9 @@ fn check_unsafe(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
+/// What a comment on an ordering says: its partner, or that the file's essay has all pairs.
+const PARTNER_WORDS: &[&str] = &["partner", "the head of this file"];
+
 /// An ordering stronger than Relaxed names its partner.
 fn check_orderings(source: &Source) -> Vec<Complaint> {
     let tests = source.test_ranges();
@@ -320,9 +323,10 @@ fn check_orderings(source: &Source) -> Vec<Complaint> {
                 wrong,
                 "write `Ordering::` at each use, where a search finds it",
             ));
-        } else if !source.has_comment_near(line, COMMENT_REACH, "partner") {
+        } else if !PARTNER_WORDS.iter().any(|word| source.has_comment_near(line, COMMENT_REACH, word)) {
             let wrong = format!("`Ordering::{}` without a partner", source.word(at + 2));
-            let remedy = "say in a comment above which site it works with: `// Acquire, partner: ...`";
+            let remedy = "say in a comment above which site it works with: `// Acquire, partner: ...`, \
+                          or `see the head of this file` if all pairs are told there";
             complaints.push(complaint(source, line, wrong, remedy));
         }
     }
@@ -724,6 +728,7 @@ mod a_rule_can_fail {
         expect(check("x.load(Ordering::Relaxed);\na.cmp(&b) == Ordering::Less;"), &[]);
         expect(check("// Acquire, partner: the store in `f`.\nx.load(Ordering::Acquire);"), &[]);
         expect(check("x.load(Ordering::Acquire); // Partner: `f`"), &[]);
+        expect(check("// SeqCst: see the head of this file.\nx.load(Ordering::SeqCst);"), &[]);
         expect(check("// Acquire, to be sure.\nx.load(Ordering::Acquire);"), &[(2, "`Ordering::Acquire`")]);
         expect(check("use Ordering::{Acquire, Release};"), &[(1, "imported by name")]);
         let far = format!("// partner: f\n{}x.load(Ordering::SeqCst);", "\n".repeat(COMMENT_REACH));

@@ -302,7 +302,7 @@ fn check_unsafe(source: &Source) -> Vec<Complaint> {
 }
 
 /// What a comment on an ordering says: its partner, or that the file's essay has all pairs.
-const PARTNER_WORDS: &[&str] = &["partner", "the head of this file"];
+const PARTNER_WORDS: &[&str] = &["partner", "the head of this file", "the head of the file"];
 
 /// An ordering stronger than Relaxed names its partner.
 fn check_orderings(source: &Source) -> Vec<Complaint> {

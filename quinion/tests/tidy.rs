@@ -47,6 +47,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/src/folio/",
     "quinion/src/backend/",
     "quinion/src/filemap/hit.rs",
+    "quinion/src/filemap/fill.rs",
     "quinion/src/viewer.rs",
     "quinion/src/viewer/",
     "quinion/src/serve.rs",
@@ -251,7 +252,9 @@ fn check_orphans(sources: &[Source]) -> Vec<Complaint> {
 
 /// A file opens with an essay, and a room's door with a longer one.
 fn check_essay(source: &Source) -> Vec<Complaint> {
-    let lines = source.text.lines().take_while(|line| line.starts_with("//!")).count();
+    // What says whether a file is compiled at all may stand before it.
+    let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
+    let lines = essay.take_while(|line| line.starts_with("//!")).count();
     let is_door = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
     let min = match () {
         () if is_door => DOOR_ESSAY_LINES_MIN,
@@ -298,6 +301,9 @@ fn check_unsafe(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
+/// What a comment on an ordering says: its partner, or that the file's essay has all pairs.
+const PARTNER_WORDS: &[&str] = &["partner", "the head of this file", "the head of the file"];
+
 /// An ordering stronger than Relaxed names its partner.
 fn check_orderings(source: &Source) -> Vec<Complaint> {
     let tests = source.test_ranges();
@@ -317,9 +323,10 @@ fn check_orderings(source: &Source) -> Vec<Complaint> {
                 wrong,
                 "write `Ordering::` at each use, where a search finds it",
             ));
-        } else if !source.has_comment_near(line, COMMENT_REACH, "partner") {
+        } else if !PARTNER_WORDS.iter().any(|word| source.has_comment_near(line, COMMENT_REACH, word)) {
             let wrong = format!("`Ordering::{}` without a partner", source.word(at + 2));
-            let remedy = "say in a comment above which site it works with: `// Acquire, partner: ...`";
+            let remedy = "say in a comment above which site it works with: `// Acquire, partner: ...`, \
+                          or `see the head of this file` if all pairs are told there";
             complaints.push(complaint(source, line, wrong, remedy));
         }
     }
@@ -698,6 +705,7 @@ mod a_rule_can_fail {
     fn missing_and_short_essays_are_seen() {
         let check = |path, text| check_essay(&Source::new(path, text));
         expect(check("quinion/src/units.rs", "//! One\n//!\n//! three.\n"), &[]);
+        expect(check("quinion/tests/x.rs", "#![cfg(x)]\n//! One\n//!\n//! three.\n"), &[]);
         expect(check("quinion/src/units.rs", "\n//! One\n//!\n//! three.\n"), &[(1, "0 lines")]);
         expect(check("quinion/src/arena/mod.rs", "//! One\n//!\n//! three.\n"), &[(1, "3 lines")]);
         expect(check("quinion/examples/hello.rs", "//! One.\n"), &[]);
@@ -720,6 +728,7 @@ mod a_rule_can_fail {
         expect(check("x.load(Ordering::Relaxed);\na.cmp(&b) == Ordering::Less;"), &[]);
         expect(check("// Acquire, partner: the store in `f`.\nx.load(Ordering::Acquire);"), &[]);
         expect(check("x.load(Ordering::Acquire); // Partner: `f`"), &[]);
+        expect(check("// SeqCst: see the head of this file.\nx.load(Ordering::SeqCst);"), &[]);
         expect(check("// Acquire, to be sure.\nx.load(Ordering::Acquire);"), &[(2, "`Ordering::Acquire`")]);
         expect(check("use Ordering::{Acquire, Release};"), &[(1, "imported by name")]);
         let far = format!("// partner: f\n{}x.load(Ordering::SeqCst);", "\n".repeat(COMMENT_REACH));

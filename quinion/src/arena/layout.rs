@@ -13,7 +13,7 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
-/// The version of everything in this file and in [`super::view`]; a viewer of another version is refused.
+/// The version of everything in this file and in `view.rs`; a viewer of another version is refused.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.

@@ -35,7 +35,7 @@ pub const VIEWER_BYTES: usize = 32 << 10;
 /// Bytes of a control file: one extent. They count against the cache's bound.
 pub const CONTROL_BYTES: usize = 2 << 20;
 
-/// Added to [`ViewerPage::process`] by a process that finds a page of its own from before its last exec.
+/// Added to its entry in [`Control::processes`] by a process that finds a page of its own from before its last exec.
 pub const ABANDONED: u32 = 1 << 31;
 
 /// The first page of a control file.
@@ -58,6 +58,9 @@ pub struct Control {
     pub heartbeat: AtomicU32,
     /// How many of the owner's threads sleep on the doorbell, or are about to.
     pub sleepers: AtomicU32,
+    /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
+    /// that had it, which has become another program since.
+    pub processes: [AtomicU32; VIEWERS_MAX],
 }
 
 impl Control {
@@ -140,9 +143,6 @@ impl ControlView {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
-    /// The process that has this page; 0 if none has. With [`ABANDONED`] added: the process that had
-    /// it, which has become another program since.
-    pub process: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
     /// Numbers for the report; see [`Counter`].

@@ -217,6 +217,10 @@ struct Held {
     freed: AtomicU32,
 }
 
+// SAFETY: the model runs one thread at a time, and its cell reports what would be a race.
+unsafe impl Sync for Held {}
+
+/// What the next use of a frame writes to it.
 const FREED: u64 = 99;
 
 impl Held {
@@ -315,7 +319,7 @@ fn explore_bounded(preemptions_max: Option<usize>, expected: &[&str], scenario: 
 }
 
 /// Starts a thread of the model that acts on the stage.
-fn spawn<T: 'static, R: 'static>(
+fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
     stage: &Arc<T>,
     act: impl FnOnce(&T) -> R + 'static,
 ) -> thread::JoinHandle<R> {

@@ -44,6 +44,8 @@ pub enum Mutant {
     ReaderAcquire,
     /// The fence before a frame gets a new identity.
     PrepareFence,
+    /// The step of the sequence to an even number that was not there before.
+    PrepareStep,
     /// The fence before a thread writes bytes of a folio.
     FillFence,
     /// The release ordering with which a fill ends.

@@ -7,8 +7,8 @@
 //!
 //! | part | who changes it | under what |
 //! |---|---|---|
-//! | sequence | `prepare` (odd to even), `retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
-//! | holds | `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
+//! | sequence | `prepare` (odd to even), `retire`, `try_retire`, `unprepare` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
+//! | holds | `prepare` (to 1), `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
@@ -20,13 +20,19 @@
 //! |---|---|---|---|---|---|---|
 //! | odd | - | - | 0 | 1 | 0 | head of a free run of `order` |
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
-//! | even | 0 | 1 | 0 | 0 | >= 1 | in the index, being filled |
+//! | even | 0 | 1 | 0 | 0 | 1 | in the index or about to be, being filled; nobody but the fill can hold it |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
-//! | even | 0 | 0 | 0 | 0 | any | its fill failed; it is about to be retired |
+//! | even | 0 | 0 | 0 | 0 | 0 | its fill failed; it is about to be retired |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
+//! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
+//! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
-//! The subtle row is the last: `UPTODATE` may still be set, and it is the odd
+//! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
 //! sequence alone that keeps new readers away.
+//!
+//! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
+//! names one folio for good; it wraps after 2^31 of them. Mapping and index are written only in
+//! `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
@@ -304,11 +310,13 @@ impl Descriptor {
         let odd = !word.is_live() || mutant(Mutant::RetireStep);
         debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
         debug_assert!(index.is_aligned(order), "{index:?} is not aligned for {order:?}");
+        debug_assert!(mapping != MappingId::NONE, "a folio belongs to a mapping");
         before_reuse(Mutant::PrepareFence);
         self.mapping.store(mapping.0, Ordering::Relaxed);
         self.index.store(index.0, Ordering::Relaxed);
         self.pins.store(0, Ordering::Relaxed);
-        let sequence = u64::from(word.sequence().wrapping_add(1)) << 32;
+        let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
+        let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let marker = if marker { Flags::MARKER } else { 0 };
         let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
         // Relaxed: who sees only this is told "not up to date" whatever identity it sees. The Release in
@@ -357,10 +365,9 @@ impl Descriptor {
     pub fn retire(&self) -> Retire {
         let step = |word: u64| {
             let held = word & HOLDS_MASK != 0 && !mutant(Mutant::RetireDetached);
-            Some(Self::retired(word, if held { Flags::DETACHED } else { 0 }))
+            (word & SEQUENCE == 0).then(|| Self::retired(word, if held { Flags::DETACHED } else { 0 }))
         };
-        let (before, after) = self.update(Self::retire_ordering(), step).expect("the step is unconditional");
-        debug_assert!(before.is_live(), "{before:?} is retired twice");
+        let (_, after) = self.update(Self::retire_ordering(), step).expect("a folio is retired once");
         if after.has(Flags::DETACHED) { Retire::Held } else { Retire::Free }
     }
 
@@ -450,7 +457,9 @@ impl Descriptor {
 
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
     pub fn set_free(&self, free: Option<Order>) {
-        let sequence = self.word().0 & !(SEQUENCE - 1) | SEQUENCE;
+        let word = self.word();
+        debug_assert!(!word.is_live() || word == Word(0), "{word:?} is a folio and cannot be free");
+        let sequence = word.0 & !(SEQUENCE - 1) | SEQUENCE;
         let rest = free.map_or(0, |order| Flags::FREE | (u64::from(order.0) << ORDER_SHIFT));
         self.word.store(sequence | rest, Ordering::Relaxed);
     }
@@ -482,7 +491,7 @@ impl Descriptor {
     }
 
     /// What is wrong with this descriptor as the head of an indexed folio, if anything.
-    /// The caller holds the tree lock of `mapping`.
+    /// The caller holds the tree lock of `mapping`, and nobody takes or gives back pins meanwhile.
     pub fn check_folio(
         &self,
         frame: Frame,

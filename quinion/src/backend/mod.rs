@@ -177,7 +177,7 @@ impl Fill {
     }
     /// Where the bytes go, for a device or a system call. Valid for [`Fill::len`] bytes of writes until
     /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
-    /// Rust reference to them may be made.
+    /// Rust reference to them may be made. Ask for it on the thread that writes or starts the device.
     pub fn as_ptr(&self) -> *mut u8 {
         crate::arena::before_bytes(); // whoever asks is about to write, or to have the device write
         self.buffer.as_ptr()

@@ -81,8 +81,9 @@ pub unsafe fn read_hits(
     if record.id.load(Ordering::Acquire) != id.0 {
         return none(Stopped::Stale);
     }
-    // 1
-    let size = record.size.load(Ordering::Relaxed);
+    // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes
+    // beyond its end, is retired before that: who sees the new size does not take that page for it.
+    let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
     // Acquire, partner: the Release by which the tree's writer stores its root.
     let root = Root::from_bits(record.root.load(Ordering::Acquire));

@@ -1,1 +1,3 @@
+//! The command `quinion`.
+
 fn main() {}

@@ -29,8 +29,11 @@ pub mod xarray;
 #[allow(unsafe_code, reason = "hits copy to a caller's address")]
 pub mod filemap;
 // Door.
-#[cfg(not(quinion_model))]
-#[allow(unsafe_code, reason = "another process's memory becomes references, and hits copy to a caller's address")]
-pub mod viewer;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod serve;
+#[cfg(not(quinion_model))]
+#[allow(
+    unsafe_code,
+    reason = "another process's memory becomes references, and hits copy to a caller's address"
+)]
+pub mod viewer;

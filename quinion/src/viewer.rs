@@ -387,9 +387,9 @@ fn claim_page(control: &ControlView, process: u32) -> Option<usize> {
         let _ = place.compare_exchange(process, left, Ordering::Relaxed, Ordering::Relaxed);
     }
     // Acquire, partner: the Release by which the owner gives a page free after clearing it.
-    places.iter().position(|place| {
-        place.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    })
+    places
+        .iter()
+        .position(|place| place.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok())
 }
 
 /// How long a viewer goes on waiting for an owner that shows no sign of life.

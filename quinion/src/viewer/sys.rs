@@ -98,7 +98,9 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, millis: u32) {
     let time = [i64::from(millis / 1000), i64::from(millis % 1000) * 1_000_000];
     let address = core::ptr::from_ref(word) as usize;
     // SAFETY: the word and the time outlive the call; the kernel writes neither.
-    let _ = unsafe { call(number::FUTEX, [address, FUTEX_WAIT, expected as usize, time.as_ptr() as usize, 0, 0]) };
+    let _ = unsafe {
+        call(number::FUTEX, [address, FUTEX_WAIT, expected as usize, time.as_ptr() as usize, 0, 0])
+    };
 }
 
 /// Wakes up to `sleepers` who sleep on `word`, in any process.

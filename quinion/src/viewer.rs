@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
     ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
-    VIEWERS_MAX, ViewerPage, state,
+    ViewerPage, state,
 };
 use crate::arena::{CellNumber, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
@@ -378,22 +378,18 @@ impl Viewer {
     }
 }
 
-/// Takes a page that is nobody's. A page this process had before it became another program is handed to the owner first.
+/// Takes a page that is nobody's. A page this process had before it became another program is handed
+/// to the owner first.
 fn claim_page(control: &ControlView, process: u32) -> Option<usize> {
-    let pages = || (0..VIEWERS_MAX).filter_map(|number| Some((number, control.viewer_page(number)?)));
-    for (_, page) in pages() {
-        let _ = page.process.compare_exchange(
-            process,
-            process | ABANDONED,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+    let places = &control.control().processes;
+    for place in places {
+        let left = process | ABANDONED;
+        let _ = place.compare_exchange(process, left, Ordering::Relaxed, Ordering::Relaxed);
     }
-    let claim = |page: &ViewerPage| {
-        // Acquire, partner: the Release by which the owner gives a page free after clearing it.
-        page.process.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    };
-    pages().find(|(_, page)| claim(page)).map(|(number, _)| number)
+    // Acquire, partner: the Release by which the owner gives a page free after clearing it.
+    places.iter().position(|place| {
+        place.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    })
 }
 
 /// How long a viewer goes on waiting for an owner that shows no sign of life.

@@ -35,7 +35,7 @@ pub const VIEWER_BYTES: usize = 32 << 10;
 /// Bytes of a control file: one extent. They count against the cache's bound.
 pub const CONTROL_BYTES: usize = 2 << 20;
 
-/// Added to [`ViewerPage::process`] by a process that finds a page of its own from before its last exec.
+/// Added to its entry in [`Control::processes`] by a process that finds a page of its own from before its last exec.
 pub const ABANDONED: u32 = 1 << 31;
 
 /// The first page of a control file.
@@ -58,6 +58,9 @@ pub struct Control {
     pub heartbeat: AtomicU32,
     /// How many of the owner's threads sleep on the doorbell, or are about to.
     pub sleepers: AtomicU32,
+    /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
+    /// that had it, which has become another program since.
+    pub processes: [AtomicU32; VIEWERS_MAX],
 }
 
 impl Control {
@@ -140,9 +143,6 @@ impl ControlView {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
-    /// The process that has this page; 0 if none has. With [`ABANDONED`] added: the process that had
-    /// it, which has become another program since.
-    pub process: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
     /// Numbers for the report; see [`Counter`].
@@ -286,3 +286,44 @@ impl Reason {
 }
 
 const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= 32);
+
+#[cfg(all(test, feature = "std", not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    /// A control file's worth of zeroed pages, leaked.
+    fn file() -> NonNull<u8> {
+        let layout = std::alloc::Layout::from_size_align(CONTROL_BYTES, 4096).unwrap();
+        // SAFETY: the size is not 0.
+        NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap()
+    }
+
+    #[test]
+    fn a_control_file_is_believed_only_when_its_first_page_says_so() {
+        let base = file();
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let attach = |mapped| unsafe { ControlView::attach(base, mapped) }.map(drop);
+        // SAFETY: as above.
+        let owner = unsafe { ControlView::new(base) };
+        let all = CONTROL_BYTES as u64;
+        assert_eq!(attach(all), Err(LayoutError::NotAnArena));
+        owner.control().publish(5, 6);
+        assert_eq!(attach(all), Ok(()));
+        assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
+        owner.control().version.store(99, Ordering::Relaxed);
+        assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn pages_do_not_overlap() {
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let view = unsafe { ControlView::new(file()) };
+        let mut end = core::ptr::from_ref(view.control()).addr() + size_of::<Control>();
+        for number in 0..VIEWERS_MAX {
+            let page = core::ptr::from_ref(view.viewer_page(number).unwrap()).addr();
+            assert!(page >= end, "page {number}");
+            end = page + size_of::<ViewerPage>();
+        }
+        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+    }
+}

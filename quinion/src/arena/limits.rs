@@ -2,7 +2,8 @@
 //!
 //! The least of: the machine's memory; the memory limits of the process's
 //! control group and of every group around it, versions 1 and 2; the limit on
-//! its address space; the limit on the size of its files, for the arena is one.
+//! its address space; the limit on the size of its files, for the arena is one
+//! (and a file that would be too large is not refused but punished, by SIGXFSZ).
 //!
 //! ```text
 //!   /proc/self/cgroup       which group              4:memory:/jobs/7     0::/jobs/7

@@ -161,6 +161,15 @@ enum Wanted {
     Cells,
 }
 
+/// With what somebody who wants frames is content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    /// What was asked for.
+    Whole,
+    /// Less, if there is no more.
+    Pieces,
+}
+
 /// Whether it is worth looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Grown {
@@ -244,7 +253,8 @@ impl Arena {
     /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
     /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
-        self.alloc_growing(|stock| stock.buddy.alloc(&self.view, order))
+        assert!(order <= Order::MAX, "{order:?} is larger than an extent");
+        self.alloc_growing(|stock, _| stock.buddy.alloc(&self.view, order))
     }
 
     /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
@@ -252,53 +262,28 @@ impl Arena {
     /// many. Otherwise as [`Arena::alloc`].
     pub fn alloc_run(&self, pages: u32) -> Option<Run> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        let order = Order::fitting(pages);
-        // Growing goes before breaking a wish into pieces: contiguous frames make large requests.
-        match self.alloc(order) {
-            Some(frame) => Some(Run { frame, pages: order.pages() }),
-            None => self.stock.lock().buddy.alloc_run(&self.view, order.pages()),
-        }
+        self.alloc_growing(|stock, wish| stock.take_run(&self.view, pages, wish))
+    }
+
+    /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
+    /// for a lock. Never waits.
+    pub fn try_alloc_run(&self, pages: u32) -> Option<Run> {
+        self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
     }
 
     /// Takes `pages` pages in as few runs as can be had, each as from [`Arena::alloc_run`], appends them to
     /// `runs` and says how many pages they are together. Fewer than asked: as `None` there.
     pub fn alloc_runs(&self, pages: u32, runs: &mut Vec<Run>) -> u32 {
         let mut left = pages;
-        loop {
-            // 1 whole runs, as many as there are
-            let seen = self.take_runs(&mut left, runs, |stock, left| {
-                let order = Order::fitting(left);
-                let frame = stock.buddy.alloc(&self.view, order)?;
-                Some(Run { frame, pages: order.pages() })
-            });
-            // 2 a new extent holds more of them
-            if left == 0 || self.grow(Wanted::Data, seen) == Grown::No {
-                break;
+        self.alloc_growing(|stock, wish| {
+            while left > 0 {
+                let run = stock.take_run(&self.view, left, wish)?;
+                left -= run.pages;
+                runs.push(run);
             }
-        }
-        // 3 the rest in pieces
-        self.take_runs(&mut left, runs, |stock, left| {
-            stock.buddy.alloc_run(&self.view, left.min(EXTENT_PAGES))
+            Some(())
         });
         pages - left
-    }
-
-    /// Appends what `take` gives to `runs` until no page is `left` or there is none. Returns how many
-    /// extents there were.
-    fn take_runs(
-        &self,
-        left: &mut u32,
-        runs: &mut Vec<Run>,
-        take: impl Fn(&mut Stock, u32) -> Option<Run>,
-    ) -> u32 {
-        let mut stock = self.stock.lock();
-        while *left > 0
-            && let Some(run) = take(&mut stock, *left)
-        {
-            *left -= run.pages;
-            runs.push(run);
-        }
-        stock.extents_grown
     }
 
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
@@ -324,19 +309,23 @@ impl Arena {
         }
     }
 
-    /// Asks `take`, and again after each extent that could be grown for it.
-    fn alloc_growing<T>(&self, take: impl Fn(&mut Stock) -> Option<T>) -> Option<T> {
+    /// Asks `take` for the whole wish, again after each extent that could be grown, and for pieces in the end.
+    /// Growing goes before pieces: frames that follow each other make large requests.
+    fn alloc_growing<T>(&self, mut take: impl FnMut(&mut Stock, Wish) -> Option<T>) -> Option<T> {
         loop {
             let seen = {
                 let mut stock = self.stock.lock();
-                match take(&mut stock) {
-                    Some(taken) => return Some(taken),
-                    None => stock.extents_grown,
+                let taken = take(&mut stock, Wish::Whole);
+                if taken.is_some() {
+                    return taken;
                 }
+                if !self.may_grow(&stock, Wanted::Data) {
+                    return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
+                }
+                stock.extents_grown
             };
-            match self.grow(Wanted::Data, seen) {
-                Grown::Yes => {}
-                Grown::No => return None,
+            if self.grow(Wanted::Data, seen) == Grown::No {
+                return take(&mut self.stock.lock(), Wish::Pieces);
             }
         }
     }
@@ -379,6 +368,14 @@ impl Arena {
         // 3 outside the lock: the cells are ours
         cells[first..].iter().for_each(|&cell| self.clear(cell));
         cells.len() - first
+    }
+
+    /// As [`Arena::alloc_cell`], out of the extents that are cut already; `None` also when that would need
+    /// waiting for a lock. Never waits.
+    pub fn try_alloc_cell(&self) -> Option<CellNumber> {
+        let cell = self.stock.try_lock()?.cells.alloc(&self.view)?;
+        self.clear(cell);
+        Some(cell)
     }
 
     /// Gives a cell back that nobody can reach any more but readers who are late.
@@ -521,6 +518,15 @@ impl Arena {
 impl Stock {
     fn frames_grown(&self) -> u32 {
         self.extents_grown * EXTENT_PAGES
+    }
+
+    /// Takes a run of at most `pages` frames (at least 1): of the power of two that fits, or of any below.
+    fn take_run(&mut self, view: &View, pages: u32, wish: Wish) -> Option<Run> {
+        let order = Order::fitting(pages);
+        match wish {
+            Wish::Whole => self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }),
+            Wish::Pieces => self.buddy.alloc_run(view, order.pages()),
+        }
     }
 
     /// Cuts a free extent of data into cells, and says whether there was one.
@@ -770,6 +776,37 @@ mod tests {
         arena.check().unwrap();
     }
 
+    #[test]
+    fn cells_are_cut_out_of_free_data_when_the_machine_has_no_more() {
+        let arena = arena(SMALL);
+        let frame = arena.alloc(Order(0)).unwrap();
+        arena.free(frame, Order(0));
+        arena.growth.lock().refuse = u32::MAX;
+        assert_eq!(arena.alloc_cells(7000, &mut Vec::new()), 6144);
+        assert_eq!((arena.stats().data_bytes, arena.alloc(Order(0))), (0, None));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn who_waited_for_another_to_grow_does_not_grow_again() {
+        let arena = arena(SMALL);
+        let seen = arena.stock.lock().extents_grown;
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.stock.lock().extents_grown, seen + 1);
+    }
+
+    #[test]
+    fn who_must_not_wait_gets_what_is_there_and_no_more() {
+        let arena = arena(SMALL);
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
+        let (frame, cell) = (arena.alloc(Order(0)).unwrap(), arena.alloc_cell().unwrap());
+        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8);
+        assert_ne!(arena.try_alloc_cell().unwrap(), cell);
+        let _locked = arena.stock.lock();
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "{frame:?}");
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
         Alloc(u8),
@@ -989,6 +1026,7 @@ mod tests {
         // SAFETY: all of it is mapped until the end of this test.
         let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
         assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
+        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), base.addr().get() + PAGE_SIZE);
         let last = VIEWERS_MAX - 1;
         view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
         assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);

@@ -19,8 +19,10 @@
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
 //!
-//! Not an invariant: that an extent is one 2 MiB page. It is where the kernel
-//! had one to give, and [`PageSize`] says so.
+//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had
+//! one to give, and [`PageSize`] says so. That a shortage is always answered: a
+//! kernel that is out of memory, or a control group at its limit, may first kill
+//! a process of its choice. So the bound is held against the limits beforehand.
 
 use std::ffi::CStr;
 use std::io;
@@ -71,7 +73,8 @@ unsafe impl Sync for Segment {}
 
 impl Segment {
     /// A memory file of `bytes` bytes (whole pages), named `name` in `/proc`, mapped for reading and
-    /// writing. It takes address space, and no memory yet.
+    /// writing. It takes address space, and no memory yet. The size is below `ulimit -f`, or a signal
+    /// (SIGXFSZ) ends the process: [`super::process_limit`] counts it.
     pub fn create(name: &CStr, bytes: usize, sharing: Sharing) -> Result<Self, ArenaError> {
         let file = create_file(name, bytes, sharing)?;
         let reserved_bytes = bytes + EXTENT_SIZE;
@@ -104,9 +107,9 @@ impl Segment {
         self.file.as_fd()
     }
 
-    /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine
-    /// has to fetch the memory first. An error (ENOMEM, EFAULT,
-    /// EHWPOISON) if there is not enough; some of it may have been taken then, which a later try uses.
+    /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine has to
+    /// fetch the memory first. An error (ENOMEM, EFAULT, EHWPOISON) if there is not enough; some of it may
+    /// have been taken then, which a later try uses.
     pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
@@ -199,19 +202,10 @@ fn create_file(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, A
         Sharing::ReadWrite => Mode::RUSR | Mode::WUSR,
     };
     rustix::fs::fchmod(&file, mode).map_err(system("fchmod"))?;
-    check_file_size_limit(bytes)?;
     rustix::fs::ftruncate(&file, bytes as u64).map_err(system("ftruncate"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(system("fcntl(F_ADD_SEALS)"))?;
     Ok(file)
-}
-
-/// A file larger than `ulimit -f` is not refused but punished, with SIGXFSZ; so we refuse it.
-fn check_file_size_limit(bytes: usize) -> Result<(), ArenaError> {
-    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
-        Some(limit) if limit < bytes as u64 => Err(system("ftruncate, by ulimit -f")(Errno::FBIG)),
-        _ => Ok(()),
-    }
 }
 
 fn align_up(address: NonNull<u8>) -> NonNull<u8> {

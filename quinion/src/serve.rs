@@ -50,8 +50,6 @@ pub const WORKERS: usize = 4;
 const BEAT_MILLIS: u32 = 100;
 /// How long a worker sleeps at most, in milliseconds, if nobody rings.
 const NAP_MILLIS: u32 = 1000;
-/// So many pages of viewers have their memory before anybody asks for them.
-const PAGES_AHEAD: usize = 4;
 
 /// A file as the owner attached it for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,9 +197,7 @@ impl Service {
         let seats = (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect();
         let past = RankedMutex::new(Rank::Viewer, ViewerTotals::default());
         let shared = Arc::new(Shared { owner, seats, past, cursor: AtomicU32::new(0) });
-        for number in 0..PAGES_AHEAD {
-            shared.owner.arena().populate_viewer_page(number);
-        }
+        shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
         let mut service = Self { shared, threads: Vec::new() };
         // A thread that cannot be started: the drop of `service` stops the others.
         service.spawn("quinion-keeper", Shared::keep_house)?;
@@ -378,9 +374,6 @@ impl Shared {
             for (viewer, tail) in
                 tails.iter_mut().enumerate().filter(|(viewer, _)| self.process(*viewer) != 0)
             {
-                if let Some(ahead) = Some(viewer + PAGES_AHEAD).filter(|&ahead| ahead < VIEWERS_MAX) {
-                    self.owner.arena().populate_viewer_page(ahead);
-                }
                 *tail = self.drain_ring(viewer, *tail);
                 if self.free_if_over(viewer) {
                     *tail = 0;

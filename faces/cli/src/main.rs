@@ -22,7 +22,6 @@
 mod cat;
 mod progress;
 mod report;
-mod run;
 mod size;
 mod stat;
 mod sys;
@@ -32,10 +31,11 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use quinion_cli::run::{DeviceNumbers, Format, RunOptions};
 
-use report::Form;
 use size::Size;
 
 /// A file, or the command as a whole, did not succeed.
@@ -76,7 +76,7 @@ struct RunArguments {
     memory: Option<Size>,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
-    report: Form,
+    report: RunReport,
     /// Where to write that; standard error if not given.
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
@@ -85,11 +85,49 @@ struct RunArguments {
     program: Vec<OsString>,
 }
 
+/// In which form `run` reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum RunReport {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One line of JSON for programs.
+    Json,
+    /// Not at all.
+    None,
+}
+
 fn main() -> ExitCode {
     match CommandLine::parse().command {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
-        Command::Run(arguments) => run::main(arguments),
+        Command::Run(arguments) => run(arguments),
+    }
+}
+
+/// Runs the program with a cache of ours as the owner, and ends as it does.
+fn run(arguments: RunArguments) -> ExitCode {
+    let cache = match build_cache(arguments.memory) {
+        Ok(cache) => cache,
+        Err(error) => return complain(&error),
+    };
+    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
+    let options = RunOptions {
+        report: match arguments.report {
+            RunReport::Text => Some(Format::Text),
+            RunReport::Json => Some(Format::Json),
+            RunReport::None => None,
+        },
+        report_file: arguments.report_file,
+        program: arguments.program,
+    };
+    let device = || {
+        let stats = cache.stats();
+        DeviceNumbers { reads: stats.device_reads, bytes: stats.device_bytes }
+    };
+    match quinion_cli::run::run(&options, owner, device) {
+        Ok(ended) => ended.leave(),
+        Err(error) => complain(&error),
     }
 }
 

@@ -39,8 +39,6 @@ static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 /// What `quinion run` was asked to do.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// The cache's bound, in bytes; the default if `None`. Whoever builds the owner looks here.
-    pub memory: Option<u64>,
     /// Whether to report at the end, and how.
     pub report: Option<Format>,
     /// Where to report; standard error if `None`.
@@ -182,7 +180,11 @@ fn preload_file() -> io::Result<OwnedFd> {
 
 fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
     let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_START };
-    let hint = if status == NOT_FOUND { "check the name, or give its path" } else { "check that it may be executed" };
+    let hint = if status == NOT_FOUND {
+        "check the name, or give its path"
+    } else {
+        "check that it may be executed"
+    };
     eprintln!("quinion: cannot start {}: {error}; {hint}", name.display());
     Ended::Status(status)
 }

@@ -143,6 +143,17 @@ pub enum NotReady {
     Filling,
 }
 
+/// What a holder finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readable {
+    /// The bytes are there, and stay while the hold is kept.
+    Yes,
+    /// A fill is at work.
+    NotYet,
+    /// The fill failed, or the folio left the index since it was held.
+    Never,
+}
+
 /// Why a hold was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HoldRefused {
@@ -319,9 +330,10 @@ impl Descriptor {
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let marker = if marker { Flags::MARKER } else { 0 };
         let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
-        // Relaxed: who sees only this is told "not up to date" whatever identity it sees. The Release in
-        // `complete` publishes the identity and the bytes together.
-        self.word.store(word, Ordering::Relaxed);
+        // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
+        // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
+        // Release in `complete` publishes identity and bytes together.)
+        self.word.store(word, Ordering::Release);
     }
 
     /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. The frame is the caller's again.
@@ -390,12 +402,24 @@ impl Descriptor {
 
     /// Holds the up-to-date folio of `mapping` that covers `index`. Its bytes stay until [`Descriptor::put`].
     pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
-        // Acquire, partner: the Release in `complete`, as in `begin_read`.
+        self.hold(mapping, index, Flags::UPTODATE)
+    }
+
+    /// As [`Descriptor::try_hold`], but the folio may still be being filled: a reader holds it while it
+    /// waits. [`Descriptor::is_readable`] says when its bytes may be read.
+    pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
+        self.hold(mapping, index, 0)
+    }
+
+    /// Holds the folio if it has all of `needs` (flags).
+    fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<Ticket, HoldRefused> {
+        // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
+        // before it is filled is the one that was prepared.
         let order = ordering(Mutant::HoldAcquire, Ordering::Acquire, Ordering::Relaxed);
         let mut word = Word(self.word.load(order));
         loop {
             let ticket = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
-            if !word.has(Flags::UPTODATE) && !mutant(Mutant::HoldUptodate) {
+            if word.0 & needs != needs && !mutant(Mutant::HoldUptodate) {
                 return Err(HoldRefused::Filling);
             }
             if word.holds() == HOLDS_MAX {
@@ -411,6 +435,18 @@ impl Descriptor {
                 Ok(_) => return Ok(ticket),
                 Err(now) => word = Word(now),
             }
+        }
+    }
+
+    /// What the holder of a folio may do with it now.
+    #[inline]
+    pub fn is_readable(&self, ticket: Ticket) -> Readable {
+        // Acquire, partner: the Release in `complete`.
+        let word = Word(self.word.load(Ordering::Acquire));
+        match () {
+            () if word.has(Flags::LOCKED) => Readable::NotYet,
+            () if word.has(Flags::UPTODATE) && word.sequence() == ticket.word.sequence() => Readable::Yes,
+            () => Readable::Never,
         }
     }
 

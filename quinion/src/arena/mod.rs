@@ -34,7 +34,8 @@
 
 mod descriptor;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Retire, Ticket, Word, before_bytes,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
+    before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
@@ -62,6 +63,6 @@ pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{default_memory, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{Arena, ArenaError, ArenaOptions, ArenaStats};
+pub use owner::{Arena, ArenaError, ArenaOptions, ArenaStats, KeepingView};
 #[cfg(not(quinion_model))]
-pub use view::{CELLS_PER_PAGE, CellNumber, NodeHead, Record, View};
+pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, View};

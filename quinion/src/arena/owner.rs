@@ -34,6 +34,7 @@
 //! the first only, so who finds something free never waits for the kernel.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::buddy::{Buddy, Links, Run};
@@ -137,6 +138,28 @@ pub struct Arena {
     control_segment: Segment,
 }
 
+/// A [`View`] together with a share of its arena.
+#[derive(Debug)]
+pub struct KeepingView {
+    view: View,
+    arena: Arc<Arena>,
+}
+
+impl KeepingView {
+    /// The arena it keeps.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl std::ops::Deref for KeepingView {
+    type Target = View;
+    #[inline]
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
 /// What growing needs to know.
 #[derive(Debug, Default)]
 struct Growth {
@@ -219,6 +242,11 @@ impl Arena {
     #[inline]
     pub fn view(&self) -> &View {
         &self.view
+    }
+    /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
+    pub fn keeping_view(self: &Arc<Self>) -> KeepingView {
+        // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
+        KeepingView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
     }
     /// The control file by its parts.
     #[inline]
@@ -755,7 +783,7 @@ mod tests {
             let zero = |number: &std::sync::atomic::AtomicU32| number.load(Ordering::Relaxed) == 0;
             assert!(arena.view().slots(cell).unwrap().iter().all(zero), "{cell:?}");
             let head = arena.view().head(cell).unwrap();
-            assert!(zero(&head.count) && zero(&head.place) && head.marks[2].load(Ordering::Relaxed) == 0);
+            assert!(head.words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
         }
         arena.check().unwrap();
     }

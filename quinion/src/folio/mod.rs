@@ -32,3 +32,12 @@
 //! shows that no fence and no check of it can be left out.
 
 pub mod copy;
+
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod held;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use held::{Held, unpin};
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use pinned::Pinned;

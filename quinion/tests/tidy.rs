@@ -56,6 +56,8 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/benches/",
     "faces/preload/",
     "faces/cli/src/sys.rs",
+    "faces/cli/src/run/signals.rs",
+    "faces/cli/tests/",
 ];
 
 /// Something that is not tidy.

@@ -298,7 +298,7 @@ impl Shared {
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
-            reads: counters.sum(Count::Reads),
+            reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),
             misses: counters.sum(Count::Misses),

@@ -14,7 +14,9 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{Patience, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::Readahead;
+use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
 
 /// How a read behaves; the default waits for what it needs.
@@ -62,6 +64,8 @@ pub struct File {
     view: KeepingView,
     cell: CellNumber,
     id: MappingId,
+    process: ForkGuard,
+    counters: Arc<Counters>,
     handle: Arc<Handle>,
     readahead: RankedMutex<Readahead>,
     position: u64,
@@ -73,6 +77,8 @@ impl File {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
+            process: handle.shared.process,
+            counters: Arc::clone(&handle.shared.filemap.counters),
             readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
             handle,
             position: 0,
@@ -101,17 +107,15 @@ impl File {
     /// what the options forbid.
     #[inline]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        let shared = &*self.handle.shared;
-        if shared.process.is_forked() {
+        if self.process.is_forked() {
             return Err(Repr::Forked.into());
         }
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        let touch = |frame| touch(&self.view, frame);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
-            shared.filemap.counters.add_hit(hits.bytes as u64);
+            self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
         self.read_slowly(buffer, position, options)

@@ -95,6 +95,6 @@ impl Owner for CacheOwner {
     }
 
     fn touched(&self, frame: Frame) {
-        touch(self.cache.arena().view(), frame);
+        touch(self.cache.arena().view().grown(), frame);
     }
 }

@@ -35,7 +35,7 @@ use crate::arena::control::{
     ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
     ViewerPage, state,
 };
-use crate::arena::{CellNumber, LayoutError, View};
+use crate::arena::{CellNumber, Grown, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
@@ -216,7 +216,7 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let touch = |frame| self.note(frame);
+        let touch = |_: Grown<'_>, frame| self.note(frame);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {

@@ -41,7 +41,7 @@ impl Filemap {
                     }
                 }
             };
-            touch(self.arena.view(), held.frame());
+            touch(self.arena.view().grown(), held.frame());
             if held.has_marker() {
                 self.advance(mapping, readahead, held.first(), Patience::Wait);
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{HoldRefused, Readable, View};
+use crate::arena::{Grown, HoldRefused, Readable};
 use crate::backend::{Reap, Version};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -44,8 +44,8 @@ const SEEKS: u32 = 1000;
 
 /// Notes that a folio was read: sets its referenced byte if it is clear.
 #[inline]
-pub(crate) fn touch(view: &View, frame: Frame) {
-    if let Some(referenced) = view.referenced(frame)
+pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
+    if let Some(referenced) = grown.referenced(frame)
         && referenced.load(Ordering::Relaxed) == 0
     {
         referenced.store(1, Ordering::Relaxed);
@@ -70,8 +70,7 @@ impl Filemap {
             let view = self.arena.view();
             let rest = &mut to[done..];
             let at = position + done as u64;
-            let touch = |frame| touch(view, frame);
-            let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+                        let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
             done += hits.bytes;
             if let Some(page) = hits.marker {
                 self.advance(mapping, readahead, page, patience);
@@ -109,7 +108,6 @@ impl Filemap {
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
-        self.counters.add(Count::Reads, 1);
         self.counters.add(Count::Bytes, bytes as u64);
         self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
     }
@@ -127,7 +125,7 @@ impl Filemap {
         let Some(held) = self.hold_folio(mapping, readahead, patience, position, to.len())? else {
             return Ok(0);
         };
-        touch(self.arena.view(), held.frame());
+        touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
         if held.has_marker() {
             self.advance(mapping, readahead, held.first(), patience);
@@ -272,7 +270,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len)?;
         if let Some(held) = held {
-            touch(self.arena.view(), held.frame());
+            touch(self.arena.view().grown(), held.frame());
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The essay of this room is in its door, `mapping/mod.rs`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Readable, Record, Retire, Run, View};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
@@ -229,9 +229,14 @@ impl Mapping {
     /// between insertion and submission. Returns the pages forgotten.
     pub fn invalidate(&self, attributes: &Attributes) -> u64 {
         let mut version = self.invalidate.write();
-        self.record().size.store(attributes.size, Ordering::Relaxed);
+        // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
+        // so that none takes the zeroes after the old end for the file's.
+        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
         *version = attributes.version;
-        self.lock().remove_all()
+        let pages = self.lock().remove_all();
+        // Release, partner: the Acquire in `read_hits`.
+        self.record().size.store(attributes.size, Ordering::Release);
+        pages
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
@@ -265,6 +270,9 @@ impl Drop for Mapping {
         }
         self.lock().remove_all();
         self.record().id.store(MappingId::NONE.0, Ordering::Relaxed);
+        // Partner: the Acquire fence before a reader's second look at the number. Who sees anything that
+        // the cell is used for next sees that it is no mapping's record any more.
+        fence(Ordering::Release);
         self.arena.free_cell(self.cell);
     }
 }

@@ -5,6 +5,9 @@
 #[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
 pub mod arena;
 pub mod sync;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "system calls")]
+pub mod sys;
 pub mod units;
 // Stuff.
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -32,8 +32,24 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod engine;
+mod file;
+mod memory;
+mod ring;
 mod room;
+mod slab;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod transfer;
+
+pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
+pub use file::{LocalFile, NotAFileKind, OpenError, Way};
+pub use memory::MemoryFile;
 pub use room::WaitRoom;
+pub use threads::{BlockingSource, Pool, ReadAt};
 
 /// What a file is at one moment: which file, how long, which content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,6 +99,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`].
     fn submit(&self, fills: Vec<Fill>);
+
+    /// Whether `fills` more requests can be submitted without waiting for earlier ones.
+    fn has_room(&self, fills: usize) -> bool {
+        let _ = fills;
+        true
+    }
 
     /// Fetches completions on the caller's thread, if this backend has any to be fetched.
     /// `done` says whether what the caller waits for has happened; it is asked after leadership is
@@ -191,9 +213,13 @@ impl Fill {
         unsafe { crate::folio::copy::copy_in(bytes.as_ptr(), self.buffer.as_ptr().add(at), bytes.len()) };
     }
     /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the
-    /// file ends there; or it failed.
+    /// file ends there; or it failed. What follows the file's last byte is zeroed.
     pub fn complete(mut self, result: io::Result<usize>) {
         let result = result.map(|bytes| bytes.min(self.len()));
+        if let Ok(bytes) = result {
+            // SAFETY: `bytes..len` is inside the buffer, whose frames are this fill's alone.
+            unsafe { crate::folio::copy::zero(self.buffer.as_ptr().add(bytes), self.len() - bytes) };
+        }
         if let Some(sink) = self.sink.take() {
             sink.fill_completed(self.run, result);
         }

@@ -177,6 +177,12 @@ impl EngineShared {
         }
     }
 
+    /// A ring hands its leadership on through one room only.
+    pub(super) fn attach(&self, room: &Arc<WaitRoom>) {
+        let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(room));
+        assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
+    }
+
     pub(super) fn has_room(&self, fills: usize) -> bool {
         match self.ring.as_ref() {
             Some(ring) if !ring.is_refused() => ring.has_room(fills),

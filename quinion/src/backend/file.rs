@@ -36,7 +36,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
-use super::{Attributes, Backend, Fill, Identity, Reap, Reaped, Version};
+use super::{Attributes, Backend, Fill, Identity, Reap, Reaped, Version, WaitRoom};
 use crate::units::PAGE_SIZE;
 
 /// Why a file cannot be read through the cache.
@@ -128,6 +128,11 @@ impl AsFd for LocalFile {
 impl Backend for LocalFile {
     fn name(&self) -> &'static str {
         self.engine.name()
+    }
+    /// # Panics
+    /// If it is not the room of the engine that opened the file.
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.engine.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()

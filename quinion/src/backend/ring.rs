@@ -113,6 +113,11 @@ impl RingDriver {
         self.is_refused.load(Ordering::Relaxed)
     }
 
+    /// Whether it is `room` that this ring wakes.
+    pub(super) fn wakes(&self, room: &Arc<WaitRoom>) -> bool {
+        Arc::ptr_eq(&self.room, room)
+    }
+
     /// Whether the queue has room for this many more parts.
     pub(super) fn has_room(&self, parts: usize) -> bool {
         self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + parts
@@ -388,7 +393,8 @@ impl Doubtful {
 /// What an error means: another try, another way, or the end.
 fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
     match error.raw_os_error() {
-        Some(libc::EINTR | libc::EAGAIN) if part.tries < TRIES_MAX => {
+        // Cancelled: the thread that submitted it has exited, and with it the kernel's helpers of that thread.
+        Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED) if part.tries < TRIES_MAX => {
             Verdict::Again(Part { tries: part.tries + 1, ..part })
         }
         Some(libc::EINVAL | libc::EOPNOTSUPP) if part.way == Way::Direct => {

@@ -1,7 +1,6 @@
 //! What every mechanism promises, tried on real files.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -466,33 +465,163 @@ fn a_memory_file_shows_the_bytes_it_has_now() {
 
 #[test]
 fn the_environment_decides_what_is_left_open() {
-    const CHILD: &str = "QUINION_TEST_CHILD";
-    if let Ok(name) = std::env::var(CHILD) {
+    if let Some(name) = role() {
         let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
         let chosen = engine.mechanism();
         assert!(chosen.name() == name || matches!(chosen, Chosen::Fallback(_)), "{chosen}");
-        assert_eq!(
-            Engine::new(
-                Arc::default(),
-                EngineOptions { mechanism: Mechanism::Threads, ..Default::default() }
-            )
-            .mechanism()
-            .name(),
-            "threads"
-        );
+        let asked = EngineOptions { mechanism: Mechanism::Threads, ..EngineOptions::default() };
+        assert_eq!(Engine::new(Arc::default(), asked).mechanism().name(), "threads", "only Auto is open");
         return;
     }
     for (wish, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
-        let test = "backend::tests::the_environment_decides_what_is_left_open";
-        let run = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test])
-            .env("QUINION_IO", wish)
-            .env(CHILD, name)
-            .output()
-            .unwrap();
-        std::io::stderr().write_all(&run.stdout).unwrap();
-        assert!(run.status.success(), "QUINION_IO={wish}");
+        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(wish));
     }
+}
+
+/// The kernel cancels some of a thread's requests when the thread exits.
+#[test]
+fn a_submitter_may_exit_before_its_reads_have_ended() {
+    for folder in folders() {
+        let (room, engine) = engine(Mechanism::Ring, 16, 16 << 10);
+        let size = (1 << 20) + 17;
+        let file = engine.open(file_of(folder.path(), size)).unwrap();
+        for round in 0..100u64 {
+            let (fills, requests): (Vec<_>, Vec<_>) =
+                (0..8).map(|n| Request::new(&room, (round * 8 + n) % 250, 4)).unzip();
+            std::thread::scope(|scope| scope.spawn(|| file.submit(fills)).join().unwrap());
+            for (n, request) in requests.iter().enumerate() {
+                let page = (round * 8 + n as u64) % 250;
+                assert_eq!(request.wait(&file).unwrap(), content(page * 4096, 4 * 4096));
+            }
+        }
+    }
+}
+
+/// Runs this very test once more in a process of its own, with `role` to be found by [`role`].
+fn in_a_process_of_its_own(test: &str, role: &str, wish: Option<&str>) {
+    let run = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &format!("backend::tests::{test}")])
+        .env("QUINION_TEST_ROLE", role)
+        .envs(wish.map(|wish| ("QUINION_IO", wish)))
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{test} as {role}: {out}{err}");
+    assert!(out.contains("1 passed"), "{test} is this test's name");
+}
+
+fn role() -> Option<String> {
+    std::env::var("QUINION_TEST_ROLE").ok()
+}
+
+/// From now on `call` is refused with `EPERM` to this thread and those it starts.
+fn forbid(call: libc::c_long) {
+    let statement = |code: u32, k: u32, jump_true, jump_false| libc::sock_filter {
+        code: code as u16,
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program outlives the call, which copies it; it forbids one system call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+#[test]
+fn a_sandbox_without_io_uring_gets_threads_and_a_reason() {
+    if role().is_none() {
+        return in_a_process_of_its_own(
+            "a_sandbox_without_io_uring_gets_threads_and_a_reason",
+            "sandboxed",
+            None,
+        );
+    }
+    forbid(libc::SYS_io_uring_setup);
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 8, 64 << 10);
+    assert_eq!(engine.mechanism().name(), "threads");
+    let words = engine.mechanism().to_string();
+    assert!(words.contains("not permitted") && words.contains("sandbox"), "{words}");
+    let file = engine.open(file_of(disk.path(), 10_000)).unwrap();
+    check(&room, &file, 10_000, 0, 3);
+}
+
+#[test]
+fn a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more() {
+    if role().is_none() {
+        let test = "a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more";
+        return in_a_process_of_its_own(test, "sandboxed", None);
+    }
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 4, 16 << 10);
+    if engine.mechanism().name() == "threads" {
+        return;
+    }
+    let size = 1 << 20;
+    let file = engine.open(file_of(disk.path(), size)).unwrap();
+    let (before, requests): (Vec<_>, Vec<_>) = (0..10).map(|n| Request::new(&room, n, 8)).unzip();
+    file.submit(before);
+    forbid(libc::SYS_io_uring_enter);
+    // What the kernel has it finishes; what it was not given fails, once.
+    for (n, request) in requests.iter().enumerate() {
+        match request.wait(&file) {
+            Ok(got) => assert_eq!(got, content(n as u64 * 4096, 8 * 4096)),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+    }
+    let (fill, request) = Request::new(&room, 0, 1);
+    file.submit(vec![fill]);
+    let _ = request.wait(&file);
+    check(&room, &file, size, 0, 256);
+}
+
+#[test]
+fn a_fork_leaves_its_parents_engine_alone() {
+    if role().is_none() {
+        return in_a_process_of_its_own("a_fork_leaves_its_parents_engine_alone", "parent", None);
+    }
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 2, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&room, n, 4)).unzip();
+        file.submit(fills);
+        // SAFETY: the child drops the engine, which takes no lock and allocates nothing there, and exits.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            drop((engine, file));
+            // SAFETY: ends the child without running the test harness's end.
+            unsafe { libc::_exit(17) };
+        }
+        for (n, request) in requests.iter().enumerate() {
+            assert_eq!(request.wait(&file).unwrap(), content(n as u64 * 4096, 4 * 4096));
+        }
+        let mut status = 0;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 17);
+    }
+}
+
+#[test]
+#[should_panic(expected = "the cache whose engine opened it")]
+fn a_file_of_another_engine_is_refused() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Ring, 2, 8192);
+    if engine.mechanism().name() == "threads" {
+        panic!("threads wake any room, the cache whose engine opened it included");
+    }
+    engine.open(file_of(disk.path(), 1)).unwrap().attach(&Arc::new(WaitRoom::new()));
 }
 
 proptest! {

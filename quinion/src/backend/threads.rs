@@ -119,6 +119,8 @@ impl<R: ReadAt> Source for Bounced<R> {
 /// A few threads that read.
 pub struct Pool {
     shared: Arc<Shared>,
+    /// The process that made it.
+    process: u32,
 }
 
 struct Shared {
@@ -158,7 +160,7 @@ impl Pool {
             threads_max: threads_max.max(1),
             queue_max,
         };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), process: std::process::id() }
     }
 
     pub(super) fn has_room(&self, fills: usize) -> bool {
@@ -167,13 +169,18 @@ impl Pool {
 
     pub(super) fn submit(&self, source: &Arc<dyn Source>, fills: Vec<Fill>) {
         self.shared.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
+        let is_many = fills.len() > 1;
         let mut state = self.shared.lock();
         let work = fills.into_iter().map(|fill| Work { fill, source: Arc::clone(source) });
         state.queue.extend(work);
         self.start_threads(&mut state);
         let is_alone = state.threads.is_empty();
         drop(state);
-        self.shared.bell.notify_all();
+        if is_many {
+            self.shared.bell.notify_all()
+        } else {
+            self.shared.bell.notify_one()
+        }
         if is_alone {
             // Not one thread could be started: the work is ours.
             self.shared.work_off();
@@ -252,8 +259,11 @@ impl Shared {
 
 impl Drop for Pool {
     /// Waits for the threads, which do what is queued first. A thread of the pool that drops it does not
-    /// wait for itself.
+    /// wait for itself. In a fork of the process that made it nothing is done: the threads are not here.
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         let mut state = self.shared.lock();
         state.is_closing = true;
         let threads = std::mem::take(&mut state.threads);

@@ -478,6 +478,49 @@ fn the_environment_decides_what_is_left_open() {
     }
 }
 
+/// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
+fn check_takeover(room: &Arc<WaitRoom>, backend: &dyn Backend) {
+    let (fill, request) = Request::new(room, 0, 200);
+    backend.submit(vec![fill]);
+    let looks = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let mut follower = None;
+        backend.reap(Reap::Wait, &mut || {
+            // In the seat: the follower starts, finds it taken and falls asleep. Its first look is before
+            // it tries the seat, the second before it sleeps.
+            follower.get_or_insert_with(|| {
+                scope.spawn(|| {
+                    room.wait(backend, &mut || {
+                        looks.fetch_add(1, Ordering::Relaxed);
+                        request.is_done()
+                    });
+                })
+            });
+            while looks.load(Ordering::Relaxed) < 2 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            true
+        });
+    });
+    assert!(request.take().is_ok());
+}
+
+#[test]
+fn a_follower_takes_over_when_the_leader_goes() {
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 2, 4096);
+    let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+    let device = Simulated::of_memory(Arc::new(MemoryFile::new(content(0, 1 << 20))), Faults::default());
+    device.attach(&room);
+    for _ in 0..20 {
+        check_takeover(&room, &device);
+        if engine.mechanism().name() == "io_uring" {
+            check_takeover(&room, &file);
+        }
+    }
+}
+
 /// The kernel cancels some of a thread's requests when the thread exits.
 #[test]
 fn a_submitter_may_exit_before_its_reads_have_ended() {

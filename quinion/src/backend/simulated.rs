@@ -351,7 +351,7 @@ impl<'a> Lead<'a> {
     fn take(device: &'a Simulated) -> Option<Self> {
         // The lead guards nothing but itself; the state has a lock.
         let taken = device.is_led.compare_exchange(false, true, Ordering::Relaxed, Ordering::Relaxed);
-        taken.is_ok().then_some(Self(device))
+        taken.is_ok().then(|| Self(device))
     }
 }
 

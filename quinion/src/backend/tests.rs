@@ -502,6 +502,7 @@ fn check_takeover(room: &Arc<WaitRoom>, backend: &dyn Backend) {
             std::thread::sleep(std::time::Duration::from_millis(1));
             true
         });
+        assert!(follower.is_some(), "a leader that is done goes, though more is in flight");
     });
     assert!(request.take().is_ok());
 }

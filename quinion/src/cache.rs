@@ -197,6 +197,7 @@ impl Cache {
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
         self.check_process()?;
+        backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         let mapping = self.shared.mapping_of(backend, &attributes)?;
         Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping })))

@@ -78,6 +78,7 @@ impl Mechanism {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one for each cache")]
 enum Works {
     Ring(Ring),
     Threads(Pool),

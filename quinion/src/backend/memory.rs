@@ -1,4 +1,22 @@
 //! Memory: a file that is a vector of bytes, for tests and for data that never was on a disk.
+//!
+//! It is the shortest backend there can be, and so the best one to read first:
+//!
+//! ```text
+//!   attributes   its number is its identity, its generation is its version
+//!   submit       for each fill: copy what the vector has of it, complete
+//! ```
+//!
+//! A fill is complete before `submit` returns, so nobody ever waits for this
+//! backend and there is nothing to reap.
+//!
+//! Invariants:
+//!  1. No two of them have the same identity, so no two share pages.
+//!  2. One fill sees one content: the vector is not replaced while it is copied from.
+//!  3. The lock of the content is not held while a fill is completed.
+//!
+//! Not an invariant: that two fills see the same content. As with a file on a
+//! disk, the cache finds out at the next open, or when it is told to look.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

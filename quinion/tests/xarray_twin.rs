@@ -74,7 +74,9 @@ impl Twin {
             self.split(first, index, order);
         }
         let displaced = self.meeting(index, end);
-        displaced.iter().for_each(|(first, ..)| drop(self.entries.remove(first)));
+        for (first, ..) in &displaced {
+            self.entries.remove(first);
+        }
         self.entries.insert(index, (entry, order, 0));
         Outcome::Done(displaced)
     }
@@ -245,7 +247,9 @@ impl<const BITS: u32> Pair<BITS> {
     fn erase(&mut self, at: u64) {
         let want = self.twin.covering(at);
         assert_eq!(self.tree().erase(at), want.map_or(Entry::EMPTY, |found| found.1));
-        want.map(|(first, ..)| self.twin.entries.remove(&first));
+        if let Some((first, ..)) = want {
+            self.twin.entries.remove(&first);
+        }
     }
 
     fn erase_range(&mut self, at: u64, pages: u64) {
@@ -258,7 +262,9 @@ impl<const BITS: u32> Pair<BITS> {
         let mut gone = Vec::new();
         self.tree().erase_range(from, end, |first, entry, order| gone.push((first, entry, order)));
         assert_eq!(gone, want);
-        want.iter().for_each(|(first, ..)| drop(self.twin.entries.remove(first)));
+        for (first, ..) in &want {
+            self.twin.entries.remove(first);
+        }
     }
 
     fn replace(&mut self, at: u64, spill: bool) {
@@ -290,14 +296,18 @@ impl<const BITS: u32> Pair<BITS> {
         let got = self.tree().set_mark(at, mark_of(mark));
         let found = self.twin.covering(at);
         assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-        found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark);
+        if let Some((first, ..)) = found {
+            self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark;
+        }
     }
 
     fn unmark(&mut self, at: u64, mark: u8) {
         let got = self.tree().clear_mark(at, mark_of(mark));
         let found = self.twin.covering(at);
         assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-        found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark));
+        if let Some((first, ..)) = found {
+            self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark);
+        }
     }
 
     fn forget(&mut self, which: usize) {

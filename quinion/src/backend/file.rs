@@ -269,13 +269,6 @@ pub struct LocalFile {
     works: Arc<Works>,
 }
 
-impl LocalFile {
-    /// Whether it is read past the kernel's cache.
-    pub fn is_direct(&self) -> bool {
-        self.source.is_direct()
-    }
-}
-
 /// A change that is younger than this when it is looked at may be followed by one of the same time.
 const CLOCK_STEP: Duration = Duration::from_millis(100);
 
@@ -285,6 +278,10 @@ impl Backend for LocalFile {
             Works::Ring(_) => Mechanism::Ring.name(),
             Works::Threads(_) => Mechanism::Threads.name(),
         }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.source.is_direct()
     }
 
     fn attributes(&self) -> io::Result<Attributes> {

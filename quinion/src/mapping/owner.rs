@@ -7,13 +7,14 @@
 //!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
 //! ```
 //!
-//! Adding begins with the descriptor and taking out ends with it being retired,
-//! both under the tree lock. In between a reader may find one without the
-//! other; it looks at the descriptor, and the descriptor alone decides.
+//! A descriptor is prepared before its entry can be found. It is retired under
+//! the same hold of the tree lock under which the entry goes, before or after.
+//! In between a reader may find the one without the other; it looks at the
+//! descriptor, and the descriptor alone decides.
 //!
 //! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
-//! held for a batch and never while anybody waits; the arena's lock is taken
-//! under it, for a node or a list of frames.
+//! held for a batch and never while anybody waits for a device; the arena's
+//! lock is taken under it, for a node or a list of frames.
 //!
 //! Invariants: those of the door, `mapping/mod.rs`, and
 //!  1. What `add_folio_range` did not insert is the caller's again, as if it had not been prepared.

@@ -66,7 +66,7 @@ pub enum AttachError {
     Layout(LayoutError),
     /// The two files do not belong together, or not to the cache that was meant.
     Token,
-    /// All [`VIEWERS_MAX`] pages are taken.
+    /// All [`VIEWERS_MAX`](crate::arena::control::VIEWERS_MAX) pages are taken.
     Full,
     /// The owner serves no more.
     Closed,

@@ -134,6 +134,10 @@ impl Backend for LocalFile {
     fn attach(&self, room: &Arc<WaitRoom>) {
         self.engine.attach(room);
     }
+    fn is_direct(&self) -> bool {
+        self.way() == Way::Direct
+    }
+
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }

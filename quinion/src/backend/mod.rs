@@ -103,6 +103,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = room;
     }
 
+    /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
+    /// refuse the first read, and later ones then go through it.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 

@@ -1,9 +1,35 @@
 //! Read: the story of one read call, for the owner's threads and on behalf of viewers.
+//!
+//! ```text
+//!   read      hits as far as they go --end--> look at the file again, once, if nothing was read
+//!                  ^        |
+//!                  |      a page is missing
+//!                  |        v
+//!             copy <-- hold_folio: there and readable? hold it
+//!                           |   being filled? wait for that
+//!                           |   absent?       fill_miss: judge, fill, wait for the page asked for
+//!                           +-- and again, until it is held, an error is its own, or the file ends
+//! ```
+//!
+//! How far a caller goes for its bytes is its [`Patience`]; each step that may
+//! wait asks it first.
+//!
+//! A window that failed says little about the page that was asked for: the bad
+//! sector may lie anywhere in it. So the next attempt reaches for the page
+//! alone, and only an error of that one is the reader's.
+//!
+//! Invariants:
+//!  1. No lock is held while the device or memory is waited for.
+//!  2. Bytes are shown only up to a size that was looked at after they were copied or held.
+//!  3. An error is returned only if no byte was read; otherwise it comes with the next call.
+//!
+//! Not an invariant: that a page which was filled is still there when its
+//! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Grown, HoldRefused, Readable};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
 use crate::backend::{Reap, Version};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -70,7 +96,7 @@ impl Filemap {
             let view = self.arena.view();
             let rest = &mut to[done..];
             let at = position + done as u64;
-                        let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+            let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
             done += hits.bytes;
             if let Some(page) = hits.marker {
                 self.advance(mapping, readahead, page, patience);
@@ -157,7 +183,7 @@ impl Filemap {
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
                     Readable::Never => reach = Reach::Page,
                 },
-                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins.into()),
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
                     let miss = Miss { index, position, len, reach };
                     match self.fill_miss(mapping, readahead, patience, miss)? {

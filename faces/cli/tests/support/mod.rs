@@ -1,5 +1,10 @@
 //! A naive owner: a real arena, the simplest index that viewers can walk, one lock around it all, and
 //! buffered reads. It evicts first in, first out, and does so all the time in a small arena.
+//!
+//! It shares with the cache what viewers see (the arena, the descriptors, the
+//! copy) and none of what the cache does: no readahead, no folio larger than a
+//! page, no backend. So a test that fails with the cache and passes with this
+//! owner has found its fault above the arena.
 #![allow(unsafe_code, reason = "frames are filled by address")]
 #![allow(dead_code, reason = "each test binary uses a part")]
 

@@ -155,7 +155,8 @@ fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
     assert_eq!(mine.request(Operation::Revalidate, [open.handle, 0, 0]), Ok([10_000, 0]));
     let data = file.as_file().metadata().unwrap();
     let fd = file.as_file().as_raw_fd() as u64;
-    let wrong = [[fd, data.dev(), data.ino() + 1], [fd, data.dev() + 1, data.ino()], [u64::MAX, 0, 0], [4000, 0, 0]];
+    let wrong =
+        [[fd, data.dev(), data.ino() + 1], [fd, data.dev() + 1, data.ino()], [u64::MAX, 0, 0], [4000, 0, 0]];
     for question in wrong {
         assert!(matches!(mine.request(Operation::Attach, question), Err(RequestError::Errno(_))));
     }
@@ -315,7 +316,9 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                 match next() % 7 {
                     0 => slot.state.store((next() % 8) as u32, Ordering::Relaxed),
                     1 => slot.operation.store((next() % 8) as u32, Ordering::Relaxed),
-                    2 => slot.arguments[next() as usize % 3].store(next() >> (next() % 64), Ordering::Relaxed),
+                    2 => {
+                        slot.arguments[next() as usize % 3].store(next() >> (next() % 64), Ordering::Relaxed)
+                    }
                     3 => page.ring_head.store(next() as u32, Ordering::Relaxed),
                     4 => page.ring[next() as usize % 4096].store(next() as u32, Ordering::Relaxed),
                     5 => page.counters[next() as usize % 32].store(next(), Ordering::Relaxed),

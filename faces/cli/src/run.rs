@@ -182,7 +182,11 @@ fn preload_file() -> io::Result<OwnedFd> {
 
 fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
     let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_START };
-    let hint = if status == NOT_FOUND { "check the name, or give its path" } else { "check that it may be executed" };
+    let hint = if status == NOT_FOUND {
+        "check the name, or give its path"
+    } else {
+        "check that it may be executed"
+    };
     eprintln!("quinion: cannot start {}: {error}; {hint}", name.display());
     Ended::Status(status)
 }

@@ -75,7 +75,11 @@ fn same_with_and_without(case: &str, seed: u32, pages: usize) -> ViewerTotals {
     let mut served = command(case, &with, seed);
     session.point_to(&mut served);
     assert_eq!(output(served), expected, "{case} {seed} differs (right: without the cache)");
-    assert_eq!(std::fs::read(&with).unwrap(), std::fs::read(&without).unwrap(), "{case} wrote something else");
+    assert_eq!(
+        std::fs::read(&with).unwrap(),
+        std::fs::read(&without).unwrap(),
+        "{case} wrote something else"
+    );
     let totals = session.stop();
     assert!(totals.viewers > 0, "{case} did not attach");
     totals

@@ -64,7 +64,8 @@ pub fn writable(fd: c_int) {
 
 /// A descriptor has appeared in a way that does not tell whether it can write.
 pub fn appeared(fd: c_int) {
-    if process::viewer().is_some() && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
+    if process::viewer().is_some()
+        && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
     {
         writable(fd);
     }

@@ -39,9 +39,10 @@ impl Kind {
         match self {
             Kind::Served | Kind::Unknown => None,
             Kind::Static(path) => Some(format!("nothing was served: {} is statically linked", name(path))),
-            Kind::SetId(path) => {
-                Some(format!("nothing was served: {} is set-uid or set-gid, and such programs load nothing from outside", name(path)))
-            }
+            Kind::SetId(path) => Some(format!(
+                "nothing was served: {} is set-uid or set-gid, and such programs load nothing from outside",
+                name(path)
+            )),
             Kind::Foreign(path, what) => Some(format!("nothing was served: {} is {what}", name(path))),
         }
     }
@@ -120,9 +121,8 @@ fn changes_rights(data: &std::fs::Metadata) -> bool {
 fn dynamic_linker(file: &File, start: &[u8]) -> Option<String> {
     const INTERPRETER: u32 = 3;
     const HEADERS_MAX: u64 = 128;
-    let number = |bytes: &[u8], at: usize| {
-        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-    };
+    let number =
+        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     let short = |at: usize| u64::from(u16::from_le_bytes([start[at], start[at + 1]]));
     let (table, size, count) = (number(start, 32), short(54), short(56));
     for i in 0..count.min(HEADERS_MAX) {

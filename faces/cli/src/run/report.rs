@@ -70,9 +70,17 @@ impl Report<'_> {
             Format::Json => self.json(),
         };
         match file {
-            Some(path) => File::create(path)
-                .and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| io::Error::new(error.kind(), format!("cannot write the report to {}: {error}; name a file that can be written", path.display()))),
+            Some(path) => {
+                File::create(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
+                    io::Error::new(
+                        error.kind(),
+                        format!(
+                            "cannot write the report to {}: {error}; name a file that can be written",
+                            path.display()
+                        ),
+                    )
+                })
+            }
             None => io::stderr().lock().write_all(text.as_bytes()),
         }
     }
@@ -89,8 +97,13 @@ impl Report<'_> {
     fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.kind.note().into_iter().collect();
         if super::PRELOAD.is_empty() {
-            notes.push("nothing was served: programs are served on x86-64 Linux with the GNU C library only".into());
-        } else if notes.is_empty() && self.totals.viewers == 0 && !matches!(self.ended, Ended::Status(126 | 127)) {
+            notes.push(
+                "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
+            );
+        } else if notes.is_empty()
+            && self.totals.viewers == 0
+            && !matches!(self.ended, Ended::Status(126 | 127))
+        {
             notes.push("nothing was served: the program did not attach; it may clear its environment, or run where ours is not seen".into());
         }
         notes
@@ -99,11 +112,30 @@ impl Report<'_> {
     /// The report for people.
     pub fn text(&self) -> String {
         let (totals, mut text) = (&self.totals, String::new());
-        let mut line = |name: &str, value: String| writeln!(text, "quinion: {name:<10} {value}").expect("a string takes it");
-        line("served", format!("{} in {} reads of {} files, {} processes", bytes(totals.bytes), totals.reads, totals.files, totals.viewers));
+        let mut line = |name: &str, value: String| {
+            writeln!(text, "quinion: {name:<10} {value}").expect("a string takes it")
+        };
+        line(
+            "served",
+            format!(
+                "{} in {} reads of {} files, {} processes",
+                bytes(totals.bytes),
+                totals.reads,
+                totals.files,
+                totals.viewers
+            ),
+        );
         line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
         line("device", format!("{} in {} reads", bytes(self.device.bytes), self.device.reads));
-        line("memory", format!("{} of {}, {:.0} % in 2 MiB pages", bytes(self.stats.grown_bytes), bytes(self.stats.bound_bytes), 100.0 * self.huge_share()));
+        line(
+            "memory",
+            format!(
+                "{} of {}, {:.0} % in 2 MiB pages",
+                bytes(self.stats.grown_bytes),
+                bytes(self.stats.bound_bytes),
+                100.0 * self.huge_share()
+            ),
+        );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
         for note in self.notes() {
             line("note", note);
@@ -130,9 +162,21 @@ impl Report<'_> {
              \"asked\":{{\"reads\":{},\"questions\":{}}},\"device\":{{\"reads\":{},\"bytes\":{}}},\
              \"memory\":{{\"bound_bytes\":{},\"grown_bytes\":{},\"huge_share\":{:.3}}},\
              \"kernel\":{{\"reads\":{},\"reasons\":{{{}}}}},\"notes\":{}}}\n",
-            totals.viewers, totals.reads, self.hits(), totals.bytes, totals.files, totals.asked, totals.misses,
-            self.device.reads, self.device.bytes, stats.bound_bytes, stats.grown_bytes, self.huge_share(),
-            totals.kernel_reads, reasons.join(","), list(self.notes().into_iter()),
+            totals.viewers,
+            totals.reads,
+            self.hits(),
+            totals.bytes,
+            totals.files,
+            totals.asked,
+            totals.misses,
+            self.device.reads,
+            self.device.bytes,
+            stats.bound_bytes,
+            stats.grown_bytes,
+            self.huge_share(),
+            totals.kernel_reads,
+            reasons.join(","),
+            list(self.notes().into_iter()),
         )
     }
 }
@@ -189,7 +233,11 @@ fn words(reason: Reason) -> &'static str {
 fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = (count.max(1).ilog2() / 10).min(4) as usize;
-    if unit == 0 { format!("{count} B") } else { format!("{:.1} {}", count as f64 / f64::from(1 << 10).powi(unit as i32), UNITS[unit]) }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{:.1} {}", count as f64 / f64::from(1 << 10).powi(unit as i32), UNITS[unit])
+    }
 }
 
 /// A JSON array of strings.
@@ -203,7 +251,9 @@ fn quote(word: &str) -> String {
     for letter in word.chars() {
         match letter {
             '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if u32::from(letter) < 0x20 => write!(quoted, "\\u{:04x}", u32::from(letter)).expect("a string takes it"),
+            letter if u32::from(letter) < 0x20 => {
+                write!(quoted, "\\u{:04x}", u32::from(letter)).expect("a string takes it")
+            }
             letter => quoted.push(letter),
         }
     }

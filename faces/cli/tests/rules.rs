@@ -18,8 +18,9 @@ use std::sync::OnceLock;
 use quinion::serve::ViewerTotals;
 use quinion_cli::run::Session;
 
-mod support;
-use support::NaiveOwner;
+#[path = "../../../quinion/tests/support/naive_owner.rs"]
+mod naive_owner;
+use naive_owner::NaiveOwner;
 
 const FILE_BYTES: usize = 300_123;
 

@@ -180,6 +180,15 @@ impl Owner for NaiveOwner {
     }
 
     fn advance(&self, handle: u64, page: PageIndex) {
+        {
+            let state = self.state.lock().unwrap();
+            let marked = state.queue.iter().find(|&&(h, p, _)| (h, p) == (handle, page.0));
+            let Some(&(_, _, frame)) = marked else { return };
+            let descriptor = self.arena.view().own(frame);
+            if let Ok(ticket) = descriptor.begin_read(state.mappings[&handle].id, page) {
+                descriptor.take_marker(ticket);
+            }
+        }
         let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64);
     }
 

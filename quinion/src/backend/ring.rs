@@ -118,9 +118,9 @@ impl RingDriver {
         Arc::ptr_eq(&self.room, room)
     }
 
-    /// Whether the queue has room for this many more parts.
-    pub(super) fn has_room(&self, parts: usize) -> bool {
-        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + parts
+    /// Whether this many more fills, of one part each, would go to the kernel at once.
+    pub(super) fn has_room(&self, fills: usize) -> bool {
+        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + fills
             <= self.queue_depth
     }
 
@@ -134,10 +134,10 @@ impl RingDriver {
         }
         self.pump(&mut submission, Vec::new(), &mut finished);
         drop(submission);
-        self.complete(finished);
+        let completed = self.complete(finished);
         // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
-        if self.wants_leader() {
+        if completed > 0 || self.wants_leader() {
             self.room.wake();
         }
     }

@@ -50,27 +50,22 @@ impl CellNumber {
     }
 }
 
-/// What the tree's writers know of a node; readers never look here.
+/// What a node's writers know of it; readers never look here. What the words mean is the index's affair.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct NodeHead {
-    /// Slots that are not empty.
-    pub count: AtomicU32,
-    /// Slots that hold values.
-    pub values: AtomicU32,
-    /// The parent's cell number; 0 for none.
-    pub parent: AtomicU32,
-    /// This node's slot in its parent (low 8 bits) and its shift in bits (next 8).
-    pub place: AtomicU32,
-    /// The three marks, a bit a slot.
-    pub marks: [AtomicU64; 3],
-    /// Two numbers for whoever keeps lists of nodes.
-    pub links: [AtomicU32; 2],
-    /// Unused.
-    pub spare: AtomicU64,
+    /// Eight words.
+    pub words: [AtomicU64; 8],
 }
 
 const _: () = assert!(size_of::<NodeHead>() == 64);
+
+impl NodeHead {
+    /// Makes every word zero.
+    pub fn clear(&self) {
+        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
 
 /// A mapping as its readers see it: one cell.
 #[repr(C, align(64))]

@@ -29,7 +29,8 @@ use super::tree::{At, Home, Slab, XArray, is_shadow};
 pub enum Inserted {
     /// It is in the tree.
     Done {
-        /// The shadow it took the place of; of several, the one at the highest index.
+        /// The shadow it took the place of; of several, the one at the highest index; of one larger than
+        /// the folio, the piece that was split off.
         shadow: Option<Value>,
     },
     /// A folio or a spill is in the way: the first one. The tree is unchanged.
@@ -125,8 +126,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Inserts a run of folios, each `(order, folio)`, side by side from `index` on, up to the first that
-    /// cannot go in. `consumed` is told of each shadow that went: whose place in the batch took it, the
-    /// shadow's own order included. Cost: one descent, and one step per node that the run enters.
+    /// cannot go in. `consumed` is told of each shadow that went, in rising order: the place in the batch of
+    /// the folio that took it, and the shadow; of one larger than the folio, the piece that was split off.
+    /// Cost: one descent, and one step per node that the run enters.
     ///
     /// # Panics
     /// As [`insert`](XArray::insert), for the first folio that is not aligned to where it comes to lie.

@@ -50,6 +50,14 @@ pub struct AddedRange {
     pub stop: Stop,
 }
 
+impl AddedRange {
+    #[inline]
+    fn count(&mut self, order: u8) {
+        self.added += 1;
+        self.pages += 1 << order;
+    }
+}
+
 /// Why a batch ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
@@ -140,7 +148,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     ) -> AddedRange {
         let mut done = AddedRange { added: 0, pages: 0, stop: Stop::All };
         let mut place = None;
-        for (order, folio) in folios {
+        let mut folios = folios.into_iter();
+        let mut next = folios.next();
+        while let Some((order, folio)) = next {
             let at = index + done.pages;
             let note = |_, entry: Entry, _| consumed(done.added, shadow_of(entry).expect("only shadows go"));
             if let Err(refused) = self.place(&mut place, at, order, Entry::folio(folio), Over::Shadows, note)
@@ -148,10 +158,58 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 done.stop = refused.into();
                 break;
             }
-            (done.added, done.pages) = (done.added + 1, done.pages + (1 << order));
+            done.count(order);
+            next = self.fill_node(&mut place, order, &mut folios, &mut done, &mut consumed);
         }
         self.shrink();
         done
+    }
+
+    /// Inserts what comes next of a batch as long as it goes into the node at `place`, right after the entry
+    /// of order `last` there, into slots that are empty or hold shadows of just that order. Returns the
+    /// first folio that is to go in otherwise.
+    #[inline]
+    fn fill_node(
+        &self,
+        place: &mut Option<(At, u64)>,
+        last: u8,
+        folios: &mut impl Iterator<Item = (u8, u32)>,
+        done: &mut AddedRange,
+        consumed: &mut impl FnMut(usize, Value),
+    ) -> Option<(u8, u32)> {
+        let Some((At { home: Home::Node(number), shift, slot }, _)) = *place else { return folios.next() };
+        let node = self.node(number);
+        let (first, unmarked) = (slot, self.root_marks() == 0);
+        let (mut slot, mut filled, mut shadows) = (slot + Self::run_of(last), 0, 0);
+        let next = loop {
+            let Some((order, folio)) = folios.next() else { break None };
+            let run = Self::run_of(order);
+            let fits = Self::shift_for(order) == shift && slot & (run - 1) == 0 && slot + run <= Self::SLOTS;
+            if !fits {
+                break Some((order, folio));
+            }
+            if (slot..slot + run).all(|slot| node.get(slot).is_empty()) {
+                filled += run as i32;
+            } else if let Some(shadow) = shadow_of(node.get(slot))
+                && shadow.order() == order
+                && unmarked
+            {
+                consumed(done.added, shadow);
+                shadows -= run as i32;
+            } else {
+                break Some((order, folio));
+            }
+            (slot..slot + run).for_each(|slot| node.put(slot, Entry::folio(folio)));
+            slot += run;
+            done.count(order);
+        };
+        node.account(filled, shadows);
+        self.settle(Home::Node(number));
+        if let Some((at, index)) = place {
+            *index += u64::from(slot - 1 - first) << shift; // the last slot filled: where the next climb starts
+            at.slot = slot - 1;
+        }
+        next
     }
 
     /// Stores a folio or a value at `index`, over whatever lies inside its range of 2^`order` pages. A

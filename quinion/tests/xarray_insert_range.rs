@@ -3,7 +3,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{AddedRange, Entry, Inserted, Stop, Stored, Value};
+use quinion::xarray::{AddedRange, Entry, Filled, Inserted, Reserve, Stop, Stored, Value, XArray};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -204,4 +204,35 @@ fn a_split_does_not_move_the_folio() {
     }
     lands_where_asked::<6>();
     lands_where_asked::<3>();
+}
+
+#[test]
+fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
+    for (start, n) in [(0u64, 1u32), (0, 512), (4000, 300), (1 << 40, 64), (63, 2)] {
+        let forest = forest::<3>();
+        put(&forest, 4096, 9, shadow(9, 1));
+        put(&forest, 7 << 20, 0, Entry::folio(folio(1, 0)));
+        let mut reserve = Reserve::new(&forest.keeper);
+        assert_eq!(reserve.fill(forest.tree().nodes_needed(start, u64::from(n))), Filled::Whole);
+        // From here on the slab itself gives nothing.
+        let got = forest.with_budget(0, |_| {
+            XArray::<_, 3>::new(&reserve, &forest.root).insert_range(start, batch(n, 0), |_, _| {})
+        });
+        assert_eq!(got, prefix(n as usize, 0, Stop::All));
+        drop(reserve);
+        forest.check();
+        forest.tree().erase_range(0, 1 << 52, |_, _, _| {});
+        assert_eq!(forest.keeper.live(), 0);
+    }
+}
+
+#[test]
+fn a_reserve_says_how_short_it_is() {
+    let forest = forest::<3>();
+    forest.keeper.budget.store(3, std::sync::atomic::Ordering::Relaxed);
+    let mut reserve = Reserve::new(&forest.keeper);
+    assert_eq!(reserve.fill(5), Filled::Short(3));
+    assert_eq!(forest.keeper.live(), 3);
+    drop(reserve);
+    assert_eq!(forest.keeper.live(), 0);
 }

@@ -20,7 +20,7 @@
 
 use core::ops::ControlFlow;
 
-use super::entry::{Entry, Kind, Root, Value};
+use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
 use super::tree::{At, Home, Slab, XArray, is_shadow};
 
@@ -78,6 +78,15 @@ pub enum Stored {
     Present(Entry),
     /// As for [`Inserted::NoNode`].
     NoNode,
+}
+
+/// What became of a store over a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredRange {
+    /// Pages from the start of the range on that the value covers now.
+    pub pages: u64,
+    /// Why it ended there.
+    pub stop: Stop,
 }
 
 /// What a new entry may take the place of.
@@ -237,6 +246,33 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             Err(Refused::Present(entry)) => Stored::Present(entry),
             Err(Refused::NoNode) => Stored::NoNode,
         }
+    }
+
+    /// Stores one value over `from..end`, cut into the largest aligned pieces, over whatever lies inside each
+    /// piece's range; see [`store`](XArray::store). Cost: as [`insert_range`](XArray::insert_range).
+    ///
+    /// # Panics
+    /// If the range ends above 2^52.
+    pub fn store_range(
+        &mut self,
+        from: u64,
+        end: u64,
+        value: Value,
+        mut displaced: impl FnMut(u64, Entry, u8),
+    ) -> StoredRange {
+        let (mut at, mut place, mut stop) = (from, None, Stop::All);
+        while at < end {
+            let aligned = at.trailing_zeros().min((end - at).ilog2());
+            let order = aligned.min(u32::from(ENTRY_ORDER_MAX)) as u8;
+            let piece = Entry::value(value.with_order(order));
+            if let Err(refused) = self.place(&mut place, at, order, piece, Over::Inside, &mut displaced) {
+                stop = refused.into();
+                break;
+            }
+            at += 1 << order;
+        }
+        self.shrink();
+        StoredRange { pages: at - from, stop }
     }
 
     /// Places one entry. `place` is where the last one went, with its index; it is left where this one did.

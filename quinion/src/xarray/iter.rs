@@ -51,14 +51,13 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         if !self.is_marked(mark) || from > to {
             return None;
         }
-        let mut from = from;
-        if let Some(found @ (first, _, order)) = self.entry_at(from) {
-            if self.has_mark(from, mark) {
-                return Some(found);
-            }
-            from = first + (1 << order);
+        let Some((at, entry)) = self.marked_place(from) else { return self.seek_marked(from, to, mark) };
+        let found @ (first, _, order) = self.canonical(from, entry);
+        if self.marks_at(at) & mark.bit() != 0 {
+            Some(found)
+        } else {
+            self.seek_marked(first + (1 << order), to, mark)
         }
-        self.seek_marked(from, to, mark)
     }
 
     /// The first of `pages` indices from `from` on where an insertion would find nothing in its way: a hole

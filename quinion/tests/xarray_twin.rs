@@ -183,7 +183,7 @@ impl<const BITS: u32> Pair<BITS> {
                 let before = self.tree().dump_nodes();
                 let got = self.forest.with_budget(budget, |tree| tree.insert(at, order, folio));
                 match got {
-                    Inserted::NoNode => return self.take_over_finer_shadows(),
+                    Inserted::NoNode => self.take_over_finer_shadows(),
                     Inserted::Present(entry) => {
                         assert_eq!(before, self.tree().dump_nodes(), "A02: a refusal changed the tree");
                         let Outcome::Present(want) = self.twin.place(at, order, Entry::folio(folio), true)
@@ -217,7 +217,7 @@ impl<const BITS: u32> Pair<BITS> {
                     got,
                     if got == Stored::NoNode { None } else { Some(self.twin.place(at, order, entry, false)) },
                 ) {
-                    (Stored::NoNode, _) => return self.take_over_finer_shadows(),
+                    (Stored::NoNode, _) => self.take_over_finer_shadows(),
                     (Stored::Done, Some(Outcome::Done(want))) => assert_eq!(gone, want),
                     (Stored::Present(got), Some(Outcome::Present(want))) => assert_eq!(got, want),
                     (got, _) => panic!("a store said {got:?}"),
@@ -270,13 +270,17 @@ impl<const BITS: u32> Pair<BITS> {
                 let got = self.tree().set_mark(at, mark_of(mark));
                 let found = self.twin.covering(at);
                 assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-                found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark);
+                if let Some((first, ..)) = found {
+                    self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark;
+                }
             }
             Op::Unmark { at, mark } => {
                 let got = self.tree().clear_mark(at, mark_of(mark));
                 let found = self.twin.covering(at);
                 assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-                found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark));
+                if let Some((first, ..)) = found {
+                    self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark);
+                }
             }
             Op::Forget { which } => {
                 let nodes = self.forest.keeper.shadow_only_nodes();

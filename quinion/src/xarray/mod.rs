@@ -29,7 +29,7 @@
 //! and the first index of an entry follows from any index inside it.
 //!
 //! **Writers** hold the one lock that guards the root; [`XArray`] is what they
-//! hold it for. **Readers** need none: [`walk`] may meet a tree that changes
+//! hold it for. **Readers** need none: [`walk()`] may meet a tree that changes
 //! and nodes that were recycled. It always ends, stays in bounds, and returns a
 //! hint, which the folio's descriptor confirms or not.
 //!

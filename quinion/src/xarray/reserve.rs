@@ -1,7 +1,7 @@
 //! Reserve: nodes taken before the lock, so that nothing runs out under it.
 //!
 //! A reserve is a slab in front of a slab: a tree made over it takes from the
-//! reserve first. How much to take says [`XArray::nodes_needed`]. What is left
+//! reserve first. How much to take says [`XArray::nodes_needed`](super::XArray::nodes_needed). What is left
 //! over goes back when the reserve is dropped, best after the lock is.
 //!
 //! The nodes form a list through their first slots; a reserve is two words.
@@ -13,9 +13,6 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use super::entry::{Entry, Kind};
 use super::node::Head;
 use super::tree::{ShadowOnly, Slab};
-
-#[cfg(doc)]
-use super::tree::XArray;
 
 /// Some nodes, and behind them the slab they came from. One operation's or one thread's: not shared.
 #[derive(Debug)]

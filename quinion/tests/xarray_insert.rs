@@ -1,5 +1,16 @@
-//! Insertion of one entry: conflicts, shadows consumed, shadows split, and what happens when nodes run out.
-//! The letters are those of the specification's statements.
+//! Insertion of one entry: conflicts, shadows consumed, shadows split, and nodes that run out.
+//!
+//! ```text
+//!   what covers the range     the answer                  the tree
+//!   nothing                   Done, no shadow             the folio
+//!   shadows, not larger       Done, the last of them      the folio instead
+//!   one larger shadow         Done, the piece cut out     the folio, and pieces that say what the whole said
+//!   a folio or a spill        Present                     the same, node by node
+//!   no node to be had         NoNode                      the same, page by page
+//! ```
+//!
+//! The letters are those of the specification's statements. A07 to A11 and A15 to A17 are about locks,
+//! reserves and folios: they belong to the mapping.
 
 mod xarray_keeper;
 

@@ -1,5 +1,12 @@
-//! Insertion of a run: prefix semantics, shadows consumed one by one, one step per node. The letters are
-//! those of the specification's statements.
+//! Insertion of a run: a prefix of the batch goes in, and what comes after it stays the caller's.
+//!
+//! ```text
+//!   batch    F0 F1 F2 F3 F4 F5        Present(G), added 3: the caller still owns F3, F4, F5
+//!   tree     .  s  .  G  .  .   -->   F0 F1 F2 G  .  .        and was told that F1 took s
+//! ```
+//!
+//! The letters are those of the specification's statements. B08 and B10 to B17 are about what happens
+//! between two takings of the lock, and B19 counts locks: they belong to the mapping.
 
 mod xarray_keeper;
 
@@ -158,7 +165,7 @@ fn b09_when_nodes_run_out_for_good_the_prefix_stays_and_nothing_leaks() {
 }
 
 #[test]
-fn b18_neither_more_nor_other_descents_than_one() {
+fn a18_a_batch_takes_one_way_down_as_well() {
     let forest = forest::<6>();
     put(&forest, 1 << 20, 0, Entry::folio(folio(1, 0)));
     let (got, descents) = forest.descents(|tree| tree.insert_range(64, batch(512, 0), no_shadow));

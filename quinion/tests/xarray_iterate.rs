@@ -1,4 +1,14 @@
 //! Iteration, marks, gaps, removal: by entries, whole, each once, wherever the search starts.
+//!
+//! ```text
+//!   index   0   1   2   3   4   5   6   7   8
+//!           [------ F -----] [ G ]  .   s   .     next from 2, 3: F at 0, then G at 4
+//!                                                 next gap from 1: 6      previous gap from 7: 7, the shadow
+//! ```
+//!
+//! Most of these came from defects that an index of this kind has had elsewhere: a mark missed by a search
+//! that started in the tail of a large folio, a gap reported a page too high, an erased entry of which a
+//! part was left. What they have in common is a position inside an entry that was taken for its first.
 
 mod xarray_keeper;
 

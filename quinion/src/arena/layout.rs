@@ -1,4 +1,11 @@
 //! Layout: where each part of an arena lies, as numbers that can be checked.
+//!
+//! The header carries these numbers, so a viewer need not trust that it was built
+//! from the same source; it checks them against each other and against the size
+//! of what it mapped, once, before it uses any.
+//!
+//! Invariants: the tables follow the header in the order of [`Layout`]'s fields,
+//! do not overlap, and end where the first extent of data begins.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -6,7 +13,7 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
-/// The version of everything in this file and in [`super::view`]; a viewer of another version is refused.
+/// The version of everything in this file and in `view.rs`; a viewer of another version is refused.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.

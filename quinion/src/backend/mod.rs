@@ -32,7 +32,13 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod file;
+mod memory;
+mod ring;
 mod room;
+mod threads;
+pub use file::{Engine, EngineOptions, LocalFile, Mechanism, OpenError};
+pub use memory::MemoryFile;
 pub use room::WaitRoom;
 
 /// What a file is at one moment: which file, how long, which content.
@@ -78,11 +84,23 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
 
+    /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
+    /// refuse the first read, and later ones then go through it.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`].
     fn submit(&self, fills: Vec<Fill>);
+
+    /// Whether `fills` more requests can be submitted without waiting for earlier ones.
+    fn has_room(&self, fills: usize) -> bool {
+        let _ = fills;
+        true
+    }
 
     /// Fetches completions on the caller's thread, if this backend has any to be fetched.
     /// `done` says whether what the caller waits for has happened; it is asked after leadership is
@@ -177,8 +195,9 @@ impl Fill {
     }
     /// Where the bytes go, for a device or a system call. Valid for [`Fill::len`] bytes of writes until
     /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
-    /// Rust reference to them may be made.
+    /// Rust reference to them may be made. Ask for it on the thread that writes or starts the device.
     pub fn as_ptr(&self) -> *mut u8 {
+        crate::arena::before_bytes(); // whoever asks is about to write, or to have the device write
         self.buffer.as_ptr()
     }
     /// Copies `bytes` to `at` bytes from the fill's start.
@@ -191,9 +210,13 @@ impl Fill {
         unsafe { crate::folio::copy::copy_in(bytes.as_ptr(), self.buffer.as_ptr().add(at), bytes.len()) };
     }
     /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the
-    /// file ends there; or it failed.
+    /// file ends there; or it failed. What follows the file's last byte is zeroed.
     pub fn complete(mut self, result: io::Result<usize>) {
         let result = result.map(|bytes| bytes.min(self.len()));
+        if let Ok(bytes) = result {
+            // SAFETY: `bytes..len` is inside the buffer, whose frames are this fill's alone.
+            unsafe { crate::folio::copy::zero(self.buffer.as_ptr().add(bytes), self.len() - bytes) };
+        }
         if let Some(sink) = self.sink.take() {
             sink.fill_completed(self.run, result);
         }

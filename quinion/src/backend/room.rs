@@ -1,4 +1,7 @@
-//! The room in which readers wait for folios that somebody else is filling.
+//! Room: where readers wait for folios that somebody else is filling.
+//!
+//! Invariant: a sleeper that is counted before a change is woken after it. Not an
+//! invariant: that who is woken finds its folio ready; it looks again and may sleep again.
 
 use std::sync::Condvar;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -361,7 +361,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             match found.kind() {
                 Kind::Node(node) => at = Self::down(at, node, index),
                 Kind::Empty => return self.plant(at, index, order, entry).map(Seated::Planted),
-                Kind::Value(value) if !value.is_spill() => self.split_step(at, value, order)?,
+                Kind::Value(value) if !value.is_spill() => self.split_step(at, value)?,
                 Kind::Folio(_) | Kind::Value(_) => return Err(Refused::Present(found)),
             }
         }
@@ -412,13 +412,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Splits the shadow around `at` by one step towards `order`: into pieces as small as its own node
-    /// holds, or, if it fills one slot, into two halves in a new node below.
-    fn split_step(&self, at: At, value: Value, order: u8) -> Result<(), Refused> {
+    /// Splits the shadow around `at` by one step: into pieces that fill one slot each, or, if it does so
+    /// itself, into two halves in a new node below.
+    fn split_step(&self, at: At, value: Value) -> Result<(), Refused> {
         let whole = value.order();
-        let least = whole - (u32::from(whole) % BITS) as u8;
-        if least < whole {
-            self.split_here(at, value, least.max(order));
+        let one_slot = whole - (u32::from(whole) % BITS) as u8;
+        if one_slot < whole {
+            self.split_here(at, value, one_slot);
             return Ok(());
         }
         self.split_below(at, value.with_order(whole - 1))

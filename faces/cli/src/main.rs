@@ -182,7 +182,7 @@ mod tests {
             let arguments = run_arguments(words);
             assert_eq!(arguments.memory, Some(Size::Bytes(64 << 20)));
             assert_eq!(arguments.program, ["grep", "--memory", "-c"]);
-            assert_eq!((arguments.report, arguments.report_file), (Form::Text, None));
+            assert_eq!((arguments.report, arguments.report_file), (RunReport::Text, None));
         }
     }
 

@@ -27,7 +27,7 @@ struct Offsets(u64);
 impl Offsets {
     fn next(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (u128::from(self.0 >> 11) * u128::from(below) >> 53) as u64
+        ((u128::from(self.0 >> 11) * u128::from(below)) >> 53) as u64
     }
 }
 

@@ -48,17 +48,20 @@ pub(crate) enum Repr {
     #[error("cannot look at the file again: {0}")]
     Attributes(#[source] io::Error),
     #[error(
-        "the bytes at byte {position} are not in the cache and the call was told not to wait; call again later, or without nowait and cached_only"
+        "the bytes at byte {position} are not in the cache and the call was told not to wait; \
+         call again later, or without nowait and cached_only"
     )]
     WouldBlock { position: u64 },
     #[error(
-        "no page can be had for byte {position}: all {pages} pages of the cache are pinned or in flight; drop some pins, or build the cache with more memory"
+        "no page can be had for byte {position}: all {pages} pages of the cache are pinned or in flight; \
+         drop some pins, or build the cache with more memory"
     )]
     NoMemory { position: u64, pages: u64 },
-    #[error("this folio is held {} times already; drop some pins of this range", crate::arena::HOLDS_MAX)]
-    TooManyPins,
+    #[error("this folio is held {holds} times already; drop some pins of this range")]
+    TooManyPins { holds: u32 },
     #[error(
-        "this cache belongs to the process that built it, and this is a fork of it; build a cache after the fork, or open the file directly"
+        "this cache belongs to the process that built it, and this is a fork of it; \
+         build a cache after the fork, or open the file directly"
     )]
     Forked,
     #[error("{0}")]
@@ -73,7 +76,7 @@ impl Error {
             Repr::Open { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Repr::NoMemory { .. } | Repr::TooManyPins => ErrorKind::NoMemory,
+            Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) => ErrorKind::InvalidInput,
         }

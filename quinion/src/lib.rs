@@ -60,8 +60,6 @@ pub mod filemap;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
-#[cfg(all(feature = "std", not(quinion_model)))]
-mod file;
 #[cfg(not(quinion_model))]
 #[allow(
     unsafe_code,
@@ -74,11 +72,11 @@ pub mod serve;
 mod owner;
 
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{Builder, Cache, Stats};
+pub use arena::process_limit;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use cache::{Builder, Cache, File, ReadOptions, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use file::{File, ReadOptions};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::cache::Cache;
+use crate::cache::{Cache, File};
 use crate::error::{Error, ErrorKind};
-use crate::file::File;
 use crate::filemap::touch;
 use crate::serve::{Attached, Owner};
 use crate::sync::{Rank, RankedMutex};
@@ -95,6 +94,6 @@ impl Owner for CacheOwner {
     }
 
     fn touched(&self, frame: Frame) {
-        touch(self.cache.arena().view(), frame);
+        touch(self.cache.arena().view().grown(), frame);
     }
 }

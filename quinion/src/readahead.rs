@@ -189,7 +189,11 @@ mod tests {
             for (at, asked, miss) in steps {
                 let index = PageIndex(at % file_pages);
                 let asked = u64::from(asked).min(file_pages - index.0) as u32;
-                let window = if miss { Some(state.on_miss(index, asked, file_pages)) } else { state.on_marker(index, file_pages) };
+                let window = if miss {
+                    Some(state.on_miss(index, asked, file_pages))
+                } else {
+                    state.on_marker(index, file_pages)
+                };
                 let Some(window) = window else { continue };
                 let end = window.start.0 + u64::from(window.pages);
                 prop_assert!(window.pages >= 1 && window.pages <= pages_max.max(1) && end <= file_pages);
@@ -204,7 +208,9 @@ mod tests {
         }
 
         #[test]
-        fn a_forward_stream_of_any_step_is_read_once(asked in 1u32..300, file_pages in 1u64..4000, pages_max in 1u32..2000) {
+        fn a_forward_stream_of_any_step_is_read_once(
+            asked in 1u32..300, file_pages in 1u64..4000, pages_max in 1u32..2000,
+        ) {
             stream(asked, file_pages, pages_max);
         }
     }

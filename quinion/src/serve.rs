@@ -272,6 +272,7 @@ impl Shared {
                 self.do_job(&job);
                 continue;
             }
+            // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
             control.sleepers.fetch_add(1, Ordering::SeqCst);
             if !self.is_closed() {
                 futex_wait(&control.doorbell, bell, NAP_MILLIS);

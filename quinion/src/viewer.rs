@@ -35,7 +35,7 @@ use crate::arena::control::{
     ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
     ViewerPage, state,
 };
-use crate::arena::{CellNumber, LayoutError, View};
+use crate::arena::{CellNumber, Grown, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
@@ -66,7 +66,7 @@ pub enum AttachError {
     Layout(LayoutError),
     /// The two files do not belong together, or not to the cache that was meant.
     Token,
-    /// All [`VIEWERS_MAX`] pages are taken.
+    /// All [`VIEWERS_MAX`](crate::arena::control::VIEWERS_MAX) pages are taken.
     Full,
     /// The owner serves no more.
     Closed,
@@ -216,7 +216,7 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let touch = |frame| self.note(frame);
+        let touch = |_: Grown<'_>, frame| self.note(frame);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {

@@ -63,8 +63,7 @@ fn s01_two_readers_of_one_cold_page_make_one_device_read() {
     device.hold();
     let file = open(&cache, &device);
     thread::scope(|scope| {
-        let readers: Vec<_> =
-            (0..4).map(|_| (scope.spawn(|| read(&file, &device, 5 * PAGE, 4096)))).collect();
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| read(&file, &device, 5 * PAGE, 4096))).collect();
         device.wait_for_fills(1);
         thread::sleep(std::time::Duration::from_millis(20));
         device.release();

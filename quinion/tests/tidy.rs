@@ -50,8 +50,6 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/src/filemap/fill.rs",
     "quinion/src/viewer.rs",
     "quinion/src/viewer/",
-    "quinion/src/serve.rs",
-    "quinion/src/serve/",
     "quinion/tests/",
     "quinion/benches/",
     "faces/preload/",

@@ -1,5 +1,16 @@
 //! The tree against a naive twin: whatever is done to both, both say the same, after every step, with nodes
 //! of 2, 4, 8 and 64 slots and a keeper of nodes that runs out at random.
+//!
+//! ```text
+//!   Op --> Pair.step --> the tree, with a budget of nodes --> what it answered
+//!                   \--> the twin, a sorted map of entries --> the same, or the test fails
+//!   and then    compare: every entry, every mark, the walk without a lock, and the tree's own check
+//! ```
+//!
+//! The twin knows no nodes: it has each entry once, by its first index, and
+//! searches by hand. Where an operation runs out of nodes the twin does nothing,
+//! and the tree must say what it said before, page by page; only its shadows may
+//! have become finer.
 
 mod xarray_keeper;
 
@@ -63,7 +74,9 @@ impl Twin {
             self.split(first, index, order);
         }
         let displaced = self.meeting(index, end);
-        displaced.iter().for_each(|(first, ..)| drop(self.entries.remove(first)));
+        for (first, ..) in &displaced {
+            self.entries.remove(first);
+        }
         self.entries.insert(index, (entry, order, 0));
         Outcome::Done(displaced)
     }
@@ -173,116 +186,139 @@ impl<const BITS: u32> Pair<BITS> {
         let budget = self.budget.take().unwrap_or(u64::MAX);
         match *op {
             Op::Budget { nodes } => self.budget = Some(nodes),
-            Op::Insert { at, order } => {
-                let at = align(at, order);
-                let folio = self.new_folio(order);
-                let before = self.tree().dump_nodes();
-                let got = self.forest.with_budget(budget, |tree| tree.insert(at, order, folio));
-                match got {
-                    Inserted::NoNode => return self.take_over_finer_shadows(),
-                    Inserted::Present(entry) => {
-                        assert_eq!(before, self.tree().dump_nodes(), "A02: a refusal changed the tree");
-                        let Outcome::Present(want) = self.twin.place(at, order, Entry::folio(folio), true)
-                        else {
-                            panic!("{entry:?} was in the way of nothing");
-                        };
-                        assert_eq!(entry, want);
-                    }
-                    Inserted::Done { shadow } => {
-                        let Outcome::Done(gone) = self.twin.place(at, order, Entry::folio(folio), true)
-                        else {
-                            panic!("it went over something");
-                        };
-                        assert_eq!(shadow.map(Entry::value), gone.last().map(|&(_, entry, _)| entry));
-                    }
-                }
-            }
+            Op::Insert { at, order } => self.insert(at, order, budget),
             Op::InsertRange { at, ref orders } => self.insert_range(at, orders, budget),
-            Op::Store { at, order, what } => {
-                let at = align(at, order);
-                let entry = match what {
-                    0..=1 => Entry::folio(self.new_folio(order)),
-                    2..=4 => Entry::value(self.new_value(order, false)),
-                    _ => Entry::value(self.new_value(order, true)),
-                };
-                let mut gone = Vec::new();
-                let got = self.forest.with_budget(budget, |tree| {
-                    tree.store(at, order, entry, |first, entry, order| gone.push((first, entry, order)))
-                });
-                match (
-                    got,
-                    if got == Stored::NoNode { None } else { Some(self.twin.place(at, order, entry, false)) },
-                ) {
-                    (Stored::NoNode, _) => return self.take_over_finer_shadows(),
-                    (Stored::Done, Some(Outcome::Done(want))) => assert_eq!(gone, want),
-                    (Stored::Present(got), Some(Outcome::Present(want))) => assert_eq!(got, want),
-                    (got, _) => panic!("a store said {got:?}"),
-                }
-            }
-            Op::Erase { at } => {
-                let want = self.twin.covering(at);
-                assert_eq!(self.tree().erase(at), want.map_or(Entry::EMPTY, |found| found.1));
-                want.map(|(first, ..)| self.twin.entries.remove(&first));
-            }
-            Op::EraseRange { at, pages } => {
-                let (from, end) = (at, (at + pages).min(LAST + 1));
-                let mut want = self.twin.meeting(from, end);
-                want.retain(|&(first, entry, order)| match entry.kind() {
-                    Kind::Value(value) if value.is_spill() => from <= first && first + (1 << order) <= end,
-                    _ => from < end,
-                });
-                let mut gone = Vec::new();
-                self.tree().erase_range(from, end, |first, entry, order| gone.push((first, entry, order)));
-                assert_eq!(gone, want);
-                want.iter().for_each(|(first, ..)| drop(self.twin.entries.remove(first)));
-            }
-            Op::Replace { at, spill } => {
-                let Some((first, entry, order, _)) = self.twin.covering(at) else { return };
-                let value = self.new_value(order, spill);
-                assert_eq!(self.tree().replace(at, value), entry);
-                self.twin.entries.insert(first, (Entry::value(value), order, 0));
-            }
-            Op::Exchange { at, hit, to } => {
-                let Some((first, entry, order, _)) = self.twin.covering(at) else { return };
-                let new = match to {
-                    0 => Entry::EMPTY,
-                    1 => Entry::folio(self.new_folio(order)),
-                    _ => Entry::value(self.new_value(order, false)),
-                };
-                let expected = if hit { entry } else { Entry::folio(self.new_folio(order)) };
-                let got = self.tree().compare_exchange(at, expected, new);
-                assert_eq!(got, if hit { Exchanged::Done } else { Exchanged::Found(entry) });
-                if hit {
-                    self.twin.entries.remove(&first);
-                    if !new.is_empty() {
-                        self.twin.entries.insert(first, (new, order, 0));
-                    }
-                }
-            }
-            Op::Mark { at, mark } => {
-                let got = self.tree().set_mark(at, mark_of(mark));
-                let found = self.twin.covering(at);
-                assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-                found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark);
-            }
-            Op::Unmark { at, mark } => {
-                let got = self.tree().clear_mark(at, mark_of(mark));
-                let found = self.twin.covering(at);
-                assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
-                found.map(|(first, ..)| self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark));
-            }
-            Op::Forget { which } => {
-                let nodes = self.forest.keeper.shadow_only_nodes();
-                let Some(&node) = nodes.get(which) else { return };
-                let mut gone = Vec::new();
-                let got = self.tree().forget(node, |first, value| gone.push((first, value)));
-                assert_eq!(got, Forgotten::Shadows(gone.len() as u32));
-                for (first, value) in gone {
-                    let (entry, ..) = self.twin.entries.remove(&first).expect("a shadow was there");
-                    assert_eq!(entry, Entry::value(value));
-                }
-            }
+            Op::Store { at, order, what } => self.store(at, order, what, budget),
+            Op::Erase { at } => self.erase(at),
+            Op::EraseRange { at, pages } => self.erase_range(at, pages),
+            Op::Replace { at, spill } => self.replace(at, spill),
+            Op::Exchange { at, hit, to } => self.exchange(at, hit, to),
+            Op::Mark { at, mark } => self.mark(at, mark),
+            Op::Unmark { at, mark } => self.unmark(at, mark),
+            Op::Forget { which } => self.forget(which),
             Op::Look { at, pages } => self.look(at, pages),
+        }
+    }
+
+    fn insert(&mut self, at: u64, order: u8, budget: u64) {
+        let at = align(at, order);
+        let folio = self.new_folio(order);
+        let before = self.tree().dump_nodes();
+        let got = self.forest.with_budget(budget, |tree| tree.insert(at, order, folio));
+        match got {
+            Inserted::NoNode => self.take_over_finer_shadows(),
+            Inserted::Present(entry) => {
+                assert_eq!(before, self.tree().dump_nodes(), "A02: a refusal changed the tree");
+                let Outcome::Present(want) = self.twin.place(at, order, Entry::folio(folio), true) else {
+                    panic!("{entry:?} was in the way of nothing");
+                };
+                assert_eq!(entry, want);
+            }
+            Inserted::Done { shadow } => {
+                let Outcome::Done(gone) = self.twin.place(at, order, Entry::folio(folio), true) else {
+                    panic!("it went over something");
+                };
+                assert_eq!(shadow.map(Entry::value), gone.last().map(|&(_, entry, _)| entry));
+            }
+        }
+    }
+
+    fn store(&mut self, at: u64, order: u8, what: u8, budget: u64) {
+        let at = align(at, order);
+        let entry = match what {
+            0..=1 => Entry::folio(self.new_folio(order)),
+            2..=4 => Entry::value(self.new_value(order, false)),
+            _ => Entry::value(self.new_value(order, true)),
+        };
+        let mut gone = Vec::new();
+        let got = self.forest.with_budget(budget, |tree| {
+            tree.store(at, order, entry, |first, entry, order| gone.push((first, entry, order)))
+        });
+        if got == Stored::NoNode {
+            return self.take_over_finer_shadows();
+        }
+        match (got, self.twin.place(at, order, entry, false)) {
+            (Stored::Done, Outcome::Done(want)) => assert_eq!(gone, want),
+            (Stored::Present(got), Outcome::Present(want)) => assert_eq!(got, want),
+            (got, _) => panic!("a store said {got:?}"),
+        }
+    }
+
+    fn erase(&mut self, at: u64) {
+        let want = self.twin.covering(at);
+        assert_eq!(self.tree().erase(at), want.map_or(Entry::EMPTY, |found| found.1));
+        if let Some((first, ..)) = want {
+            self.twin.entries.remove(&first);
+        }
+    }
+
+    fn erase_range(&mut self, at: u64, pages: u64) {
+        let (from, end) = (at, (at + pages).min(LAST + 1));
+        let mut want = self.twin.meeting(from, end);
+        want.retain(|&(first, entry, order)| match entry.kind() {
+            Kind::Value(value) if value.is_spill() => from <= first && first + (1 << order) <= end,
+            _ => from < end,
+        });
+        let mut gone = Vec::new();
+        self.tree().erase_range(from, end, |first, entry, order| gone.push((first, entry, order)));
+        assert_eq!(gone, want);
+        for (first, ..) in &want {
+            self.twin.entries.remove(first);
+        }
+    }
+
+    fn replace(&mut self, at: u64, spill: bool) {
+        let Some((first, entry, order, _)) = self.twin.covering(at) else { return };
+        let value = self.new_value(order, spill);
+        assert_eq!(self.tree().replace(at, value), entry);
+        self.twin.entries.insert(first, (Entry::value(value), order, 0));
+    }
+
+    fn exchange(&mut self, at: u64, hit: bool, to: u8) {
+        let Some((first, entry, order, _)) = self.twin.covering(at) else { return };
+        let new = match to {
+            0 => Entry::EMPTY,
+            1 => Entry::folio(self.new_folio(order)),
+            _ => Entry::value(self.new_value(order, false)),
+        };
+        let expected = if hit { entry } else { Entry::folio(self.new_folio(order)) };
+        let got = self.tree().compare_exchange(at, expected, new);
+        assert_eq!(got, if hit { Exchanged::Done } else { Exchanged::Found(entry) });
+        if hit {
+            self.twin.entries.remove(&first);
+            if !new.is_empty() {
+                self.twin.entries.insert(first, (new, order, 0));
+            }
+        }
+    }
+
+    fn mark(&mut self, at: u64, mark: u8) {
+        let got = self.tree().set_mark(at, mark_of(mark));
+        let found = self.twin.covering(at);
+        assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
+        if let Some((first, ..)) = found {
+            self.twin.entries.get_mut(&first).unwrap().2 |= 1 << mark;
+        }
+    }
+
+    fn unmark(&mut self, at: u64, mark: u8) {
+        let got = self.tree().clear_mark(at, mark_of(mark));
+        let found = self.twin.covering(at);
+        assert_eq!(got, found.map_or(Entry::EMPTY, |found| found.1));
+        if let Some((first, ..)) = found {
+            self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark);
+        }
+    }
+
+    fn forget(&mut self, which: usize) {
+        let nodes = self.forest.keeper.shadow_only_nodes();
+        let Some(&node) = nodes.get(which) else { return };
+        let mut gone = Vec::new();
+        let got = self.tree().forget(node, |first, value| gone.push((first, value)));
+        assert_eq!(got, Forgotten::Shadows(gone.len() as u32));
+        for (first, value) in gone {
+            let (entry, ..) = self.twin.entries.remove(&first).expect("a shadow was there");
+            assert_eq!(entry, Entry::value(value));
         }
     }
 

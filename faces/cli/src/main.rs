@@ -3,7 +3,7 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
-//!   quinion run  [--memory SIZE] [--report text|json] [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -135,7 +135,7 @@ fn run(arguments: RunArguments) -> ExitCode {
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
     let builder = quinion::Cache::builder();
     let builder = match memory {
-        Some(size) => builder.memory(size.bytes(quinion::arena::process_limit())),
+        Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,
     };
     builder.build().map_err(|error| error.to_string())
@@ -182,7 +182,7 @@ mod tests {
             let arguments = run_arguments(words);
             assert_eq!(arguments.memory, Some(Size::Bytes(64 << 20)));
             assert_eq!(arguments.program, ["grep", "--memory", "-c"]);
-            assert_eq!((arguments.report, arguments.report_file), (Form::Text, None));
+            assert_eq!((arguments.report, arguments.report_file), (RunReport::Text, None));
         }
     }
 

@@ -35,6 +35,8 @@ pub enum Value {
     Bytes(u64),
     /// `part` of `whole`; of nothing it is no number.
     Share { part: u64, whole: u64 },
+    /// Whether it is so.
+    Truth(bool),
     /// Words.
     Text(String),
     /// It could not be found out.
@@ -135,6 +137,7 @@ impl fmt::Display for Shown<'_> {
             Value::Share { part, whole } => {
                 write!(f, "{:.1} % ({part} of {whole})", *part as f64 / *whole as f64 * 100.0)
             }
+            Value::Truth(truth) => f.write_str(if *truth { "yes" } else { "no" }),
             // A line stays a line, whatever a file's name contains.
             Value::Text(text) => text.chars().try_for_each(|c| match c.is_control() {
                 true => write!(f, "{}", c.escape_default()),
@@ -150,6 +153,7 @@ fn write_json_value(out: &mut String, value: &Value) -> fmt::Result {
     match value {
         Value::Number(number) | Value::Bytes(number) => write!(out, "{number}"),
         Value::Share { part, whole } if *whole > 0 => write!(out, "{:.4}", *part as f64 / *whole as f64),
+        Value::Truth(truth) => write!(out, "{truth}"),
         Value::Text(text) => write_json_text(out, text),
         Value::Group(group) => group.write_json(out),
         Value::Unknown | Value::Share { .. } => out.write_str("null"),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   size and identity     what makes it this file and this content
-//!   read by               the mechanism that would fetch its pages from the device
+//!   read by               the mechanism that would fetch its pages from the device, and whether it goes
+//!                         past the kernel's page cache
 //!   kernel page cache     pages of it that the kernel keeps already
 //! ```
 //!
@@ -105,6 +106,7 @@ fn time(time: io::Result<std::time::SystemTime>) -> Value {
 fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
     let mut report = Report::new();
     report.add("mechanism", "mechanism", Value::Text(file.mechanism().to_owned()));
+    report.add("direct", "past the kernel's cache", Value::Truth(file.is_direct()));
     let direct = rustix::fs::statx(plain, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let (position, memory) = match direct {
         Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {

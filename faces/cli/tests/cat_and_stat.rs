@@ -140,7 +140,13 @@ fn stat_tells_size_and_residency() {
     let json = output(&["stat", "--json"], &[&path, &path]);
     let lines: Vec<_> = json.stdout.split(|byte| *byte == b'\n').map(String::from_utf8_lossy).collect();
     assert_eq!(lines.len(), 3, "one line for each file, each ended");
-    for key in ["\"size_bytes\":10000,\"pages\":3", "\"inode\":", "\"mechanism\":\"", "\"resident_pages\":"] {
+    for key in [
+        "\"size_bytes\":10000,\"pages\":3",
+        "\"inode\":",
+        "\"mechanism\":\"",
+        "\"direct\":",
+        "\"resident_pages\":",
+    ] {
         assert!(lines[0].contains(key), "{key} is not in {}", lines[0]);
     }
     let text = String::from_utf8_lossy(&output(&["stat"], &[&path]).stdout).into_owned();

@@ -1,5 +1,15 @@
 //! Never wrong: a program that does to descriptors what programs do prints the same with the cache and
 //! without it. The program is `programs/rules.c`; the owner is a naive one with room for few pages.
+//!
+//! ```text
+//!   programs/rules.c RULE --alone-----------> its output, and how it ended
+//!                         --under `run`-----> the same, byte for byte
+//! ```
+//!
+//! Each rule is a test of its own name, and most run with room for 6 pages and
+//! for 1000: with 6 nearly every read waits for the owner and evicts, with 1000
+//! nearly every read is a hit. A rule that is about what must not be served
+//! also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,8 +18,9 @@ use std::sync::OnceLock;
 use quinion::serve::ViewerTotals;
 use quinion_cli::run::Session;
 
-mod support;
-use support::NaiveOwner;
+#[path = "../../../quinion/tests/support/naive_owner.rs"]
+mod naive_owner;
+use naive_owner::NaiveOwner;
 
 const FILE_BYTES: usize = 300_123;
 
@@ -97,8 +108,8 @@ macro_rules! rules {
 }
 
 rules! {
-    read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow vectors seek
-    reuse signals threads cancel errors passed mapped locks syscall temporary children
+    read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow
+    vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
 }
 
 #[test]

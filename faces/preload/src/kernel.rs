@@ -2,6 +2,7 @@
 //!
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
+use quinion::units::EXTENT_SIZE;
 use quinion::viewer::sys::{Errno, call, result};
 
 /// Numbers of system calls, on x86-64.
@@ -173,21 +174,58 @@ pub fn yield_now() {
     let _ = unsafe { call(number::SCHED_YIELD, [0; 6]) };
 }
 
-/// Maps `bytes` bytes: of `fd`, shared, or private memory if there is no `fd`.
-pub fn map(fd: Option<i32>, bytes: usize, writable: bool) -> Option<core::ptr::NonNull<u8>> {
-    const READ: usize = 1;
-    const WRITE: usize = 2;
-    const SHARED: usize = 1;
-    const PRIVATE_ANONYMOUS: usize = 0x22;
-    let protection = if writable { READ | WRITE } else { READ };
-    let flags = if fd.is_some() { SHARED } else { PRIVATE_ANONYMOUS };
-    let args = [0, bytes, protection, flags, fd.unwrap_or(-1) as usize, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice.
+/// Private memory, all zeros.
+pub fn map_private(bytes: usize) -> Option<core::ptr::NonNull<u8>> {
+    const READ_WRITE: usize = 3;
+    map_at(None, bytes, READ_WRITE, PRIVATE | ANONYMOUS, None)
+}
+
+/// Maps all `bytes` bytes of `fd`, shared, at a multiple of 2 MiB: only there can the kernel use the large pages
+/// that the file's memory is in.
+pub fn map_file(fd: i32, bytes: usize, access: Access) -> Option<core::ptr::NonNull<u8>> {
+    let reserved = map_at(None, bytes + EXTENT_SIZE, 0, PRIVATE | ANONYMOUS | NORESERVE, None)?;
+    let (start, end) = (reserved.as_ptr() as usize, reserved.as_ptr() as usize + bytes + EXTENT_SIZE);
+    let base = start.next_multiple_of(EXTENT_SIZE);
+    let mapped = map_at(Some(base), bytes, access as usize, SHARED | FIXED, Some(fd));
+    if mapped.is_none() {
+        unmap(reserved, bytes + EXTENT_SIZE);
+        return None;
+    }
+    for (from, to) in [(start, base), ((base + bytes).next_multiple_of(4096), end)] {
+        if from < to {
+            unmap(core::ptr::NonNull::new(from as *mut u8)?, to - from);
+        }
+    }
+    mapped
+}
+
+/// What may be done with mapped bytes: the kernel's PROT bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read = 1,
+    ReadWrite = 3,
+}
+
+const SHARED: usize = 1;
+const PRIVATE: usize = 2;
+const FIXED: usize = 0x10;
+const ANONYMOUS: usize = 0x20;
+const NORESERVE: usize = 0x4000;
+
+fn map_at(
+    at: Option<usize>,
+    bytes: usize,
+    protection: usize,
+    flags: usize,
+    fd: Option<i32>,
+) -> Option<core::ptr::NonNull<u8>> {
+    let args = [at.unwrap_or(0), bytes, protection, flags, fd.unwrap_or(-1) as usize, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of ours.
     let address = result(unsafe { call(number::MMAP, args) }).ok()?;
     core::ptr::NonNull::new(address as *mut u8)
 }
 
-/// Unmaps what [`map`] gave and nobody uses.
+/// Unmaps what a call above gave and nobody uses.
 pub fn unmap(base: core::ptr::NonNull<u8>, bytes: usize) {
     // SAFETY: the caller is the only one who knew the mapping.
     let _ = unsafe { call(number::MUNMAP, [base.as_ptr() as usize, bytes, 0, 0, 0, 0]) };

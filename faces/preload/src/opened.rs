@@ -64,7 +64,8 @@ pub fn writable(fd: c_int) {
 
 /// A descriptor has appeared in a way that does not tell whether it can write.
 pub fn appeared(fd: c_int) {
-    if process::viewer().is_some() && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
+    if process::viewer().is_some()
+        && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
     {
         writable(fd);
     }
@@ -96,12 +97,14 @@ names! {
     /// Opens; a candidate if it can only read.
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = process::forks();
-        opened(call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+        let fd = call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
     }
     /// Opens; a candidate if it can only read.
     openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = process::forks();
-        opened(call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+        let fd = call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
     }
     /// Opens; a candidate if it can only read.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
@@ -219,7 +222,9 @@ names! {
     }
     /// Descriptors may arrive, and some of them may write.
     recvmmsg(socket: c_int, messages: *mut Messages, count: c_uint, flags: c_int, time: *mut c_void) -> c_int {
-        let answer = call_real!(recvmmsg(socket => c_int, messages => *mut Messages, count => c_uint, flags => c_int, time => *mut c_void) -> c_int);
+        let answer = call_real!(recvmmsg(
+            socket => c_int, messages => *mut Messages, count => c_uint, flags => c_int, time => *mut c_void
+        ) -> c_int);
         if answer > 0 && process::viewer().is_some() {
             for i in 0..answer as usize {
                 // SAFETY: as in `recvmsg`; the kernel filled so many.
@@ -243,7 +248,9 @@ names! {
     }
     /// Gives everything back, then forks.
     forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
-        forking(|| call_real!(forkpty(terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void) -> c_int))
+        forking(|| call_real!(forkpty(
+            terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
+        ) -> c_int))
     }
     /// Gives everything back, then runs a program.
     system(command: *const c_char) -> c_int {
@@ -258,12 +265,24 @@ names! {
         forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
     }
     /// Gives everything back, then runs a program.
-    posix_spawn(process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int {
-        forking(|| call_real!(posix_spawn(process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void, arguments => *const *mut c_char, environment => *const *mut c_char) -> c_int))
+    posix_spawn(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        forking(|| call_real!(posix_spawn(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
     }
     /// Gives everything back, then runs a program.
-    posix_spawnp(process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int {
-        forking(|| call_real!(posix_spawnp(process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void, arguments => *const *mut c_char, environment => *const *mut c_char) -> c_int))
+    posix_spawnp(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        forking(|| call_real!(posix_spawnp(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
     }
 }
 

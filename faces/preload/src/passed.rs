@@ -331,14 +331,26 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         return;
     }
     match number {
-        number::GETTID | number::FUTEX | number::GETPID | number::SCHED_YIELD | number::GETRANDOM
-        | number::MEMBARRIER | number::GETCPU | number::TGKILL | number::RSEQ | number::CLOCK_GETTIME => {}
+        number::GETTID
+        | number::FUTEX
+        | number::GETPID
+        | number::SCHED_YIELD
+        | number::GETRANDOM
+        | number::MEMBARRIER
+        | number::GETCPU
+        | number::TGKILL
+        | number::RSEQ
+        | number::CLOCK_GETTIME => {}
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
         number::EXECVE | number::EXECVEAT => inherited(),
         number::OPEN if is_for_reading(b) => opened_unseen(),
         number::OPENAT if is_for_reading(c) => opened_unseen(),
-        number::OPEN | number::OPENAT | number::OPENAT2 | number::CREAT | number::TRUNCATE
+        number::OPEN
+        | number::OPENAT
+        | number::OPENAT2
+        | number::CREAT
+        | number::TRUNCATE
         | number::OPEN_BY_HANDLE_AT => process::stop(Reason::Writable),
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),

@@ -79,7 +79,7 @@ pub fn may_serve_more() -> bool {
 
 /// Turns the switch on, in a page of its own.
 pub fn start(viewer: Viewer, process: u32) -> Option<()> {
-    let page = kernel::map(None, 4096, true)?;
+    let page = kernel::map_private(4096)?;
     if kernel::wipe_on_fork(page, 4096).is_err() {
         kernel::unmap(page, 4096);
         return None; // a kernel before 4.14: forked children could not be told

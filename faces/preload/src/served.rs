@@ -135,8 +135,19 @@ fn has_no_fixed_content(fd: c_int) -> bool {
     kernel::file_system(fd).is_none_or(|magic| {
         matches!(
             magic,
-            PROC | SYSFS | DEBUGFS | TRACEFS | SECURITYFS | SELINUX | CGROUP | CGROUP2 | CONFIGFS | EFIVARFS
-                | PSTORE | BPF | MQUEUE | NSFS
+            PROC | SYSFS
+                | DEBUGFS
+                | TRACEFS
+                | SECURITYFS
+                | SELINUX
+                | CGROUP
+                | CGROUP2
+                | CONFIGFS
+                | EFIVARFS
+                | PSTORE
+                | BPF
+                | MQUEUE
+                | NSFS
         )
     })
 }
@@ -411,7 +422,9 @@ names! {
         if position == -1 {
             to_the_kernel(fd);
         }
-        call_real!(preadv64v2(fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int) -> isize)
+        call_real!(preadv64v2(
+            fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int
+        ) -> isize)
     }
 
     /// Served: the private offset moves.
@@ -460,9 +473,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
 fn seek_served(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Result<u64, Errno> {
     let (target, whence) = match whence {
         kernel::SEEK_SET => (offset, kernel::SEEK_SET),
-        kernel::SEEK_CUR => {
-            (offset.checked_add(word.offset() as i64).ok_or(Errno::INVAL)?, kernel::SEEK_SET)
-        }
+        kernel::SEEK_CUR => (offset.checked_add(word.offset() as i64).ok_or(Errno::INVAL)?, kernel::SEEK_SET),
         other => (offset, other),
     };
     let size = viewer.arena().record(table::file(fd).cell).map_or(0, |r| r.size.load(Ordering::Relaxed));

@@ -9,6 +9,7 @@ use core::ptr::NonNull;
 
 use quinion::viewer::{Mapped, Viewer};
 
+use crate::kernel::Access;
 use crate::{kernel, opened, process, real};
 
 #[used]
@@ -89,12 +90,6 @@ fn attach(place: &Place) -> Option<Viewer> {
     viewer.ok()
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
-    Read,
-    ReadWrite,
-}
-
 fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
     let mut path = [0u8; 64];
     write_path(&mut path, process, descriptor);
@@ -112,7 +107,7 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     if seals & kernel::F_SEAL_SHRINK == 0 || !stat.is_regular() || stat.size < 4096 {
         return None;
     }
-    let base: NonNull<u8> = kernel::map(Some(fd), stat.size as usize, access == Access::ReadWrite)?;
+    let base: NonNull<u8> = kernel::map_file(fd, stat.size as usize, access)?;
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 

@@ -219,7 +219,7 @@ fn moving(fd: i32, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> 
 /// A descriptor was opened for reading by a call we saw. `forks` is what [`process::forks`] said before the
 /// call.
 pub fn opened(fd: i32, forks: u64) {
-    END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partner: `detach_all`
+    END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
     set_opened(fd, State::Candidate);
     if process::forked_since(forks) {
         detach(fd, Reason::Forked);
@@ -353,21 +353,24 @@ fn detach_now(fd: i32, reason: Reason) {
 
 /// Leaves all descriptors to the kernel.
 pub fn detach_all(reason: Reason) {
+    // SeqCst, partner: the `fetch_max` in `opened`.
     for fd in 0..END.load(Ordering::SeqCst) {
-        detach(fd as i32, reason); // partner of the load: `opened`
+        detach(fd as i32, reason);
     }
 }
 
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
+    // SeqCst, partner: the `fetch_max` in `opened`.
     for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
-        forget(fd as i32); // partner of the load: `opened`
+        forget(fd as i32);
     }
 }
 
 /// The file is open for writing in this process from now on: no descriptor of it is served any more.
 pub fn file_is_written(device: u64, inode: u64) {
     written::add(device, inode);
+    // SeqCst, partner: the `fetch_max` in `opened`.
     for fd in 0..END.load(Ordering::SeqCst) {
         let served = look_settled(fd as i32).is_some_and(|word| word.state() == State::Served);
         let file = &FILES[fd as usize];

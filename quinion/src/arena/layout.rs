@@ -92,13 +92,23 @@ pub struct Header {
     pub features: AtomicU32,
     /// Drawn at random when the arena is built; a viewer that was sent here knows it.
     pub token: AtomicU64,
-    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
-    pub frames_grown: AtomicU32,
     /// The owner's process.
     pub owner: AtomicU32,
+    /// Unused.
+    pub spare: AtomicU32,
     /// The layout as numbers, in the order of [`Layout`]'s fields.
     pub layout: [AtomicU64; 7],
+    /// Unused, so that what follows, which every hit looks at, does not lie where the beginning of a page
+    /// does: the processor takes a load for a reader of an earlier store that has the same place in its
+    /// page, and small copies go to page-aligned buffers.
+    pub apart: [AtomicU64; HEADER_APART],
+    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
+    pub frames_grown: AtomicU32,
 }
+
+/// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.
+const HEADER_APART: usize = (3072 - 88) / 8;
+const _: () = assert!(core::mem::offset_of!(Header, frames_grown) == 3072);
 
 impl Header {
     /// Writes a header; the magic number last.

@@ -245,13 +245,15 @@ impl<'a> Grown<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })
     }
 
-    /// The slots of a node; `None` if the number is no cell's. A stale number gives some other cell's
-    /// or even a page's bytes, and whoever walks on them ends at a descriptor that tells.
+    /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other
+    /// cell's or even a page's bytes, and whoever walks on them ends at a descriptor that tells. One
+    /// comparison, because every level of every walk is here.
     #[inline]
     pub fn slots(self, cell: CellNumber) -> Option<&'a [AtomicU32; 64]> {
         let offset = cell.0 as usize * CELL_BYTES;
-        // SAFETY: `in_cells` says the 256 bytes are mapped; slots are atomics only.
-        self.in_cells(cell).then(|| unsafe { &*self.view.at(offset).cast::<[AtomicU32; 64]>() })
+        // SAFETY: 16 cells to a frame, so the 256 bytes lie in a grown frame; slots are atomics only.
+        (u64::from(cell.0) < u64::from(self.frames) * 16)
+            .then(|| unsafe { &*self.view.at(offset).cast::<[AtomicU32; 64]>() })
     }
 
     /// The head of a node; `None` if the number is no cell's.

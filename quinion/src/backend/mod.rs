@@ -32,14 +32,26 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod engine;
 mod file;
 mod memory;
 mod ring;
 mod room;
+mod simulated;
+mod slab;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod threads;
-pub use file::{Engine, EngineOptions, LocalFile, Mechanism, OpenError};
+mod transfer;
+
+pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
+pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;
 pub use room::WaitRoom;
+pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times};
+pub use threads::{BlockingSource, Pool, ReadAt};
 
 /// What a file is at one moment: which file, how long, which content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,6 +96,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
 
+    /// Tells the backend of a room in which those sleep who wait for its fills, before the first of them is
+    /// submitted. A backend that is reaped must wake each room it was told of whenever
+    /// [`Backend::wants_leader`] may have become true; a backend that completes by itself need not remember.
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        let _ = room;
+    }
+
+    /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
+    /// refuse the first read, and later ones then go through it.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 
@@ -98,7 +123,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Fetches completions on the caller's thread, if this backend has any to be fetched.
     /// `done` says whether what the caller waits for has happened; it is asked after leadership is
-    /// taken and before waiting, so that nobody waits for what is already there.
+    /// taken and before waiting, so that nobody waits for what is already there. The caller holds no lock
+    /// that completing a fill may take.
     fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
         let _ = (how, done);
         Reaped::Elsewhere
@@ -115,7 +141,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 pub enum Reap {
     /// Only what is there already.
     Ready,
-    /// Wait for at least one completion.
+    /// Wait for at least one completion, unless `done` or nothing is in flight. The backend may go on until
+    /// `done`.
     Wait,
 }
 

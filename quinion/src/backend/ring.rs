@@ -1,274 +1,556 @@
-//! The ring: reads by io_uring, reaped by whoever waits.
+//! Ring: reads by io_uring, reaped by those who wait.
 //!
 //! ```text
-//!   submitters --[Submit lock]--> submission queue --> kernel --> completion queue --[leader]--> fills
+//!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> kernel
+//!                   ^                                                      |
+//!                   | refilled by whoever reaps                            v
+//!   Fill::complete <-- job, when its last part has ended <-- leader <-- completions
 //! ```
 //!
-//! There is one leader at a time. It alone looks at the completion queue; it
-//! waits in the kernel, completes what has come, and then lets go of its office
-//! and wakes the room, so that one who still waits takes it over.
+//! A **job** is one fill of one file. It is cut into **parts** of at most
+//! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
+//! any order; the job ends with its last part.
 //!
-//! No wakeup is lost. A follower goes to sleep only after it has seen, with the
-//! room's door locked, that its folio is not ready and that there is a leader.
-//! The leader lets go first and then, through the same door, wakes. So either
-//! the follower sees that the office is vacant, or it is asleep and is woken.
-//! And nobody waits in the kernel for what is already there: a new leader asks
-//! `done` after it has the office, when nobody else can be completing anything.
+//! `submit` never waits for the device. What does not fit into the queue stays
+//! in the backlog, and whoever reaps refills the queue from there. The backlog
+//! needs no bound of its own: each fill in it holds frames of the arena, and
+//! those are bounded.
+//!
+//! **Leader and followers.** Completions are fetched by the threads that wait
+//! for them. One at a time is the *leader*: it sits in the [`Seat`], which gives
+//! it the completion half of the ring. It fetches, ends parts and jobs, and if
+//! what it waits for has not come, waits in the kernel for one more completion.
+//! The others sleep in the [`WaitRoom`] on the predicate
+//! `done() || wants_leader()`, where `wants_leader()` is "the seat is free and
+//! something is in flight".
+//!
+//! No wake-up is lost, because every change that can make that predicate true
+//! is followed by a look at the room by whoever made it:
+//!  * `done()` becomes true when a fill completes: the sink wakes the room.
+//!  * The seat becomes free: [`Seat::leave`] is followed by `wake`, in every case, also when the leader
+//!    unwinds.
+//!  * Something comes in flight while the seat is free: `submit` raises the count, passes a full fence and
+//!    looks at the seat. If it sees it free it wakes the room. If it sees it taken, then the leader's
+//!    leaving comes later in the order of fences than the count, so those whom the leader's own `wake`
+//!    rouses see the count.
+//!
+//! And no leader waits for nothing: parts are counted in flight only when the
+//! kernel has them, and only the leader takes completions out, so a count above
+//! zero means that a completion is there or will come.
 //!
 //! Invariants:
-//!  1. At most `depth` requests are in flight, so no completion overflows its queue.
-//!  2. No lock is held while a fill is completed.
-//!  3. A request's fill, and with it its frames, lives until the kernel has answered.
+//!  1. The completion queue is touched only by who sits in the seat, the submission queue only under the
+//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds.
+//!  2. No lock is held when a fill is completed.
+//!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
+//!  4. While the backlog is not empty, `queue_depth` parts are in flight; so whoever waits makes it move.
+//!
+//! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::time::Duration;
 
-use io_uring::{IoUring, opcode, types};
-
-use crate::sync::{Rank, RankedMutex};
-
-use super::file::{Answer, Source};
+use super::file::{OpenFile, Way};
+use super::slab::{Key, Slab};
+use super::transfer::{Step, Transfer};
 use super::{Fill, Reap, Reaped, WaitRoom};
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::ring::{Landed, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
 
-/// `io_uring_enter` shall wait for completions.
-const ENTER_GETEVENTS: u32 = 1;
+/// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
+const TRIES_MAX: u32 = 1000;
+/// How long a leader pauses whom the kernel does not let wait.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
-pub(super) struct Ring {
-    ring: IoUring,
-    requests: RankedMutex<Requests>,
-    leader: AtomicBool,
+/// One io_uring instance and what is in its hands.
+#[derive(Debug)]
+pub(super) struct RingDriver {
+    submission: RankedMutex<Submission>,
+    seat: Seat,
+    /// Parts in the kernel's hands or in the leader's.
     in_flight: AtomicUsize,
-    depth: usize,
+    /// Fills given to us and not completed.
+    outstanding: AtomicUsize,
+    /// Whether the kernel refused a submission, for good.
+    is_refused: AtomicBool,
     room: Arc<WaitRoom>,
+    queue_depth: usize,
 }
 
-/// What the kernel has been asked, by number.
-#[derive(Default)]
-struct Requests {
-    slots: Vec<Option<Request>>,
-    free: Vec<usize>,
-}
-
-struct Request {
-    source: Arc<Source>,
-    fill: Fill,
-    done: usize,
-}
-
-impl Ring {
-    /// A ring for `depth` reads at a time; an error if the system has none for us or it cannot read.
-    pub(super) fn new(room: Arc<WaitRoom>, depth: u32) -> io::Result<Self> {
-        let depth = depth.clamp(1, 4096).next_power_of_two();
-        let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
-        let mut probe = io_uring::Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        if !probe.is_supported(opcode::Read::CODE) || !ring.params().is_feature_nodrop() {
-            return Err(io::Error::from(io::ErrorKind::Unsupported));
-        }
+impl RingDriver {
+    pub(super) fn new(
+        room: Arc<WaitRoom>,
+        queue_depth: usize,
+        io_bytes_max: usize,
+    ) -> Result<Self, RingRefused> {
+        let (half, reap) = crate::sys::ring::ring(queue_depth as u32)?;
+        let queue_depth = queue_depth.min(half.capacity()).min(reap.capacity());
+        let submission = Submission {
+            half: Some(half),
+            parts: Slab::new(),
+            jobs: Slab::new(),
+            backlog: VecDeque::new(),
+            queue_depth,
+            io_bytes_max,
+        };
         Ok(Self {
-            ring,
-            requests: RankedMutex::new(Rank::Submit, Requests::default()),
-            leader: AtomicBool::new(false),
+            submission: RankedMutex::new(Rank::Submit, submission),
+            seat: Seat { is_taken: AtomicBool::new(false), half: UnsafeCell::new(reap) },
             in_flight: AtomicUsize::new(0),
-            depth: depth as usize,
+            outstanding: AtomicUsize::new(0),
+            is_refused: AtomicBool::new(false),
             room,
+            queue_depth,
         })
     }
 
-    pub(super) fn has_room(&self, fills: usize) -> bool {
-        self.in_flight.load(Ordering::Relaxed) + fills <= self.depth
+    /// Whether the kernel took this ring out of service, so that fills must go another way.
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
     }
 
-    pub(super) fn wants_leader(&self) -> bool {
-        self.in_flight.load(Ordering::Relaxed) > 0 && !self.leader.load(Ordering::Relaxed)
+    /// Whether it is `room` that this ring wakes.
+    pub(super) fn wakes(&self, room: &Arc<WaitRoom>) -> bool {
+        Arc::ptr_eq(&self.room, room)
     }
 
-    /// Starts reading each of `fills`; waits for room in the queue where there is none.
-    pub(super) fn submit(&self, source: &Arc<Source>, fills: Vec<Fill>) {
-        let mut waiting: VecDeque<Request> =
-            fills.into_iter().map(|fill| Request { source: Arc::clone(source), fill, done: 0 }).collect();
-        while !waiting.is_empty() {
-            let mut requests = self.requests.lock();
-            while self.has_room(1)
-                && let Some(request) = waiting.pop_front()
-            {
-                self.in_flight.fetch_add(1, Ordering::Relaxed);
-                self.push(&mut requests, request);
-            }
-            self.enter_all();
-            drop(requests);
-            if !waiting.is_empty() {
-                self.wait_for_room();
-            }
+    /// Whether the queue has room for this many more parts.
+    pub(super) fn has_room(&self, parts: usize) -> bool {
+        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + parts
+            <= self.queue_depth
+    }
+
+    /// Starts filling. Never waits for the device.
+    pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+        self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
+        let mut finished = Vec::new();
+        let mut submission = self.submission.lock();
+        for fill in fills {
+            submission.add(fill, Arc::clone(file));
+        }
+        self.pump(&mut submission, Vec::new(), &mut finished);
+        drop(submission);
+        self.complete(finished);
+        // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
+        fence(Ordering::SeqCst);
+        if self.wants_leader() {
+            self.room.wake();
         }
     }
 
-    fn wait_for_room(&self) {
-        while !self.has_room(1) {
-            match self.reap(Reap::Wait, &mut || self.has_room(1)) {
+    /// Whether the seat is free and there is something to be fetched. Takes no lock.
+    pub(super) fn wants_leader(&self) -> bool {
+        !self.seat.is_taken() && self.in_flight.load(Ordering::Relaxed) > 0
+    }
+
+    /// See [`Backend::reap`](super::Backend::reap). With [`Reap::Wait`] the caller leads until it is done or
+    /// nothing is in flight.
+    pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        let Some(mut leader) = Leader::take(self) else { return Reaped::Busy };
+        let mut fills = 0;
+        loop {
+            fills += leader.fetch();
+            if how == Reap::Ready || done() {
+                return Reaped::Some(fills);
+            }
+            if self.in_flight.load(Ordering::Relaxed) == 0 {
+                return if fills > 0 { Reaped::Some(fills) } else { Reaped::Elsewhere };
+            }
+            leader.wait();
+        }
+    }
+
+    /// Waits until every fill given to us has been completed.
+    pub(super) fn drain(&self) {
+        // Partner: the release in `complete`; what a sink did is visible to who has drained.
+        let mut is_idle = || self.outstanding.load(Ordering::Acquire) == 0;
+        while !is_idle() {
+            match self.reap(Reap::Wait, &mut is_idle) {
                 Reaped::Some(_) => {}
                 Reaped::Busy | Reaped::Elsewhere => {
-                    self.room.sleep(&mut || self.has_room(1) || self.wants_leader());
+                    self.room.sleep(&mut || is_idle() || self.wants_leader());
                 }
             }
         }
     }
 
-    /// Puts a request into the submission queue; the caller has counted it as in flight.
-    fn push(&self, requests: &mut Requests, request: Request) {
-        let (fill, done) = (&request.fill, request.done);
-        let descriptor = types::Fd(request.source.file().as_raw_fd());
-        let length = (fill.len() - done).min(1 << 30) as u32;
-        // SAFETY: `done` is less than the fill's length.
-        let buffer = unsafe { fill.as_ptr().add(done) };
-        let entry =
-            opcode::Read::new(descriptor, buffer, length).offset(fill.position() + done as u64).build();
-        let number = requests.insert(request);
-        // SAFETY: the lock makes us the only ones at the submission queue. The buffer is the fill's and
-        // the descriptor the source's, and both live in the request until the kernel has answered.
-        unsafe {
-            let mut queue = self.ring.submission_shared();
-            queue.push(&entry.user_data(number as u64)).expect("the queue is as deep as requests are many");
+    /// Gives the kernel what it can take: `again` first, then the backlog.
+    fn pump(&self, submission: &mut Submission, again: Vec<Key>, finished: &mut Vec<Job>) {
+        if !submission.pump(again, finished) {
+            self.is_refused.store(true, Ordering::Relaxed);
+        }
+        self.in_flight.store(submission.parts.len(), Ordering::Relaxed);
+    }
+
+    /// Ends the fills of `finished`. Holds no lock.
+    fn complete(&self, finished: Vec<Job>) -> usize {
+        let fills = finished.len();
+        for job in finished {
+            let ended = Ended(self);
+            let (fill, outcome) = job.outcome();
+            fill.complete(outcome);
+            drop(ended);
+        }
+        fills
+    }
+}
+
+/// Counts a fill out when it has been completed, also if its sink panics.
+struct Ended<'a>(&'a RingDriver);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        // Partner: the acquire in `drain`.
+        self.0.outstanding.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The leader's place: who has it has the completion half.
+#[derive(Debug)]
+struct Seat {
+    is_taken: AtomicBool,
+    half: UnsafeCell<ReapHalf>,
+}
+
+// SAFETY: `half` is reached only through a `Leader`, of which there is one at a time.
+unsafe impl Sync for Seat {}
+
+impl Seat {
+    fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Relaxed)
+    }
+    fn try_take(&self) -> bool {
+        // Acquire; partner: the release in `leave`. The new leader sees what the last one did to the queue.
+        self.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+    fn leave(&self) {
+        // Partner: the acquire in `try_take`.
+        self.is_taken.store(false, Ordering::Release);
+    }
+}
+
+/// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
+struct Leader<'a> {
+    driver: &'a RingDriver,
+    landed: Vec<Landed>,
+}
+
+impl<'a> Leader<'a> {
+    fn take(driver: &'a RingDriver) -> Option<Self> {
+        driver.seat.try_take().then(|| Self { driver, landed: Vec::new() })
+    }
+
+    fn half(&mut self) -> &mut ReapHalf {
+        // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
+        // the reference lives.
+        unsafe { &mut *self.driver.seat.half.get() }
+    }
+
+    /// Waits in the kernel until a completion is there.
+    fn wait(&mut self) {
+        if self.half().wait().is_err() {
+            // We may not wait, so completions, which still come, are looked for now and then.
+            std::thread::sleep(REFUSED_PAUSE);
         }
     }
 
-    /// Hands what is queued to the kernel. The caller has the lock.
-    fn enter_all(&self) {
-        loop {
-            // SAFETY: the lock makes us the only ones at the submission queue.
-            let queued = unsafe { self.ring.submission_shared().len() };
-            if queued == 0 {
-                return;
-            }
-            match self.ring.submit() {
-                Ok(_) => {}
-                // The kernel is short of something that its own work will give back.
-                Err(error) if is_passing(&error) => std::thread::yield_now(),
-                Err(error) => panic!("the kernel refuses requests of a ring it has made: {error}"),
-            }
+    /// Fetches what has landed and ends what that ends. Returns how many fills were completed.
+    fn fetch(&mut self) -> usize {
+        let mut landed = std::mem::take(&mut self.landed);
+        self.half().drain(&mut landed);
+        if landed.is_empty() {
+            return 0;
         }
-    }
-
-    /// See [`super::Backend::reap`].
-    pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
-        let Some(_office) = Office::take(self) else { return Reaped::Busy };
-        loop {
-            let completed = self.complete_ready();
-            if completed > 0 || how == Reap::Ready || done() {
-                return Reaped::Some(completed);
-            }
-            if self.in_flight.load(Ordering::Relaxed) == 0 {
-                return Reaped::Elsewhere;
-            }
-            // SAFETY: submits nothing and passes no argument; it waits for one completion.
-            let waited =
-                unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, ENTER_GETEVENTS, None) };
-            if let Err(error) = waited
-                && !is_passing(&error)
-            {
-                panic!("the kernel lets nobody wait at a ring it has made: {error}");
-            }
+        let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
+        // 1 What came whole, which is nearly all.
+        let mut submission = self.driver.submission.lock();
+        for landed in landed.drain(..) {
+            doubtful.extend(submission.land(landed, &mut finished));
         }
-    }
-
-    /// Waits until nothing is in flight.
-    pub(super) fn drain(&self) {
-        while self.in_flight.load(Ordering::Relaxed) > 0 {
-            if self.reap(Reap::Wait, &mut || self.in_flight.load(Ordering::Relaxed) == 0) == Reaped::Busy {
-                self.room.sleep(&mut || self.wants_leader() || self.in_flight.load(Ordering::Relaxed) == 0);
-            }
+        self.driver.pump(&mut submission, Vec::new(), &mut finished);
+        drop(submission);
+        self.landed = landed;
+        // 2 What fell short: the file may have to be asked for its size, so without the lock.
+        if !doubtful.is_empty() {
+            let judged: Vec<_> = doubtful.into_iter().map(Doubtful::judge).collect();
+            let mut submission = self.driver.submission.lock();
+            let again =
+                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
+            let again = again.collect();
+            self.driver.pump(&mut submission, again, &mut finished);
         }
+        // 3 Up to the cache, with no lock held.
+        self.driver.complete(finished)
     }
+}
 
-    /// Completes what the kernel has answered; returns how many fills ended. The caller leads.
-    fn complete_ready(&self) -> usize {
-        let mut completed = 0;
-        loop {
-            // SAFETY: only the leader is at the completion queue.
-            let answer = unsafe { self.ring.completion_shared().next() };
-            let Some(answer) = answer else { return completed };
-            let result = match answer.result() {
-                bytes @ 0.. => Ok(bytes as usize),
-                error => Err(io::Error::from_raw_os_error(-error)),
-            };
-            let request = self.requests.lock().remove(answer.user_data() as usize);
-            completed += usize::from(self.answer(request, result));
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.driver.seat.leave();
+        self.driver.room.wake();
+    }
+}
+
+/// One fill under way.
+#[derive(Debug)]
+struct Job {
+    fill: Fill,
+    file: Arc<OpenFile>,
+    /// Bytes of it that have been cut into parts.
+    cut: usize,
+    /// Parts that have not ended.
+    parts: usize,
+    /// Bytes before the file's end, as far as is known.
+    end: usize,
+    /// The first byte that failed, and how.
+    failure: Option<(usize, io::Error)>,
+}
+
+impl Job {
+    fn is_cut(&self) -> bool {
+        self.cut == self.fill.len()
+    }
+    fn is_finished(&self) -> bool {
+        self.is_cut() && self.parts == 0
+    }
+    /// A part ended the file at `end` bytes: what has not been cut yet lies behind it.
+    fn end_at(&mut self, end: usize) {
+        self.end = self.end.min(end);
+        self.cut = self.fill.len();
+    }
+    /// A part failed at byte `at`; the first failure in the file's order is the one that is told.
+    fn fail_at(&mut self, at: usize, error: io::Error) {
+        if self.failure.as_ref().is_none_or(|&(first, _)| at < first) {
+            self.failure = Some((at, error));
         }
+        self.cut = self.fill.len();
     }
-
-    /// Ends a request or takes it up again; whether it ended.
-    fn answer(&self, mut request: Request, result: io::Result<usize>) -> bool {
-        let end = match request.source.judge(result, request.done, request.fill.len()) {
-            Answer::Done(bytes) => Ok(bytes),
-            Answer::Failed(error) => Err(error),
-            Answer::Again(done) => {
-                request.done = done;
-                let mut requests = self.requests.lock();
-                self.push(&mut requests, request);
-                self.enter_all();
-                return false;
-            }
+    /// The fill, and how it ended. A failure behind the file's end is none.
+    fn outcome(self) -> (Fill, io::Result<usize>) {
+        let outcome = match self.failure {
+            Some((at, error)) if at < self.end => Err(error),
+            _ => Ok(self.end),
         };
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        request.fill.complete(end);
-        true
+        (self.fill, outcome)
     }
 }
 
-impl Requests {
-    fn insert(&mut self, request: Request) -> usize {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        self.slots[number] = Some(request);
-        number
-    }
-    fn remove(&mut self, number: usize) -> Request {
-        self.free.push(number);
-        self.slots[number].take().expect("the kernel answers what it was asked, once")
+/// One request in the kernel's hands.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    job: Key,
+    /// Where in the job it begins, in bytes.
+    at: usize,
+    transfer: Transfer,
+    way: Way,
+    tries: u32,
+}
+
+/// What became of a part.
+#[derive(Debug)]
+enum Verdict {
+    /// All of it came.
+    Complete,
+    /// The file ends after this many bytes of it.
+    Ended(usize),
+    /// It goes on like this.
+    Again(Part),
+    /// It failed after this many bytes.
+    Failed(usize, io::Error),
+}
+
+/// A part that did not come whole, and what is needed to judge it.
+#[derive(Debug)]
+struct Doubtful {
+    key: Key,
+    part: Part,
+    file: Arc<OpenFile>,
+    /// Where in the file the part begins.
+    position: u64,
+    result: i32,
+}
+
+impl Doubtful {
+    fn judge(self) -> (Key, Verdict) {
+        let Self { key, mut part, file, position, result } = self;
+        let verdict = if let Ok(bytes) = usize::try_from(result) {
+            match part.transfer.advance(bytes, |at| file.ends_by(position + at as u64)) {
+                Step::Complete => Verdict::Complete,
+                Step::Ended(bytes) => Verdict::Ended(bytes),
+                Step::Again => Verdict::Again(Part { tries: 0, ..part }),
+            }
+        } else {
+            judge_error(part, &file, io::Error::from_raw_os_error(-result))
+        };
+        (key, verdict)
     }
 }
 
-/// Whether the call may simply be made again.
-fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
-}
-
-/// The leader's office; given up when dropped.
-struct Office<'a>(&'a Ring);
-
-impl<'a> Office<'a> {
-    fn take(ring: &'a Ring) -> Option<Self> {
-        // Acquire, partner: the Release in `drop`: what the last leader did at the queue is done.
-        let taken = ring.leader.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Self(ring))
+/// What an error means: another try, another way, or the end.
+fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
+    match error.raw_os_error() {
+        // Cancelled: the thread that submitted it has exited, and with it the kernel's helpers of that thread.
+        Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED) if part.tries < TRIES_MAX => {
+            Verdict::Again(Part { tries: part.tries + 1, ..part })
+        }
+        Some(libc::EINVAL | libc::EOPNOTSUPP) if part.way == Way::Direct => {
+            let way = file.fall_back();
+            Verdict::Again(Part { way, transfer: part.transfer.restart(file.align(way)), ..part })
+        }
+        _ => Verdict::Failed(part.transfer.rest().0, error),
     }
 }
 
-impl Drop for Office<'_> {
-    fn drop(&mut self) {
-        // Release, partner: the Acquire in `take`.
-        self.0.leader.store(false, Ordering::Release);
-        self.0.room.wake();
+/// What the submission lock guards.
+#[derive(Debug)]
+struct Submission {
+    /// `None` once the kernel has refused.
+    half: Option<SubmitHalf>,
+    parts: Slab<Part>,
+    jobs: Slab<Job>,
+    /// Jobs not wholly cut, oldest first. May name jobs that have ended.
+    backlog: VecDeque<Key>,
+    queue_depth: usize,
+    io_bytes_max: usize,
+}
+
+impl Submission {
+    fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
+        let end = fill.len();
+        let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
+        self.backlog.push_back(job);
+    }
+
+    /// Cuts the next part off the backlog, if there is one and the queue has a place.
+    fn cut(&mut self) -> Option<Key> {
+        while self.parts.len() < self.queue_depth {
+            let &key = self.backlog.front()?;
+            let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else {
+                self.backlog.pop_front();
+                continue;
+            };
+            let (at, len) = (job.cut, self.io_bytes_max.min(job.fill.len() - job.cut));
+            job.cut += len;
+            job.parts += 1;
+            let way = job.file.way();
+            let transfer = Transfer::new(len, job.file.align(way));
+            return Some(self.parts.insert(Part { job: key, at, transfer, way, tries: 0 }));
+        }
+        None
+    }
+
+    /// Gives the kernel `again` and as much of the backlog as fits. Whether the kernel still takes any.
+    fn pump(&mut self, again: Vec<Key>, finished: &mut Vec<Job>) -> bool {
+        let mut pushed = again;
+        while let Some(part) = self.cut() {
+            pushed.push(part);
+        }
+        let Some(mut half) = self.half.take() else {
+            self.fail(&pushed, &io::Error::other("the kernel no longer takes requests"), finished);
+            return false;
+        };
+        for &key in &pushed {
+            self.push(&mut half, key);
+        }
+        match half.submit(pushed.len()) {
+            Ok(()) => {
+                self.half = Some(half);
+                true
+            }
+            Err(refused) => {
+                // The half is dropped, and with it the right to submit what it still holds.
+                self.fail(&pushed[pushed.len() - refused.left..], &refused.error, finished);
+                self.fail_backlog(&refused.error, finished);
+                false
+            }
+        }
+    }
+
+    fn push(&mut self, half: &mut SubmitHalf, key: Key) {
+        let part = *self.parts.get_mut(key).expect("a part to be pushed exists");
+        let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
+        let (from, len) = part.transfer.rest();
+        let at = part.at + from;
+        let request = ReadRequest {
+            position: job.fill.position() + at as u64,
+            // Inside the fill: `at + len` is at most the end of the part, which was cut from the fill.
+            buffer: job.fill.as_ptr().wrapping_add(at),
+            len: len as u32,
+            key: key.0,
+        };
+        // SAFETY: the job owns the fill and the file and is removed only when all its parts have ended.
+        // `outstanding` keeps the ring's owner from going away before that.
+        unsafe { half.push(job.file.descriptor(), request) };
+    }
+
+    /// Takes note of a completion. What did not come whole is given back to be judged.
+    fn land(&mut self, landed: Landed, finished: &mut Vec<Job>) -> Option<Doubtful> {
+        let key = Key(landed.key);
+        let Some(&mut part) = self.parts.get_mut(key) else {
+            debug_assert!(false, "the kernel completes each request once");
+            return None;
+        };
+        if usize::try_from(landed.result) == Ok(part.transfer.rest().1) {
+            self.end(key, Verdict::Complete, finished);
+            return None;
+        }
+        let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
+        let position = job.fill.position() + part.at as u64;
+        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, result: landed.result })
+    }
+
+    /// Carries out a verdict. Returns the part if it is to be pushed again.
+    fn apply(&mut self, key: Key, verdict: Verdict, finished: &mut Vec<Job>) -> Option<Key> {
+        if let Verdict::Again(part) = verdict {
+            *self.parts.get_mut(key).expect("a judged part keeps its place") = part;
+            return Some(key);
+        }
+        self.end(key, verdict, finished);
+        None
+    }
+
+    /// Ends a part, and its job if it was the last.
+    fn end(&mut self, key: Key, verdict: Verdict, finished: &mut Vec<Job>) {
+        let part = self.parts.remove(key).expect("a part ends once");
+        let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
+        job.parts -= 1;
+        match verdict {
+            Verdict::Complete => {}
+            Verdict::Ended(bytes) => job.end_at(part.at + bytes),
+            Verdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
+            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+        }
+        if job.is_finished() {
+            finished.extend(self.jobs.remove(part.job));
+        }
+    }
+
+    /// Fails parts that the kernel does not have.
+    fn fail(&mut self, parts: &[Key], error: &io::Error, finished: &mut Vec<Job>) {
+        for &key in parts {
+            self.end(key, Verdict::Failed(0, copy_of(error)), finished);
+        }
+    }
+
+    /// Fails what is in the backlog.
+    fn fail_backlog(&mut self, error: &io::Error, finished: &mut Vec<Job>) {
+        while let Some(key) = self.backlog.pop_front() {
+            let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else { continue };
+            job.fail_at(job.cut, copy_of(error));
+            if job.is_finished() {
+                finished.extend(self.jobs.remove(key));
+            }
+        }
     }
 }
 
-impl Drop for Ring {
-    fn drop(&mut self) {
-        self.drain();
-    }
-}
-
-impl std::fmt::Debug for Ring {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
-        f.debug_struct("Ring")
-            .field("depth", &self.depth)
-            .field("in_flight", &in_flight)
-            .finish_non_exhaustive()
-    }
+/// The same error once more.
+fn copy_of(error: &io::Error) -> io::Error {
+    error
+        .raw_os_error()
+        .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }

@@ -1,4 +1,22 @@
 //! Pin: a range of a file held in the cache, folio by folio.
+//!
+//! ```text
+//!   for each folio from `position` on
+//!     1 hold     the folio if it is there and readable; else the way of a miss, and wait
+//!     2 touch    its referenced byte; a marker starts the next window, as for a read
+//!     3 size     looked at after the data is held, so that no byte past the end is shown
+//!     4 add      the hold becomes a pin, the bytes join the last piece if they lie behind it
+//! ```
+//!
+//! A pin is a read without the copy: it is counted as one, and as a hit if no
+//! folio had to be waited for.
+//!
+//! Invariants:
+//!  1. What is pinned is one range without a hole, from `position` on.
+//!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
+//!
+//! Not an invariant: that the whole range is of one version of the file. Each
+//! folio is what the file was when that folio was filled.
 
 use std::sync::Arc;
 
@@ -41,7 +59,7 @@ impl Filemap {
                     }
                 }
             };
-            touch(self.arena.view(), held.frame());
+            touch(self.arena.view().grown(), held.frame());
             if held.has_marker() {
                 self.advance(mapping, readahead, held.first(), Patience::Wait);
             }

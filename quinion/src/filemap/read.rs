@@ -1,9 +1,35 @@
 //! Read: the story of one read call, for the owner's threads and on behalf of viewers.
+//!
+//! ```text
+//!   read      hits as far as they go --end--> look at the file again, once, if nothing was read
+//!                  ^        |
+//!                  |      a page is missing
+//!                  |        v
+//!             copy <-- hold_folio: there and readable? hold it
+//!                           |   being filled? wait for that
+//!                           |   absent?       fill_miss: judge, fill, wait for the page asked for
+//!                           +-- and again, until it is held, an error is its own, or the file ends
+//! ```
+//!
+//! How far a caller goes for its bytes is its [`Patience`]; each step that may
+//! wait asks it first.
+//!
+//! A window that failed says little about the page that was asked for: the bad
+//! sector may lie anywhere in it. So the next attempt reaches for the page
+//! alone, and only an error of that one is the reader's.
+//!
+//! Invariants:
+//!  1. No lock is held while the device or memory is waited for.
+//!  2. Bytes are shown only up to a size that was looked at after they were copied or held.
+//!  3. An error is returned only if no byte was read; otherwise it comes with the next call.
+//!
+//! Not an invariant: that a page which was filled is still there when its
+//! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{HoldRefused, Readable, View};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
 use crate::backend::{Reap, Version};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -44,8 +70,8 @@ const SEEKS: u32 = 1000;
 
 /// Notes that a folio was read: sets its referenced byte if it is clear.
 #[inline]
-pub(crate) fn touch(view: &View, frame: Frame) {
-    if let Some(referenced) = view.referenced(frame)
+pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
+    if let Some(referenced) = grown.referenced(frame)
         && referenced.load(Ordering::Relaxed) == 0
     {
         referenced.store(1, Ordering::Relaxed);
@@ -70,7 +96,6 @@ impl Filemap {
             let view = self.arena.view();
             let rest = &mut to[done..];
             let at = position + done as u64;
-            let touch = |frame| touch(view, frame);
             let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
             done += hits.bytes;
             if let Some(page) = hits.marker {
@@ -109,7 +134,6 @@ impl Filemap {
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
-        self.counters.add(Count::Reads, 1);
         self.counters.add(Count::Bytes, bytes as u64);
         self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
     }
@@ -127,7 +151,7 @@ impl Filemap {
         let Some(held) = self.hold_folio(mapping, readahead, patience, position, to.len())? else {
             return Ok(0);
         };
-        touch(self.arena.view(), held.frame());
+        touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
         if held.has_marker() {
             self.advance(mapping, readahead, held.first(), patience);
@@ -159,7 +183,7 @@ impl Filemap {
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
                     Readable::Never => reach = Reach::Page,
                 },
-                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins.into()),
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
                     let miss = Miss { index, position, len, reach };
                     match self.fill_miss(mapping, readahead, patience, miss)? {
@@ -272,7 +296,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len)?;
         if let Some(held) = held {
-            touch(self.arena.view(), held.frame());
+            touch(self.arena.view().grown(), held.frame());
         }
         Ok(())
     }

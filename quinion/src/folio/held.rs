@@ -1,4 +1,22 @@
-//! A hold on a folio, as a value: dropping it gives the hold back.
+//! Held: a hold on a folio, as a value. Dropping it gives the hold back.
+//!
+//! ```text
+//!   take --> Held --drop--> put:  not the last, or still in the index   nothing more
+//!              |                  the last of a detached folio          its frames go back to the arena
+//!              +--into_pin--> a user's pin --unpin--> put
+//! ```
+//!
+//! The ticket is what the folio was when it was taken: its first index, its
+//! order and its sequence. None of them changes while it is held, so they are
+//! read from the ticket and not from the descriptor.
+//!
+//! Invariants:
+//!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
+//!  2. Bytes are copied out only when the folio was seen readable.
+//!  3. Whoever puts the last hold of a detached folio frees its frames, and nobody else does.
+//!
+//! Not an invariant: that a held folio is in the index, or will ever be
+//! readable. A fill may fail, and a change of the file detaches it.
 
 use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};

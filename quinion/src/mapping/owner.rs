@@ -1,9 +1,30 @@
-//! The owner's side of a mapping: its locks, and every change of its tree.
+//! Owner: a mapping as the process that changes it sees it: its locks, and every change of its tree.
 //!
-//! The essay of this room is in its door, `mapping/mod.rs`.
+//! ```text
+//!   add_folio_range   prepare each descriptor --> insert a prefix of them --> unprepare the rest
+//!   evict             retire if nobody holds it --> erase --> frames to the caller, to free
+//!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
+//!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
+//! ```
+//!
+//! A descriptor is prepared before its entry can be found. It is retired under
+//! the same hold of the tree lock under which the entry goes, before or after.
+//! In between a reader may find the one without the other; it looks at the
+//! descriptor, and the descriptor alone decides.
+//!
+//! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
+//! held for a batch and never while anybody waits for a device; the arena's
+//! lock is taken under it, for a node or a list of frames.
+//!
+//! Invariants: those of the door, `mapping/mod.rs`, and
+//!  1. What `add_folio_range` did not insert is the caller's again, as if it had not been prepared.
+//!  2. A version is replaced only under the invalidate lock, together with the size.
+//!
+//! Not an invariant: that the size only falls while nobody holds the lock. An
+//! invalidation may make it larger at any time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Readable, Record, Retire, Run, View};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
@@ -229,9 +250,14 @@ impl Mapping {
     /// between insertion and submission. Returns the pages forgotten.
     pub fn invalidate(&self, attributes: &Attributes) -> u64 {
         let mut version = self.invalidate.write();
-        self.record().size.store(attributes.size, Ordering::Relaxed);
+        // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
+        // so that none takes the zeroes after the old end for the file's.
+        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
         *version = attributes.version;
-        self.lock().remove_all()
+        let pages = self.lock().remove_all();
+        // Release, partner: the Acquire in `read_hits`.
+        self.record().size.store(attributes.size, Ordering::Release);
+        pages
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
@@ -265,6 +291,9 @@ impl Drop for Mapping {
         }
         self.lock().remove_all();
         self.record().id.store(MappingId::NONE.0, Ordering::Relaxed);
+        // Partner: the Acquire fence before a reader's second look at the number. Who sees anything that
+        // the cell is used for next sees that it is no mapping's record any more.
+        fence(Ordering::Release);
         self.arena.free_cell(self.cell);
     }
 }

@@ -1,19 +1,20 @@
-//! Sys: what is asked of the system beyond what `rustix` offers safely.
+//! Sys: the system calls that cannot be made safely from outside.
 //!
-//! One small file for each subject. Nothing here knows what a cache is; most of
-//! the library's system calls are `rustix`'s and stand where they are needed.
+//! Everything here that is `unsafe` says in words what the caller must hold.
+//! Calls that the `rustix` crate offers safely are made where they are needed
+//! and are not wrapped a second time.
 //!
-//! ```text
-//!   fork    is this still the process that built the cache?
-//!   read    bytes from a descriptor to an address that is not a slice
-//! ```
-//!
-//! Invariants:
-//!  1. No function keeps state of its own, but the fork generation.
-//!  2. Errors are the system's, as `std::io::Error` or `rustix::io::Errno`.
+//! | file | what |
+//! |---|---|
+//! | [`fork`] | noticing that this process is a child of the one that built a cache |
+//! | [`io`] | reading into memory that is an address and not a Rust reference |
+//! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
+//! | [`signal`] | keeping a program's signals away from our threads |
 
 pub mod fork;
-pub mod read;
+pub mod io;
+pub mod ring;
+pub mod signal;
 
 /// How many descriptors this process may have open at a time.
 pub fn descriptors_max() -> usize {

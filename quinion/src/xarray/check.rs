@@ -1,4 +1,23 @@
 //! Check: every invariant of a whole tree, and the tree as text.
+//!
+//! The check walks down once and adds up on the way back: what a node says of
+//! itself (its count, its shadows, its marks) is compared with what was found
+//! below it.
+//!
+//! ```text
+//!   root     as low as it can be; its marks are those of what hangs below
+//!   node     knows its parent and its shift; holds something; counts what it holds
+//!   entry    stands on the level of its order, at a multiple of its length, the same in every slot
+//!   marks    at an entry's first slot only; in a node above exactly if somewhere below
+//!   keeper   was told of each node that holds shadows alone, and of no other
+//! ```
+//!
+//! It says the first thing that is wrong, with the place, and stops there:
+//! what is found later is often only a consequence. It takes the tree as its
+//! writer sees it, so it needs the tree's lock, and its cost is the whole tree.
+//!
+//! Not checked: whether a folio is alive and whose it is. The tree does not
+//! know; `Mapping::check` asks the descriptors.
 
 use std::fmt::Write;
 use std::string::String;

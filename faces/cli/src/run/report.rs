@@ -104,7 +104,11 @@ impl Report<'_> {
             && self.totals.viewers == 0
             && !matches!(self.ended, Ended::Status(126 | 127))
         {
-            notes.push("nothing was served: the program did not attach; it may clear its environment, or run where ours is not seen".into());
+            notes.push(
+                "nothing was served: the program did not attach; it may clear its environment, or run \
+                 where ours is not seen"
+                    .into(),
+            );
         }
         notes
     }

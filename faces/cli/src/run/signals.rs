@@ -182,7 +182,8 @@ pub fn stop_here() {
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Ends this process by a signal, without a core file of ours beside the program's. Returns if the signal does not end processes.
+/// Ends this process by a signal, without a core file of ours beside the program's. Returns if the
+/// signal does not end processes.
 pub fn die_by(number: i32) {
     // SAFETY: plain calls with structures of their own.
     unsafe {

@@ -1,7 +1,8 @@
 //! Cache: the door. One bounded memory, and the files that are read through it.
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
-//! clone, file and pin is gone. The table here says which file is which mapping:
+//! clone, file and pin is gone. A [`File`] is one stream through one file; it
+//! is in `file.rs` beside. The table here says which file is which mapping:
 //! two opens of one file share folios, and a file that changed between two
 //! opens is read anew (**close-to-open**: an open sees all that was written and
 //! closed before it).
@@ -26,13 +27,16 @@ use std::sync::Arc;
 use crate::arena::{Arena, ArenaOptions, ArenaStats, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
 use crate::error::{Error, Repr, Result};
-use crate::file::File;
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
 use crate::stats::Count;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
+
+mod file;
+
+pub use file::{File, ReadOptions};
 
 /// A page cache of this process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
@@ -197,6 +201,7 @@ impl Cache {
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
         self.check_process()?;
+        backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         let mapping = self.shared.mapping_of(backend, &attributes)?;
         Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping })))
@@ -298,7 +303,7 @@ impl Shared {
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
-            reads: counters.sum(Count::Reads),
+            reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),
             misses: counters.sum(Count::Misses),

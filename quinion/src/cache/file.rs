@@ -9,13 +9,16 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use crate::arena::{CellNumber, KeepingView};
-use crate::cache::Handle;
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Patience, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::Readahead;
+use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
+
+use super::Handle;
 
 /// How a read behaves; the default waits for what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,6 +65,8 @@ pub struct File {
     view: KeepingView,
     cell: CellNumber,
     id: MappingId,
+    process: ForkGuard,
+    counters: Arc<Counters>,
     handle: Arc<Handle>,
     readahead: RankedMutex<Readahead>,
     position: u64,
@@ -73,6 +78,8 @@ impl File {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
+            process: handle.shared.process,
+            counters: Arc::clone(&handle.shared.filemap.counters),
             readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
             handle,
             position: 0,
@@ -97,21 +104,19 @@ impl File {
     /// As [`File::read_at`], with options.
     ///
     /// # Errors
-    /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the first byte can be had without
-    /// what the options forbid.
+    /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the
+    /// first byte can be had without what the options forbid.
     #[inline]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        let shared = &*self.handle.shared;
-        if shared.process.is_forked() {
+        if self.process.is_forked() {
             return Err(Repr::Forked.into());
         }
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        let touch = |frame| touch(&self.view, frame);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
-            shared.filemap.counters.add_hit(hits.bytes as u64);
+            self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
         self.read_slowly(buffer, position, options)
@@ -126,8 +131,8 @@ impl File {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`File::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file ends before. The buffer's
-    /// content is unspecified then.
+    /// As [`File::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file
+    /// ends before. The buffer's content is unspecified then.
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -136,7 +141,8 @@ impl File {
                 0 => {
                     let wanted = buffer.len();
                     let text = format!(
-                        "cannot read {wanted} bytes at byte {position}: the file ends at byte {}; ask for less, or use read_at",
+                        "cannot read {wanted} bytes at byte {position}: the file ends at \
+                         byte {}; ask for less, or use read_at",
                         self.len()
                     );
                     return Err(Repr::InvalidInput(text).into());
@@ -151,7 +157,8 @@ impl File {
     /// and keeps them there, unchanged, until the [`Pinned`] is dropped. No byte is copied.
     ///
     /// # Errors
-    /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside what is pinned already.
+    /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
+    /// beside what is pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
         let Handle { shared, mapping } = &*self.handle;
         if shared.process.is_forked() {
@@ -207,6 +214,12 @@ impl File {
     /// How the file is read: the name of its backend's mechanism.
     pub fn mechanism(&self) -> &'static str {
         self.handle.mapping.backend().name()
+    }
+
+    /// Whether the file is read past the kernel's page cache, as far as is known: `false` for a backend that
+    /// is not a file of the system, and from the moment on when the file system refused such a read.
+    pub fn is_direct(&self) -> bool {
+        self.handle.mapping.backend().is_direct()
     }
 
     /// Pages of this file that are in the cache.

@@ -1,5 +1,10 @@
 //! A naive owner: a real arena, the simplest index that viewers can walk, one lock around it all, and
 //! buffered reads. It evicts first in, first out, and does so all the time in a small arena.
+//!
+//! It shares with the cache what viewers see (the arena, the descriptors, the
+//! copy) and none of what the cache does: no readahead, no folio larger than a
+//! page, no backend. So a test that fails with the cache and passes with this
+//! owner has found its fault above the arena.
 #![allow(unsafe_code, reason = "frames are filled by address")]
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -175,6 +180,15 @@ impl Owner for NaiveOwner {
     }
 
     fn advance(&self, handle: u64, page: PageIndex) {
+        {
+            let state = self.state.lock().unwrap();
+            let marked = state.queue.iter().find(|&&(h, p, _)| (h, p) == (handle, page.0));
+            let Some(&(_, _, frame)) = marked else { return };
+            let descriptor = self.arena.view().own(frame);
+            if let Ok(ticket) = descriptor.begin_read(state.mappings[&handle].id, page) {
+                descriptor.take_marker(ticket);
+            }
+        }
         let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64);
     }
 

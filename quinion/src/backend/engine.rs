@@ -1,0 +1,234 @@
+//! Engine: how the files of one cache are read.
+//!
+//! One engine serves all files of a cache, so that one queue depth bounds what
+//! the devices are asked for at a time and one leader fetches everybody's
+//! completions. It reads by io_uring ([`Mechanism::Ring`]) or, where the kernel
+//! refuses that, by a few threads ([`Mechanism::Threads`]).
+//!
+//! ```text
+//!   LocalFile --submit--> Engine --> ring.rs      or, if there is no ring or the kernel takes it away,
+//!                                --> threads.rs
+//! ```
+//!
+//! Invariants:
+//!  1. An engine's memory goes away after everything in flight has ended.
+//!  2. In a fork of the process that made it, an engine is left alone, dropping included.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::file::{LocalFile, OpenError, OpenFile};
+use super::ring::RingDriver;
+use super::threads::{BlockingSource, Pool, ReadAt, Source};
+use super::{Fill, Reap, Reaped, WaitRoom};
+use crate::sys::ring::RingRefused;
+use crate::units::PAGE_SIZE;
+
+/// By what files are to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mechanism {
+    /// By io_uring if the system lets us, else by threads. The environment variable `QUINION_IO`, if it is
+    /// `ring` or `threads`, decides instead; it is for tests and bug reports.
+    #[default]
+    Auto,
+    /// By io_uring. If the system refuses, by threads all the same; [`Engine::mechanism`] says so.
+    Ring,
+    /// By threads.
+    Threads,
+}
+
+/// How an engine reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineOptions {
+    /// By what.
+    pub mechanism: Mechanism,
+    /// The most requests in the kernel's hands at a time, 1 to 4096; values outside are brought inside.
+    pub queue_depth: usize,
+    /// The most bytes of one request; longer fills are cut. A multiple of 4096 up to 1 GiB; other values
+    /// are rounded down, to at least 4096.
+    pub io_bytes_max: usize,
+    /// The most threads, where threads read; at least 1.
+    pub threads: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { mechanism: Mechanism::Auto, queue_depth: 128, io_bytes_max: 256 << 10, threads: 4 }
+    }
+}
+
+/// What an engine reads by, and why.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Chosen {
+    /// io_uring.
+    Ring,
+    /// Threads, as was asked for.
+    Threads,
+    /// Threads, because io_uring was refused.
+    Fallback(RingRefused),
+}
+
+impl Chosen {
+    /// "io_uring" or "threads".
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ring => "io_uring",
+            Self::Threads | Self::Fallback(_) => "threads",
+        }
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ring => f.write_str("io_uring"),
+            Self::Threads => f.write_str("threads, as asked for"),
+            Self::Fallback(refused) => write!(f, "threads, because io_uring is refused ({refused})"),
+        }
+    }
+}
+
+/// What reads the files of one cache. The files keep it alive.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<EngineShared>,
+}
+
+impl Engine {
+    /// An engine whose waiters sleep in `room`. Starts no thread.
+    pub fn new(room: Arc<WaitRoom>, options: EngineOptions) -> Self {
+        let wish = std::env::var("QUINION_IO").ok();
+        Self { shared: Arc::new(EngineShared::new(room, options, wish.as_deref())) }
+    }
+
+    /// Opens a file or a block device for reading. Does not wait for pipes.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<LocalFile, OpenError> {
+        Ok(LocalFile::new(OpenFile::open(path.as_ref())?, Arc::clone(&self.shared)))
+    }
+
+    /// Reads a file that somebody else opened for reading. It is opened once more, so the other's offset
+    /// and flags stay as they are. If that cannot be done it is read by the descriptor given, through the
+    /// kernel's cache.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn adopt(&self, descriptor: OwnedFd) -> Result<LocalFile, OpenError> {
+        Ok(LocalFile::new(OpenFile::adopt(descriptor)?, Arc::clone(&self.shared)))
+    }
+
+    /// Makes a backend of a source that blocks, read by the engine's threads.
+    pub fn serve<R: ReadAt + 'static>(&self, source: R) -> BlockingSource<R> {
+        BlockingSource::new(source, Arc::clone(&self.shared.pool))
+    }
+
+    /// What files are read by, and why.
+    pub fn mechanism(&self) -> &Chosen {
+        &self.shared.chosen
+    }
+
+    /// Waits until every fill given to this engine has been completed; the devices bound how long. Not to
+    /// be called from within [`FillSink::fill_completed`](super::FillSink::fill_completed).
+    pub fn drain(&self) {
+        self.shared.drain();
+    }
+}
+
+/// What the engine and its files share.
+#[derive(Debug)]
+pub(super) struct EngineShared {
+    ring: ManuallyDrop<Option<RingDriver>>,
+    pool: ManuallyDrop<Arc<Pool>>,
+    chosen: Chosen,
+    /// The process that made it.
+    process: u32,
+}
+
+impl EngineShared {
+    fn new(room: Arc<WaitRoom>, options: EngineOptions, wish: Option<&str>) -> Self {
+        let queue_depth = options.queue_depth.clamp(1, 4096);
+        let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
+        let pool = Pool::new(Arc::clone(&room), options.threads, queue_depth);
+        let (ring, chosen) = match wished(options.mechanism, wish) {
+            Mechanism::Threads => (None, Chosen::Threads),
+            Mechanism::Auto | Mechanism::Ring => match RingDriver::new(room, queue_depth, io_bytes_max) {
+                Ok(ring) => (Some(ring), Chosen::Ring),
+                Err(refused) => (None, Chosen::Fallback(refused)),
+            },
+        };
+        let (ring, pool) = (ManuallyDrop::new(ring), ManuallyDrop::new(Arc::new(pool)));
+        Self { ring, pool, chosen, process: std::process::id() }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.chosen.name()
+    }
+
+    pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+        match self.ring.as_ref() {
+            Some(ring) if !ring.is_refused() => ring.submit(file, fills),
+            _ => self.pool.submit(&(Arc::clone(file) as Arc<dyn Source>), fills),
+        }
+    }
+
+    /// A ring hands its leadership on through one room only.
+    pub(super) fn attach(&self, room: &Arc<WaitRoom>) {
+        let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(room));
+        assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
+    }
+
+    pub(super) fn has_room(&self, fills: usize) -> bool {
+        match self.ring.as_ref() {
+            Some(ring) if !ring.is_refused() => ring.has_room(fills),
+            _ => self.pool.has_room(fills),
+        }
+    }
+
+    pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.ring.as_ref().map_or(Reaped::Elsewhere, |ring| ring.reap(how, done))
+    }
+
+    pub(super) fn wants_leader(&self) -> bool {
+        self.ring.as_ref().is_some_and(RingDriver::wants_leader)
+    }
+
+    fn drain(&self) {
+        if let Some(ring) = self.ring.as_ref() {
+            ring.drain();
+        }
+        self.pool.drain();
+    }
+}
+
+impl Drop for EngineShared {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A fork: the threads are not here, and the ring and the memory are the parent's.
+            return;
+        }
+        if let Some(ring) = self.ring.as_ref() {
+            ring.drain();
+        }
+        // SAFETY: neither is used again: this is the only place that drops them, and it runs once. The
+        // pool's own drop does what is queued and joins its threads.
+        unsafe {
+            ManuallyDrop::drop(&mut self.ring);
+            ManuallyDrop::drop(&mut self.pool);
+        }
+    }
+}
+
+/// What is asked for: the environment's wish stands in for [`Mechanism::Auto`].
+fn wished(mechanism: Mechanism, wish: Option<&str>) -> Mechanism {
+    match (mechanism, wish) {
+        (Mechanism::Auto, Some("ring")) => Mechanism::Ring,
+        (Mechanism::Auto, Some("threads")) => Mechanism::Threads,
+        (mechanism, _) => mechanism,
+    }
+}

@@ -1,0 +1,578 @@
+//! Simulated: a device with faults, under a seed.
+//!
+//! A double for tests, ours and other people's: it fails, ends early, delays,
+//! reorders and drops what it is asked for, always the same way for the same
+//! seed and the same calls, and it counts what it was asked.
+//!
+//! ```text
+//!   submit --> held, each until a tick of a clock of its own --reap--> Fill::complete, fail, end early, drop
+//! ```
+//!
+//! Fills are held until somebody reaps them. So the leader protocol of a ring
+//! is at work even in a test with a single thread: a cache that forgets to reap
+//! hangs here too. Time is a count: a reap moves it on, nothing else does.
+//!
+//! Invariants:
+//!  1. With one thread, equal seeds and equal calls give equal outcomes, completion by completion.
+//!  2. Bytes are taken from the content when a fill is completed, not when it is submitted.
+//!  3. No lock is held when a fill is completed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{Attributes, Backend, Fill, Identity, MemoryFile, Reap, Reaped, Version, WaitRoom};
+use crate::units::PAGE_SIZE;
+
+/// What [`Identity::device`] of generated content is.
+const DEVICE: u64 = u64::MAX - 1;
+
+/// What goes wrong, and how often. The default is nothing, held until reaped, in the order of submission.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faults {
+    /// What all chance hangs on.
+    pub seed: u64,
+    /// How many of 1000 fills fail with `EIO`.
+    pub errors: u32,
+    /// How many of 1000 fills end early, as if the file were cut there: at any byte of the fill.
+    pub early_ends: u32,
+    /// How many of 1000 fills are dropped without being completed.
+    pub drops: u32,
+    /// The most ticks a fill is held; each is held a number of them from 0 to this.
+    pub delay_max: u32,
+    /// In what order fills complete that are due at the same tick.
+    pub sequence: Sequence,
+    /// Where fills complete.
+    pub completing: Completing,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            errors: 0,
+            early_ends: 0,
+            drops: 0,
+            delay_max: 0,
+            sequence: Sequence::Submitted,
+            completing: Completing::WhenReaped,
+        }
+    }
+}
+
+/// In what order fills complete that are due together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sequence {
+    /// As they were submitted.
+    Submitted,
+    /// Any; the seed decides.
+    Shuffled,
+}
+
+/// Where fills complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Completing {
+    /// In [`Backend::reap`], as those of a ring.
+    WhenReaped,
+    /// In [`Backend::submit`], as those of memory. Delays and shuffling do nothing then.
+    WhenSubmitted,
+}
+
+/// How often a place fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Times {
+    /// The first so many fills that touch it.
+    First(u32),
+    /// Every fill that touches it.
+    Always,
+}
+
+/// Writes a page of a generated file: given the file's number and the page's, into 4096 bytes.
+pub type Generator = dyn Fn(u64, u64, &mut [u8]) + Send + Sync;
+
+/// A backend with faults.
+pub struct Simulated {
+    content: Content,
+    faults: Faults,
+    state: Mutex<State>,
+    is_led: AtomicBool,
+    is_paused: AtomicBool,
+    held: AtomicUsize,
+    rooms: Mutex<Vec<Weak<WaitRoom>>>,
+}
+
+enum Content {
+    Memory(Arc<MemoryFile>),
+    Generated { file: u64, size: u64, generate: Box<Generator> },
+}
+
+struct State {
+    random: u64,
+    tick: u64,
+    held: Vec<Held>,
+    bad_spots: Vec<(Range<u64>, Times)>,
+    reads: u64,
+    read_bytes: u64,
+    page_reads: BTreeMap<u64, u64>,
+}
+
+struct Held {
+    due: u64,
+    fill: Fill,
+}
+
+/// What a fill will meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Served,
+    Fails,
+    /// It ends at this byte of it, if not before.
+    EndsEarly(usize),
+    Dropped,
+}
+
+impl Simulated {
+    /// A device that holds `file`.
+    pub fn of_memory(file: Arc<MemoryFile>, faults: Faults) -> Self {
+        Self::new(Content::Memory(file), faults)
+    }
+
+    /// A device that holds a file of `size` bytes whose pages `generate` writes; `file` is its number,
+    /// its identity too.
+    pub fn generated(
+        file: u64,
+        size: u64,
+        generate: impl Fn(u64, u64, &mut [u8]) + Send + Sync + 'static,
+        faults: Faults,
+    ) -> Self {
+        Self::new(Content::Generated { file, size, generate: Box::new(generate) }, faults)
+    }
+
+    fn new(content: Content, faults: Faults) -> Self {
+        let state = State {
+            random: faults.seed,
+            tick: 0,
+            held: Vec::new(),
+            bad_spots: Vec::new(),
+            reads: 0,
+            read_bytes: 0,
+            page_reads: BTreeMap::new(),
+        };
+        Self {
+            content,
+            faults,
+            state: Mutex::new(state),
+            is_led: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+            rooms: Mutex::default(),
+        }
+    }
+
+    /// Fills that touch these bytes of the file fail with `EIO`, so many times.
+    pub fn fail_at(&self, bytes: Range<u64>, times: Times) {
+        self.lock().bad_spots.push((bytes, times));
+    }
+
+    /// Nothing fails any more at a place given by [`Simulated::fail_at`].
+    pub fn mend(&self) {
+        self.lock().bad_spots.clear();
+    }
+
+    /// Completes nothing until [`Simulated::resume`]; whoever waits sleeps.
+    pub fn pause(&self) {
+        self.is_paused.store(true, Ordering::Relaxed);
+    }
+
+    /// Completes again.
+    pub fn resume(&self) {
+        self.is_paused.store(false, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Fills submitted and not completed.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Fills that have met their fate.
+    pub fn reads(&self) -> u64 {
+        self.lock().reads
+    }
+
+    /// Bytes delivered.
+    pub fn read_bytes(&self) -> u64 {
+        self.lock().read_bytes
+    }
+
+    /// How often `page` was in a fill that met its fate.
+    pub fn page_reads(&self, page: u64) -> u64 {
+        self.lock().page_reads.get(&page).copied().unwrap_or(0)
+    }
+
+    /// The page that was read most often, and how often.
+    pub fn most_read_page(&self) -> Option<(u64, u64)> {
+        self.lock().page_reads.iter().map(|(&page, &reads)| (page, reads)).max_by_key(|&(_, reads)| reads)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        rooms.retain(|room| room.strong_count() > 0);
+        let rooms: Vec<_> = rooms.iter().filter_map(Weak::upgrade).collect();
+        rooms.iter().for_each(|room| room.wake());
+    }
+
+    /// Lets a fill meet its fate. Holds no lock while it is completed.
+    fn serve(&self, mut fill: Fill) {
+        let fate = self.lock().fate(&fill, &self.faults);
+        match fate {
+            Fate::Dropped => drop(fill),
+            Fate::Fails => fill.complete(Err(io::Error::from_raw_os_error(libc::EIO))),
+            Fate::Served | Fate::EndsEarly(_) => {
+                let mut bytes = self.content.copy_to(&mut fill);
+                if let Fate::EndsEarly(end) = fate {
+                    bytes = bytes.min(end);
+                }
+                self.lock().read_bytes += bytes as u64;
+                fill.complete(Ok(bytes));
+            }
+        }
+    }
+
+    /// Serves what is due. With [`Reap::Wait`] time jumps to where something is.
+    fn serve_due(&self, how: Reap) -> usize {
+        let due = self.lock().take_due(how, self.faults.sequence);
+        let fills = due.len();
+        for held in due {
+            self.serve(held.fill);
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        fills
+    }
+}
+
+impl State {
+    /// The next of an endless row of numbers (splitmix64).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random() % bound
+    }
+
+    fn hold(&mut self, fill: Fill, delay_max: u32) {
+        let due = self.tick + self.below(u64::from(delay_max) + 1);
+        self.held.push(Held { due, fill });
+    }
+
+    fn take_due(&mut self, how: Reap, sequence: Sequence) -> Vec<Held> {
+        self.tick += 1;
+        if how == Reap::Wait
+            && let Some(first) = self.held.iter().map(|held| held.due).min()
+        {
+            self.tick = self.tick.max(first);
+        }
+        let tick = self.tick;
+        let mut due: Vec<_> = self.held.extract_if(.., |held| held.due <= tick).collect();
+        if sequence == Sequence::Shuffled {
+            for last in (1..due.len()).rev() {
+                let other = self.below(last as u64 + 1) as usize;
+                due.swap(last, other);
+            }
+        }
+        due
+    }
+
+    fn fate(&mut self, fill: &Fill, faults: &Faults) -> Fate {
+        self.reads += 1;
+        let first = fill.run().index.0;
+        for page in first..first + u64::from(fill.run().pages) {
+            *self.page_reads.entry(page).or_default() += 1;
+        }
+        let chance = self.below(1000) as u32;
+        let end = self.below(fill.len() as u64 + 1) as usize;
+        let (errors, early_ends) = (faults.errors, faults.errors + faults.early_ends);
+        match chance {
+            _ if self.is_bad(fill) => Fate::Fails,
+            _ if chance < errors => Fate::Fails,
+            _ if chance < early_ends => Fate::EndsEarly(end),
+            _ if chance < early_ends + faults.drops => Fate::Dropped,
+            _ => Fate::Served,
+        }
+    }
+
+    fn is_bad(&mut self, fill: &Fill) -> bool {
+        let (from, to) = (fill.position(), fill.position() + fill.len() as u64);
+        let spot = self.bad_spots.iter().position(|(bytes, _)| bytes.start < to && from < bytes.end);
+        let Some(spot) = spot else { return false };
+        if let (_, Times::First(times)) = &mut self.bad_spots[spot] {
+            *times = times.saturating_sub(1);
+            if *times == 0 {
+                self.bad_spots.remove(spot);
+            }
+        }
+        true
+    }
+}
+
+impl Content {
+    fn copy_to(&self, fill: &mut Fill) -> usize {
+        match self {
+            Self::Memory(file) => file.copy_to(fill),
+            Self::Generated { file, size, generate } => {
+                let mut page = [0; PAGE_SIZE];
+                let bytes = size.saturating_sub(fill.position()).min(fill.len() as u64) as usize;
+                for (number, at) in (0..bytes).step_by(PAGE_SIZE).enumerate() {
+                    generate(*file, fill.run().index.0 + number as u64, &mut page);
+                    fill.write(at, &page[..PAGE_SIZE.min(bytes - at)]);
+                }
+                bytes
+            }
+        }
+    }
+}
+
+/// Holds the lead; giving it up wakes the rooms.
+struct Lead<'a>(&'a Simulated);
+
+impl<'a> Lead<'a> {
+    fn take(device: &'a Simulated) -> Option<Self> {
+        // The lead guards nothing but itself; the state has a lock.
+        let taken = device.is_led.compare_exchange(false, true, Ordering::Relaxed, Ordering::Relaxed);
+        taken.is_ok().then(|| Self(device))
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        self.0.is_led.store(false, Ordering::Relaxed);
+        self.0.wake();
+    }
+}
+
+impl Backend for Simulated {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(room));
+    }
+
+    fn attributes(&self) -> io::Result<Attributes> {
+        match &self.content {
+            Content::Memory(file) => file.attributes(),
+            Content::Generated { file, size, .. } => Ok(Attributes {
+                identity: Identity { device: DEVICE, inode: *file, born: 0 },
+                version: Version { modified: 0, changed: 0, settled: true },
+                size: *size,
+            }),
+        }
+    }
+
+    fn submit(&self, fills: Vec<Fill>) {
+        if self.faults.completing == Completing::WhenSubmitted {
+            fills.into_iter().for_each(|fill| self.serve(fill));
+            return;
+        }
+        let count = fills.len();
+        let mut state = self.lock();
+        for fill in fills {
+            state.hold(fill, self.faults.delay_max);
+        }
+        // Under the lock, so that nobody counts a fill out before it was counted in.
+        self.held.fetch_add(count, Ordering::Relaxed);
+        drop(state);
+        // Partner: the fence in `WaitRoom::wake`, which follows each giving up of the lead.
+        fence(Ordering::SeqCst);
+        if self.wants_leader() {
+            self.wake();
+        }
+    }
+
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        let Some(_lead) = Lead::take(self) else { return Reaped::Busy };
+        if how == Reap::Wait && done() {
+            return Reaped::Some(0);
+        }
+        if self.is_paused.load(Ordering::Relaxed) {
+            return Reaped::Elsewhere;
+        }
+        match (self.serve_due(how), how) {
+            (0, Reap::Wait) => Reaped::Elsewhere,
+            (fills, _) => Reaped::Some(fills),
+        }
+    }
+
+    fn wants_leader(&self) -> bool {
+        !self.is_led.load(Ordering::Relaxed)
+            && !self.is_paused.load(Ordering::Relaxed)
+            && self.held.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl fmt::Debug for Simulated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulated")
+            .field("faults", &self.faults)
+            .field("held", &self.held())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Request;
+    use super::*;
+
+    const PAGES: u64 = 64;
+
+    fn page(file: u64, page: u64, bytes: &mut [u8]) {
+        for (at, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *word = (file << 48 ^ page << 16 ^ at as u64).to_le_bytes();
+        }
+    }
+
+    fn device(faults: Faults) -> (Arc<WaitRoom>, Simulated) {
+        let room = Arc::new(WaitRoom::new());
+        let device = Simulated::generated(7, PAGES * 4096 - 100, page, faults);
+        device.attach(&room);
+        (room, device)
+    }
+
+    fn wanted(first: u64, pages: u64) -> Vec<u8> {
+        let mut bytes = vec![0; (pages * 4096) as usize];
+        for (number, bytes) in (first..).zip(bytes.chunks_mut(4096)) {
+            page(7, number, bytes);
+        }
+        bytes.truncate((PAGES * 4096 - 100).saturating_sub(first * 4096).min(pages * 4096) as usize);
+        bytes
+    }
+
+    #[test]
+    fn without_faults_it_is_a_file() {
+        for completing in [Completing::WhenReaped, Completing::WhenSubmitted] {
+            let (room, device) = device(Faults { completing, ..Faults::default() });
+            for (first, pages) in [(0, 1), (3, 5), (60, 4), (63, 1), (64, 2)] {
+                let (fill, request) = Request::new(&room, first, pages);
+                device.submit(vec![fill]);
+                assert_eq!(request.is_done(), completing == Completing::WhenSubmitted);
+                assert_eq!(request.wait(&device).unwrap(), wanted(first, pages.into()));
+            }
+            assert_eq!((device.reads(), device.held()), (5, 0));
+            assert_eq!((device.page_reads(63), device.page_reads(2)), (2, 0));
+            assert_eq!(device.most_read_page(), Some((63, 2)));
+            assert_eq!(device.read_bytes(), 4096 * 11 - 2 * 100);
+        }
+    }
+
+    /// What became of sixty fills, in the order in which they completed.
+    fn history(seed: u64) -> Vec<String> {
+        let faults = Faults {
+            seed,
+            errors: 100,
+            early_ends: 100,
+            drops: 100,
+            delay_max: 5,
+            sequence: Sequence::Shuffled,
+            completing: Completing::WhenReaped,
+        };
+        let (room, device) = device(faults);
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|n| Request::new(&room, n, 2)).unzip();
+        device.submit(fills);
+        let mut left: Vec<_> = requests.iter().enumerate().collect();
+        let mut history = Vec::new();
+        while !left.is_empty() {
+            assert!(matches!(device.reap(Reap::Wait, &mut || false), Reaped::Some(1..)));
+            for (n, request) in left.extract_if(.., |(_, request)| request.is_done()) {
+                let got = request.take();
+                if let Ok(bytes) = &got {
+                    assert!(wanted(n as u64, 2).starts_with(bytes));
+                }
+                history.push(format!("{n}: {:?}", got.map(|bytes| bytes.len()).map_err(|e| e.to_string())));
+            }
+        }
+        assert_eq!(device.held(), 0);
+        history
+    }
+
+    #[test]
+    fn the_seed_decides_everything() {
+        let first = history(1);
+        assert_eq!(first, history(1));
+        assert_ne!(first, history(2));
+        let met = |what: &str| first.iter().any(|line| line.contains(what));
+        assert!(met("os error 5") && met("dropped the request") && met("Ok(8192)"), "{first:?}");
+        assert!(first.iter().any(|line| line.contains("Ok(") && !line.contains("8192")), "{first:?}");
+    }
+
+    #[test]
+    fn a_bad_spot_fails_as_often_as_was_said() {
+        let (room, device) = device(Faults::default());
+        device.fail_at(8192..8193, Times::First(2));
+        device.fail_at(40_000..50_000, Times::Always);
+        let read = |first, pages| {
+            let (fill, request) = Request::new(&room, first, pages);
+            device.submit(vec![fill]);
+            request.wait(&device).is_ok()
+        };
+        assert!(read(0, 2) && read(3, 1));
+        assert_eq!([read(0, 3), read(2, 1), read(2, 1)], [false, false, true]);
+        assert_eq!([read(9, 1), read(12, 1), read(13, 1), read(5, 20)], [false, false, true, false]);
+        device.mend();
+        assert!(device.page_reads(12) == 2);
+    }
+
+    #[test]
+    fn a_paused_device_completes_when_it_is_resumed() {
+        let (room, device) = device(Faults::default());
+        device.pause();
+        let (fill, request) = Request::new(&room, 0, 1);
+        device.submit(vec![fill]);
+        assert_eq!(device.reap(Reap::Ready, &mut || false), Reaped::Elsewhere);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(request.wait(&device).unwrap(), wanted(0, 1)));
+            device.resume();
+        });
+    }
+
+    #[test]
+    fn a_fill_held_by_a_device_that_goes_away_fails() {
+        let (room, device) = device(Faults::default());
+        let (fill, request) = Request::new(&room, 0, 1);
+        device.submit(vec![fill]);
+        drop(device);
+        assert!(request.take().is_err());
+    }
+
+    #[test]
+    fn many_threads_hand_the_lead_on() {
+        let faults = Faults { seed: 3, delay_max: 9, sequence: Sequence::Shuffled, ..Faults::default() };
+        let (room, device) = device(faults);
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let (room, device) = (&room, &device);
+                scope.spawn(move || {
+                    for round in 0..500u64 {
+                        let (fill, request) = Request::new(room, (thread * 7 + round) % PAGES, 1);
+                        device.submit(vec![fill]);
+                        assert_eq!(request.wait(device).unwrap(), wanted((thread * 7 + round) % PAGES, 1));
+                    }
+                });
+            }
+        });
+        assert_eq!((device.reads(), device.held()), (4000, 0));
+    }
+}

@@ -1,0 +1,694 @@
+//! What every mechanism promises, tried on real files.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::testing::Request;
+use super::*;
+
+const SIZES: [usize; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];
+
+/// Byte `at` of the test files.
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+fn content(from: u64, len: usize) -> Vec<u8> {
+    (from..from + len as u64).map(byte).collect()
+}
+
+/// A folder on a disk, where direct I/O can be had, and one in memory, where it cannot.
+fn folders() -> [TempDir; 2] {
+    let program = std::env::current_exe().unwrap();
+    let disk = TempDir::new_in(program.parent().unwrap()).unwrap();
+    let memory = TempDir::new_in("/dev/shm").unwrap();
+    [disk, memory]
+}
+
+fn file_of(folder: &Path, size: usize) -> PathBuf {
+    let path = folder.join(format!("file-{size}"));
+    fs::write(&path, content(0, size)).unwrap();
+    path
+}
+
+fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitRoom>, Engine) {
+    let room = Arc::new(WaitRoom::new());
+    let options = EngineOptions { mechanism, queue_depth, io_bytes_max, ..EngineOptions::default() };
+    let engine = Engine::new(Arc::clone(&room), options);
+    if mechanism == Mechanism::Ring {
+        // Where the system has no ring the tests still run, by threads.
+        assert!(matches!(engine.mechanism(), Chosen::Ring | Chosen::Fallback(_)));
+    }
+    (room, engine)
+}
+
+const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
+
+/// Reads `pages` pages from `page` on and compares them with a file of `size` bytes.
+fn check(room: &Arc<WaitRoom>, file: &LocalFile, size: usize, page: u64, pages: u32) {
+    let (fill, request) = Request::new(room, page, pages);
+    file.submit(vec![fill]);
+    let got = request.wait(file).unwrap();
+    let wanted = (size as u64).saturating_sub(page * 4096).min(u64::from(pages) * 4096);
+    assert_eq!(got, content(page * 4096, wanted as usize), "{size} bytes, {pages} pages from page {page}");
+}
+
+#[test]
+fn files_of_every_size_are_read_to_their_end() {
+    for mechanism in MECHANISMS {
+        for folder in folders() {
+            let (room, engine) = engine(mechanism, 8, 64 << 10);
+            for size in SIZES {
+                let file = engine.open(file_of(folder.path(), size)).unwrap();
+                assert_eq!(file.attributes().unwrap().size, size as u64);
+                for (page, pages) in [(0, 1), (0, 2), (1, 1), (0, 300), (3, 40), (200, 100), (5000, 1)] {
+                    check(&room, &file, size, page, pages);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_disk_file_is_read_directly_where_the_file_system_says_so() {
+    let [disk, memory] = folders();
+    let (_, engine) = engine(Mechanism::Ring, 8, 64 << 10);
+    assert_eq!(engine.open(file_of(memory.path(), 4096)).unwrap().way(), Way::Buffered);
+    let path = file_of(disk.path(), 4096);
+    let stat = rustix::fs::statx(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::AtFlags::empty(),
+        rustix::fs::StatxFlags::from_bits_retain(0x2000),
+    )
+    .unwrap();
+    let says = stat.stx_mask & 0x2000 != 0 && (1..=4096).contains(&stat.stx_dio_offset_align);
+    let wanted = if says { Way::Direct } else { Way::Buffered };
+    assert_eq!(engine.open(path).unwrap().way(), wanted);
+}
+
+#[test]
+fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 8, 8192);
+        let size = (1 << 20) + 17;
+        let file = engine.open(file_of(disk.path(), size)).unwrap();
+        if file.way() == Way::Buffered {
+            return;
+        }
+        // A buffer that is not aligned is refused by direct I/O; nothing else makes a file system refuse.
+        let (fill, request) = Request::new(&room, 0, 9);
+        let run = FillRun { pages: 8, ..fill.run() };
+        let crooked = std::ptr::NonNull::new(fill.as_ptr().wrapping_add(1)).unwrap();
+        let sink: Arc<dyn FillSink> =
+            Arc::new(Crooked(Arc::clone(&request), std::sync::Mutex::new(Some(fill))));
+        // SAFETY: eight pages from the second byte of nine; the sink keeps the memory.
+        file.submit(vec![unsafe { Fill::new(run, crooked, sink) }]);
+        let got = request.wait(&file).unwrap();
+        assert_eq!(got[1..], content(0, 8 * 4096));
+        assert_eq!(file.way(), Way::Buffered);
+        check(&room, &file, size, 0, 300);
+    }
+}
+
+/// Completes a straight fill when the crooked one inside it has ended.
+struct Crooked(Arc<Request>, std::sync::Mutex<Option<Fill>>);
+impl FillSink for Crooked {
+    fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
+        let fill = self.1.lock().unwrap().take().unwrap();
+        fill.complete(result.map(|bytes| bytes + 1));
+        assert!(self.0.is_done());
+    }
+}
+
+#[test]
+fn a_block_device_has_a_size_and_an_identity_of_its_own() {
+    let Some(device) =
+        ["/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0"].iter().find(|d| File::open(d).is_ok())
+    else {
+        return;
+    };
+    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let file = engine.open(device).unwrap();
+    let attributes = file.attributes().unwrap();
+    let sectors = fs::read_to_string(format!("/sys/block/{}/size", &device[5..])).unwrap();
+    assert_eq!(attributes.size, sectors.trim().parse::<u64>().unwrap() * 512);
+    assert!(!attributes.version.settled, "a device's times say nothing about its bytes");
+    let on_it =
+        engine.open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap().attributes().unwrap();
+    assert_ne!(attributes.identity, on_it.identity);
+    if attributes.size >= 1 << 20 {
+        let (fill, request) = Request::new(&room, 0, 2);
+        file.submit(vec![fill]);
+        assert_eq!(request.wait(&file).unwrap().len(), 8192);
+    }
+}
+
+#[test]
+fn what_cannot_be_cached_is_refused_in_words() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let fifo = disk.path().join("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(disk.path().join("socket")).unwrap();
+    let refusal = |path: &Path| engine.open(path).unwrap_err();
+    let kind = |path: &Path| match refusal(path) {
+        OpenError::NotAFile { kind } => Some(kind),
+        _ => None,
+    };
+    assert_eq!(kind(&fifo), Some(NotAFileKind::Pipe));
+    assert_eq!(kind(&disk.path().join("socket")), Some(NotAFileKind::Socket));
+    assert_eq!(kind(Path::new("/dev/null")), Some(NotAFileKind::CharacterDevice));
+    assert!(matches!(refusal(disk.path()), OpenError::IsDirectory));
+    let missing = disk.path().join("missing");
+    assert!(matches!(refusal(&missing), OpenError::Io(e) if e.kind() == io::ErrorKind::NotFound));
+    assert!(matches!(refusal(Path::new("/proc/self/stat")), OpenError::PseudoFile { file_system: "procfs" }));
+    assert!(matches!(refusal(Path::new("/sys/kernel/mm")), OpenError::IsDirectory));
+    for path in ["/proc/version", "/sys/kernel/notes", "/dev/zero"] {
+        let words = refusal(Path::new(path)).to_string();
+        assert!(words.contains("read it without the cache"), "no remedy in {words:?}");
+    }
+}
+
+#[test]
+fn an_adopted_descriptor_keeps_its_offset_and_flags() {
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let path = file_of(disk.path(), 10_000);
+    let theirs = File::open(&path).unwrap();
+    std::io::Seek::seek(&mut &theirs, std::io::SeekFrom::Start(77)).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
+    fs::remove_file(&path).unwrap();
+    let file = engine.adopt(OwnedFd::from(theirs.try_clone().unwrap())).unwrap();
+    check(&room, &file, 10_000, 0, 3);
+    assert_eq!(std::io::Seek::stream_position(&mut &theirs).unwrap(), 77);
+    assert_eq!(rustix::fs::fcntl_getfl(&theirs).unwrap(), flags);
+    let pipe = std::io::pipe().unwrap().0;
+    assert!(matches!(
+        engine.adopt(OwnedFd::from(pipe)),
+        Err(OpenError::NotAFile { kind: NotAFileKind::Pipe })
+    ));
+}
+
+#[test]
+fn two_opens_agree_on_identity_and_a_successor_differs() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let path = file_of(disk.path(), 100);
+    let first = engine.open(&path).unwrap().attributes().unwrap();
+    assert_eq!(engine.open(&path).unwrap().attributes().unwrap().identity, first.identity);
+    fs::remove_file(&path).unwrap();
+    file_of(disk.path(), 100);
+    assert_ne!(engine.open(&path).unwrap().attributes().unwrap().identity, first.identity);
+}
+
+#[test]
+fn a_file_written_just_now_is_not_settled() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let path = file_of(disk.path(), 100);
+    let future = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
+    File::options().write(true).open(&path).unwrap().set_modified(future).unwrap();
+    let file = engine.open(&path).unwrap();
+    assert!(!file.attributes().unwrap().version.settled);
+}
+
+#[test]
+fn many_fills_pass_a_short_queue() {
+    for mechanism in MECHANISMS {
+        for folder in folders() {
+            let (room, engine) = engine(mechanism, 2, 8192);
+            let size = (1 << 20) + 17;
+            let file = engine.open(file_of(folder.path(), size)).unwrap();
+            let (fills, requests): (Vec<_>, Vec<_>) =
+                (0..100).map(|n| Request::new(&room, n * 3, 1 + n as u32 % 7)).unzip();
+            file.submit(fills);
+            for (n, request) in requests.iter().enumerate().rev() {
+                let from = n as u64 * 3 * 4096;
+                let wanted = (size as u64).saturating_sub(from).min((1 + n as u64 % 7) * 4096);
+                assert_eq!(request.wait(&file).unwrap(), content(from, wanted as usize));
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_hangs_who_waits_only_for_his_own() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 4, 16 << 10);
+        let size = (1 << 20) + 17;
+        let path = file_of(disk.path(), size);
+        let file = engine.open(&path).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let (room, file) = (&room, &file);
+                scope.spawn(move || {
+                    for round in 0..150u64 {
+                        let page = (thread * 31 + round * 7) % 250;
+                        check(room, file, size, page, 1 + (round % 9) as u32);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// One thread submits and never waits; others wait for what it submitted, and may come first.
+#[test]
+fn a_follower_is_woken_by_a_submitter_who_does_not_wait() {
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 4, 16 << 10);
+    let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+    for round in 0..300u64 {
+        let (fill, request) = Request::new(&room, round % 250, 2);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| request.wait(&file).unwrap());
+            file.submit(vec![fill]);
+            assert_eq!(waiter.join().unwrap(), content(round % 250 * 4096, 8192));
+        });
+    }
+}
+
+#[test]
+fn a_file_cut_under_us_ends_early_and_is_not_an_error() {
+    for mechanism in MECHANISMS {
+        for folder in folders() {
+            let (room, engine) = engine(mechanism, 4, 16 << 10);
+            let path = file_of(folder.path(), 1 << 20);
+            let file = engine.open(&path).unwrap();
+            let other = File::options().write(true).open(&path).unwrap();
+            other.set_len(5000).unwrap();
+            check(&room, &file, 5000, 0, 100);
+            check(&room, &file, 5000, 20, 10);
+            // And while it is read: the end may be anywhere, the bytes before it are the file's or zeros.
+            let is_over = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut size = 5000;
+                    while !is_over.load(Ordering::Relaxed) {
+                        size = (size * 7 + 1111) % (1 << 20);
+                        other.set_len(size).unwrap();
+                    }
+                });
+                for _ in 0..200 {
+                    let (fill, request) = Request::new(&room, 0, 256);
+                    file.submit(vec![fill]);
+                    let got = request.wait(&file).unwrap();
+                    assert!(got.iter().enumerate().all(|(at, &b)| b == byte(at as u64) || b == 0));
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_file_that_grows_is_read_to_its_new_end() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 4, 16 << 10);
+        let path = file_of(disk.path(), 100);
+        let file = engine.open(&path).unwrap();
+        check(&room, &file, 100, 0, 4);
+        let other = File::options().write(true).open(&path).unwrap();
+        other.write_all_at(&content(100, 9_000), 100).unwrap();
+        check(&room, &file, 9_100, 0, 4);
+    }
+}
+
+#[test]
+fn dropping_an_engine_waits_for_what_is_in_flight() {
+    for mechanism in MECHANISMS {
+        for folder in folders() {
+            let (room, engine) = engine(mechanism, 2, 8192);
+            let file = engine.open(file_of(folder.path(), 1 << 20)).unwrap();
+            let (fills, requests): (Vec<_>, Vec<_>) = (0..50).map(|n| Request::new(&room, n, 2)).unzip();
+            file.submit(fills);
+            drop(engine);
+            drop(file);
+            for (n, request) in requests.iter().enumerate() {
+                assert_eq!(request.take().unwrap(), content(n as u64 * 4096, 8192));
+            }
+        }
+    }
+}
+
+#[test]
+fn draining_an_engine_ends_all_and_leaves_it_usable() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 2, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..50).map(|n| Request::new(&room, n, 2)).unzip();
+        file.submit(fills);
+        engine.drain();
+        assert!(requests.iter().all(|request| request.is_done()));
+        check(&room, &file, 1 << 20, 0, 10);
+    }
+}
+
+/// A fill's sink may hold the last reference to its backend.
+#[test]
+fn a_completion_may_drop_the_engine() {
+    struct Last(std::sync::Mutex<Option<(Fill, LocalFile)>>);
+    impl FillSink for Last {
+        fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
+            let (fill, file) = self.0.lock().unwrap().take().unwrap();
+            drop(file);
+            fill.complete(result);
+        }
+    }
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Threads, 2, 8192);
+    let file = engine.open(file_of(disk.path(), 8192)).unwrap();
+    let (inner, request) = Request::new(&room, 0, 2);
+    let (run, buffer) = (inner.run(), std::ptr::NonNull::new(inner.as_ptr()).unwrap());
+    let sink = Arc::new(Last(std::sync::Mutex::new(None)));
+    // SAFETY: the memory is the inner fill's, which the sink keeps.
+    let fill = unsafe { Fill::new(run, buffer, Arc::clone(&sink) as Arc<dyn FillSink>) };
+    let submitter = engine.open(file_of(disk.path(), 8192)).unwrap();
+    *sink.0.lock().unwrap() = Some((inner, file));
+    drop(engine);
+    submitter.submit(vec![fill]);
+    drop(submitter);
+    room.sleep(&mut || request.is_done());
+    assert_eq!(request.take().unwrap(), content(0, 8192));
+}
+
+#[derive(Debug)]
+struct Stepwise {
+    size: u64,
+    calls: AtomicU64,
+}
+
+impl ReadAt for Stepwise {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        match (call % 5, position) {
+            (0, _) => return Err(io::ErrorKind::Interrupted.into()),
+            (_, 40_960..45_056) => return Err(io::Error::other("a bad spot")),
+            (_, 81_920..86_016) => panic!("a source that panics"),
+            _ => {}
+        }
+        let len =
+            self.size.saturating_sub(position).min(buffer.len() as u64).min(1 + call * 777 % 5000) as usize;
+        buffer[..len].copy_from_slice(&content(position, len));
+        Ok(len)
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        let identity = Identity { device: u64::MAX - 7, inode: 1, born: 0 };
+        Ok(Attributes {
+            identity,
+            version: Version { modified: 0, changed: 0, settled: true },
+            size: self.size,
+        })
+    }
+}
+
+#[test]
+fn a_users_source_may_fall_short_fail_and_panic() {
+    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let source = engine.serve(Stepwise { size: 200_000, calls: AtomicU64::new(0) });
+    let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|page| Request::new(&room, page, 1)).unzip();
+    source.submit(fills);
+    for (page, request) in requests.iter().enumerate() {
+        let outcome = request.wait(&source);
+        match page {
+            10 => assert_eq!(outcome.unwrap_err().to_string(), "a bad spot"),
+            20 => assert_eq!(outcome.unwrap_err().to_string(), "the source panicked"),
+            _ => {
+                let wanted = 200_000usize.saturating_sub(page * 4096).min(4096);
+                assert_eq!(outcome.unwrap(), content(page as u64 * 4096, wanted));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_memory_file_shows_the_bytes_it_has_now() {
+    let room = Arc::new(WaitRoom::new());
+    let file = MemoryFile::new(content(0, 10_000));
+    let before = file.attributes().unwrap();
+    let read = |page, pages| {
+        let (fill, request) = Request::new(&room, page, pages);
+        file.submit(vec![fill]);
+        request.take().unwrap()
+    };
+    assert_eq!(read(0, 4), content(0, 10_000));
+    assert_eq!(read(2, 1), content(8192, 1808));
+    assert_eq!(read(3, 1), []);
+    file.set_size(12_288);
+    assert_eq!(read(2, 1), [content(8192, 1808), vec![0; 2288]].concat());
+    let after = file.attributes().unwrap();
+    assert_eq!((before.identity, after.size), (after.identity, 12_288));
+    assert_ne!(before.version, after.version);
+    assert_eq!((file.reads(), file.read_bytes()), (4, 10_000 + 1808 + 4096));
+    assert_ne!(MemoryFile::new([]).attributes().unwrap().identity, after.identity);
+}
+
+#[test]
+fn the_environment_decides_what_is_left_open() {
+    if let Some(name) = role() {
+        let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+        let chosen = engine.mechanism();
+        assert!(chosen.name() == name || matches!(chosen, Chosen::Fallback(_)), "{chosen}");
+        let asked = EngineOptions { mechanism: Mechanism::Threads, ..EngineOptions::default() };
+        assert_eq!(Engine::new(Arc::default(), asked).mechanism().name(), "threads", "only Auto is open");
+        return;
+    }
+    for (wish, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
+        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(wish));
+    }
+}
+
+/// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
+fn check_takeover(room: &Arc<WaitRoom>, backend: &dyn Backend) {
+    let (fill, request) = Request::new(room, 0, 200);
+    backend.submit(vec![fill]);
+    let looks = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let mut follower = None;
+        backend.reap(Reap::Wait, &mut || {
+            // In the seat: the follower starts, finds it taken and falls asleep. Its first look is before
+            // it tries the seat, the second before it sleeps.
+            follower.get_or_insert_with(|| {
+                scope.spawn(|| {
+                    room.wait(backend, &mut || {
+                        looks.fetch_add(1, Ordering::Relaxed);
+                        request.is_done()
+                    });
+                })
+            });
+            while looks.load(Ordering::Relaxed) < 2 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            true
+        });
+        assert!(follower.is_some(), "a leader that is done goes, though more is in flight");
+    });
+    assert!(request.take().is_ok());
+}
+
+#[test]
+fn a_follower_takes_over_when_the_leader_goes() {
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 2, 4096);
+    let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+    let device = Simulated::of_memory(Arc::new(MemoryFile::new(content(0, 1 << 20))), Faults::default());
+    device.attach(&room);
+    for _ in 0..20 {
+        check_takeover(&room, &device);
+        if engine.mechanism().name() == "io_uring" {
+            check_takeover(&room, &file);
+        }
+    }
+}
+
+/// The kernel cancels some of a thread's requests when the thread exits.
+#[test]
+fn a_submitter_may_exit_before_its_reads_have_ended() {
+    for folder in folders() {
+        let (room, engine) = engine(Mechanism::Ring, 16, 16 << 10);
+        let size = (1 << 20) + 17;
+        let file = engine.open(file_of(folder.path(), size)).unwrap();
+        for round in 0..100u64 {
+            let (fills, requests): (Vec<_>, Vec<_>) =
+                (0..8).map(|n| Request::new(&room, (round * 8 + n) % 250, 4)).unzip();
+            std::thread::scope(|scope| scope.spawn(|| file.submit(fills)).join().unwrap());
+            for (n, request) in requests.iter().enumerate() {
+                let page = (round * 8 + n as u64) % 250;
+                assert_eq!(request.wait(&file).unwrap(), content(page * 4096, 4 * 4096));
+            }
+        }
+    }
+}
+
+/// Runs this very test once more in a process of its own, with `role` to be found by [`role`].
+fn in_a_process_of_its_own(test: &str, role: &str, wish: Option<&str>) {
+    let run = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &format!("backend::tests::{test}")])
+        .env("QUINION_TEST_ROLE", role)
+        .envs(wish.map(|wish| ("QUINION_IO", wish)))
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{test} as {role}: {out}{err}");
+    assert!(out.contains("1 passed"), "{test} is this test's name");
+}
+
+fn role() -> Option<String> {
+    std::env::var("QUINION_TEST_ROLE").ok()
+}
+
+/// From now on `call` is refused with `EPERM` to this thread and those it starts.
+fn forbid(call: libc::c_long) {
+    let statement = |code: u32, k: u32, jump_true, jump_false| libc::sock_filter {
+        code: code as u16,
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program outlives the call, which copies it; it forbids one system call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+#[test]
+fn a_sandbox_without_io_uring_gets_threads_and_a_reason() {
+    if role().is_none() {
+        return in_a_process_of_its_own(
+            "a_sandbox_without_io_uring_gets_threads_and_a_reason",
+            "sandboxed",
+            None,
+        );
+    }
+    forbid(libc::SYS_io_uring_setup);
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 8, 64 << 10);
+    assert_eq!(engine.mechanism().name(), "threads");
+    let words = engine.mechanism().to_string();
+    assert!(words.contains("not permitted") && words.contains("sandbox"), "{words}");
+    let file = engine.open(file_of(disk.path(), 10_000)).unwrap();
+    check(&room, &file, 10_000, 0, 3);
+}
+
+#[test]
+fn a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more() {
+    if role().is_none() {
+        let test = "a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more";
+        return in_a_process_of_its_own(test, "sandboxed", None);
+    }
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 4, 16 << 10);
+    if engine.mechanism().name() == "threads" {
+        return;
+    }
+    let size = 1 << 20;
+    let file = engine.open(file_of(disk.path(), size)).unwrap();
+    let (before, requests): (Vec<_>, Vec<_>) = (0..10).map(|n| Request::new(&room, n, 8)).unzip();
+    file.submit(before);
+    forbid(libc::SYS_io_uring_enter);
+    // What the kernel has it finishes; what it was not given fails, once.
+    for (n, request) in requests.iter().enumerate() {
+        match request.wait(&file) {
+            Ok(got) => assert_eq!(got, content(n as u64 * 4096, 8 * 4096)),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+    }
+    let (fill, request) = Request::new(&room, 0, 1);
+    file.submit(vec![fill]);
+    let _ = request.wait(&file);
+    check(&room, &file, size, 0, 256);
+}
+
+#[test]
+fn a_fork_leaves_its_parents_engine_alone() {
+    if role().is_none() {
+        return in_a_process_of_its_own("a_fork_leaves_its_parents_engine_alone", "parent", None);
+    }
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 2, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&room, n, 4)).unzip();
+        file.submit(fills);
+        // SAFETY: the child drops the engine, which takes no lock and allocates nothing there, and exits.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            drop((engine, file));
+            // SAFETY: ends the child without running the test harness's end.
+            unsafe { libc::_exit(17) };
+        }
+        for (n, request) in requests.iter().enumerate() {
+            assert_eq!(request.wait(&file).unwrap(), content(n as u64 * 4096, 4 * 4096));
+        }
+        let mut status = 0;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 17);
+    }
+}
+
+#[test]
+#[should_panic(expected = "the cache whose engine opened it")]
+fn a_file_of_another_engine_is_refused() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Ring, 2, 8192);
+    if engine.mechanism().name() == "threads" {
+        panic!("threads wake any room, the cache whose engine opened it included");
+    }
+    engine.open(file_of(disk.path(), 1)).unwrap().attach(&Arc::new(WaitRoom::new()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Any fills of any file, in any order, by any mechanism, with any cutting: the file's bytes.
+    #[test]
+    fn any_fills_deliver_the_files_bytes(
+        size in 0usize..200_000,
+        fills in prop::collection::vec((0u64..60, 1u32..20), 1..20),
+        queue_depth in 1usize..5,
+        io_pages in 1usize..6,
+        by_ring: bool, on_disk: bool,
+    ) {
+        let mechanism = if by_ring { Mechanism::Ring } else { Mechanism::Threads };
+        let folder = &folders()[usize::from(!on_disk)];
+        let (room, engine) = engine(mechanism, queue_depth, io_pages * 4096);
+        let file = engine.open(file_of(folder.path(), size)).unwrap();
+        let (given, requests): (Vec<_>, Vec<_>) =
+            fills.iter().map(|&(page, pages)| Request::new(&room, page, pages)).unzip();
+        file.submit(given);
+        for (&(page, pages), request) in fills.iter().zip(&requests).rev() {
+            let wanted = (size as u64).saturating_sub(page * 4096).min(u64::from(pages) * 4096);
+            prop_assert_eq!(request.wait(&file).unwrap(), content(page * 4096, wanted as usize));
+        }
+    }
+}

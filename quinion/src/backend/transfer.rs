@@ -1,0 +1,130 @@
+//! Transfer: how one contiguous read comes to its end.
+//!
+//! A system call may deliver less than it was asked for. Whether that is the
+//! file's end, and where to go on if not, is decided here, for every mechanism,
+//! by a value that does no input or output.
+//!
+//! ```text
+//!   0          from        done                     len
+//!   |===========:===========|.........................|     asked: [from, len)
+//!               ^ done, aligned down to what the file's direct I/O needs
+//! ```
+//!
+//! Direct I/O delivers a number of bytes that is not aligned only where the
+//! file ends. Going on from there must begin at an aligned byte, so up to one
+//! block is read a second time; if that brings nothing new, the end it is.
+//!
+//! Invariants:
+//!  1. `from <= done <= len`, and `from` is aligned.
+//!  2. Every `Again` has made progress, except after an interruption; so a transfer ends.
+
+/// One contiguous read, under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Transfer {
+    /// Bytes wanted; a multiple of 4096.
+    len: usize,
+    /// Bytes that have come.
+    done: usize,
+    /// Where a read must begin: a power of two, 1 if anywhere.
+    align: usize,
+}
+
+/// What to do after a system call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// All has come.
+    Complete,
+    /// The file ends after this many bytes of the transfer.
+    Ended(usize),
+    /// Ask for [`Transfer::rest`].
+    Again,
+}
+
+impl Transfer {
+    /// A transfer of `len` bytes of which none has come.
+    pub(super) fn new(len: usize, align: usize) -> Self {
+        debug_assert!(align.is_power_of_two() && len > 0);
+        Self { len, done: 0, align }
+    }
+    /// The same, begun anew for another alignment.
+    pub(super) fn restart(self, align: usize) -> Self {
+        Self::new(self.len, align)
+    }
+    /// What to ask for: where in the transfer, and how many bytes.
+    pub(super) fn rest(&self) -> (usize, usize) {
+        let from = self.done & !(self.align - 1);
+        (from, self.len - from)
+    }
+    /// A system call for [`Transfer::rest`] delivered `bytes`. `is_end` says whether the file, as it is
+    /// now, ends at or before a byte of the transfer; it is asked only if the call fell short.
+    pub(super) fn advance(&mut self, bytes: usize, is_end: impl FnOnce(usize) -> bool) -> Step {
+        let (from, asked) = self.rest();
+        assert!(bytes <= asked, "a read delivers no more than it was asked for");
+        let now = from + bytes;
+        if now == self.len {
+            self.done = now;
+            return Step::Complete;
+        }
+        // No progress is the end. It may lie before `done`, if the file was cut meanwhile: direct I/O may
+        // then have overwritten what came before, so only what came now counts.
+        if bytes == 0 || now <= self.done {
+            return Step::Ended(now);
+        }
+        self.done = now;
+        if is_end(now) { Step::Ended(now) } else { Step::Again }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Reads `len` bytes of a file of `size` bytes whose calls fall short as `shorts` says.
+    fn run(len: usize, size: usize, align: usize, shorts: &[usize], knows_end: bool) -> (usize, usize) {
+        let mut transfer = Transfer::new(len, align);
+        let mut calls = 0;
+        loop {
+            let (from, asked) = transfer.rest();
+            assert_eq!(from % align, 0);
+            let there = size.saturating_sub(from).min(asked);
+            // A short read that is not the end is aligned, as direct I/O is, and brings something new.
+            let short = shorts.get(calls).map_or(there, |&s| s / align * align);
+            let bytes = if short > transfer.done - from { short.min(there) } else { there };
+            calls += 1;
+            match transfer.advance(bytes, |at| knows_end && at >= size) {
+                Step::Complete => return (len, calls),
+                Step::Ended(at) => return (at, calls),
+                Step::Again => assert!(calls < 10_000, "it does not end"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_transfer_delivers_what_the_file_has(
+            pages in 1usize..5, size in 0usize..20_000, shift in prop_oneof![Just(0u32), Just(9), Just(12)],
+            shorts in prop::collection::vec(1usize..9000, 0..6), knows_end: bool,
+        ) {
+            let len = pages * 4096;
+            let (got, calls) = run(len, size, 1 << shift, &shorts, knows_end);
+            prop_assert_eq!(got, len.min(size));
+            prop_assert!(calls <= shorts.len() + 3);
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_known_needs_no_second_call() {
+        assert_eq!(run(4096, 513, 512, &[], true), (513, 1));
+        assert_eq!(run(4096, 513, 512, &[], false), (513, 2));
+    }
+
+    #[test]
+    fn a_file_cut_while_it_is_read_ends_where_the_last_call_says() {
+        let mut transfer = Transfer::new(8192, 512);
+        assert_eq!(transfer.advance(1000, |_| false), Step::Again);
+        assert_eq!(transfer.rest(), (512, 7680));
+        assert_eq!(transfer.advance(100, |_| false), Step::Ended(612));
+    }
+}

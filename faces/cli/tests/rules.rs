@@ -124,3 +124,22 @@ fn random_calls_in_random_order() {
         assert!(totals.reads > 0);
     }
 }
+
+#[test]
+fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
+    use quinion::arena::control::Reason;
+    let cases = [
+        ("dup", Reason::Duplicated),
+        ("fork", Reason::Forked),
+        ("mapped", Reason::Mapped),
+        ("sendfile", Reason::Passed),
+        ("locks", Reason::Locked),
+        ("write", Reason::Writable),
+        ("errors", Reason::NotRegular),
+        ("reuse", Reason::Foreign),
+    ];
+    for (case, reason) in cases {
+        let totals = same_with_and_without(case, 1, 1000);
+        assert!(totals.reasons[reason as usize] > 0, "{case}: no {reason:?} in {totals:?}");
+    }
+}

@@ -54,7 +54,6 @@ fn be_the_command() -> ! {
         None => None,
     };
     let options = RunOptions {
-        memory: None,
         report,
         report_file: take("QUINION_TEST_REPORT_FILE").map(PathBuf::from),
         program: std::env::args_os().skip(1).collect(),

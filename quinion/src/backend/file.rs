@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl,
-    fstatfs, open, seek, statx,
+    Advice, AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl, fstatfs,
+    open, statx,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -210,7 +210,8 @@ impl OpenFile {
         match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
             Ok(own) => Self::of(own, Description::Ours),
             // No /proc, or the file's mode changed since: what was opened may still be read, as it is.
-            Err(_) => Self::of(descriptor, Description::Shared),
+            Err(_) if is_readable(&descriptor)? => Self::of(descriptor, Description::Shared),
+            Err(error) => Err(io::Error::from(error).into()),
         }
     }
 
@@ -261,8 +262,7 @@ impl OpenFile {
     fn size(&self) -> io::Result<u64> {
         match self.kind {
             Kind::Regular => Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64),
-            // Only a seek tells; nobody else uses the description's offset.
-            Kind::BlockDevice => Ok(seek(&self.descriptor, SeekFrom::End(0))?),
+            Kind::BlockDevice => crate::sys::io::device_bytes(self.descriptor()),
         }
     }
 
@@ -378,6 +378,11 @@ fn direct_align(stat: &Statx) -> Option<usize> {
 
 fn has(stat: &Statx, flag: StatxFlags) -> bool {
     stat.stx_mask & flag.bits() != 0
+}
+
+/// Whether the description was opened for reading.
+fn is_readable(descriptor: &OwnedFd) -> io::Result<bool> {
+    Ok(!fcntl_getfl(descriptor)?.intersects(OFlags::WRONLY | OFlags::PATH))
 }
 
 /// Sets the description's flags to `flags`, which clears `O_NONBLOCK` and, unless named, `O_DIRECT`.

@@ -17,13 +17,21 @@
 //! is ready or there is no leader. So no completion depends on some other
 //! caller being awake, and a lone reader needs no second thread.
 //!
+//! | backend | bytes from | completes |
+//! |---|---|---|
+//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads) |
+//! | [`BlockingSource`] | a user's [`ReadAt`] | by itself |
+//! | [`MemoryFile`] | a vector | inside `submit` |
+//! | [`Simulated`] | one of the above, with faults under a seed | when reaped |
+//!
 //! A `Fill` that is dropped completes with an error: no path through a backend
 //! can leave a folio locked for good.
 //!
 //! Invariants:
 //!  1. A backend completes each fill exactly once; the type sees to it.
 //!  2. No lock of the index is held when a backend is called, so completing inside `submit` is allowed.
-//!  3. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+//!  3. No call of a backend waits for a fill of another caller, except `reap` with [`Reap::Wait`].
+//!  4. Bytes of a file beyond what `complete` was told of are never shown to a reader.
 
 use std::fmt;
 use std::io;
@@ -90,8 +98,9 @@ pub struct Version {
 
 /// Where the bytes of one file come from.
 ///
-/// Implementations are shared between threads. `submit` starts work and does not wait for the device
-/// longer than it takes to make room for the request.
+/// Implementations are shared between threads. A backend whose completions are reaped must wake the rooms
+/// it was told of by [`Backend::attach`] whenever [`Backend::wants_leader`] may have become true: when
+/// leadership is given up, and when something is submitted while nobody leads.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
@@ -112,10 +121,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 
-    /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`].
+    /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`]. Does not
+    /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
-    /// Whether `fills` more requests can be submitted without waiting for earlier ones.
+    /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for
+    /// those who would rather ask for less than stand in a queue.
     fn has_room(&self, fills: usize) -> bool {
         let _ = fills;
         true
@@ -157,7 +168,7 @@ pub enum Reaped {
     Elsewhere,
 }
 
-/// Who is told that a fill has ended. Handed down by the fill path.
+/// Who is told that a fill has ended. Handed down by the fill path. It wakes those who wait for the fill.
 pub trait FillSink: Send + Sync {
     /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
     /// was an error. Called once for each fill, on any thread, with no lock held.

@@ -118,9 +118,9 @@ impl RingDriver {
         Arc::ptr_eq(&self.room, room)
     }
 
-    /// Whether the queue has room for this many more parts.
-    pub(super) fn has_room(&self, parts: usize) -> bool {
-        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + parts
+    /// Whether this many more fills, of one part each, would go to the kernel at once.
+    pub(super) fn has_room(&self, fills: usize) -> bool {
+        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + fills
             <= self.queue_depth
     }
 
@@ -134,10 +134,10 @@ impl RingDriver {
         }
         self.pump(&mut submission, Vec::new(), &mut finished);
         drop(submission);
-        self.complete(finished);
+        let completed = self.complete(finished);
         // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
-        if self.wants_leader() {
+        if completed > 0 || self.wants_leader() {
             self.room.wake();
         }
     }
@@ -553,4 +553,77 @@ fn copy_of(error: &io::Error) -> io::Error {
     error
         .raw_os_error()
         .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Request;
+    use super::*;
+    use crate::units::PAGE_SIZE;
+
+    const PAGES: u32 = 6;
+
+    fn job(part_pages: usize) -> (Submission, Vec<Key>) {
+        let room = Arc::new(WaitRoom::new());
+        let mut submission = Submission {
+            half: None,
+            parts: Slab::new(),
+            jobs: Slab::new(),
+            backlog: VecDeque::new(),
+            queue_depth: 100,
+            io_bytes_max: part_pages * PAGE_SIZE,
+        };
+        let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
+        submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));
+        let parts = std::iter::from_fn(|| submission.cut()).collect();
+        (submission, parts)
+    }
+
+    /// Ends the parts with these verdicts, in this order, and says how the job ended.
+    fn outcome(verdicts: Vec<(usize, Verdict)>) -> Result<usize, i32> {
+        let (mut submission, parts) = job(2);
+        assert_eq!(parts.len(), 3);
+        let mut finished = Vec::new();
+        for (part, verdict) in verdicts {
+            assert!(finished.is_empty(), "a job ends with its last part");
+            submission.end(parts[part], verdict, &mut finished);
+        }
+        assert_eq!((submission.parts.len(), submission.jobs.len(), finished.len()), (0, 0, 1));
+        finished.remove(0).outcome().1.map_err(|error| error.raw_os_error().unwrap())
+    }
+
+    fn fails(code: i32) -> Verdict {
+        Verdict::Failed(0, io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn a_job_ends_as_its_parts_do() {
+        use Verdict::{Complete, Ended};
+        assert_eq!(outcome(vec![(2, Complete), (0, Complete), (1, Complete)]), Ok(6 * 4096));
+        // The end of the file is the first that any part met.
+        assert_eq!(outcome(vec![(2, Ended(0)), (0, Complete), (1, Ended(5))]), Ok(2 * 4096 + 5));
+        // Of two failures the first in the file is told, whichever came first.
+        assert_eq!(outcome(vec![(2, fails(5)), (1, fails(12)), (0, Complete)]), Err(12));
+        assert_eq!(outcome(vec![(1, fails(12)), (2, fails(5)), (0, Complete)]), Err(12));
+        // A failure behind the file's end is none; one before it is.
+        assert_eq!(outcome(vec![(1, Ended(7)), (2, fails(5)), (0, Complete)]), Ok(2 * 4096 + 7));
+        assert_eq!(outcome(vec![(0, fails(5)), (1, Ended(7)), (2, Ended(0))]), Err(5));
+    }
+
+    #[test]
+    fn a_job_that_ends_early_is_not_cut_further() {
+        let (mut submission, parts) = job(1);
+        assert_eq!(parts.len(), PAGES as usize);
+        let room = Arc::new(WaitRoom::new());
+        submission.queue_depth = parts.len() + 2;
+        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
+        submission.add(Request::new(&room, 0, PAGES).0, file);
+        let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();
+        assert_eq!(cut.len(), 2, "the queue is as deep as was said");
+        let mut finished = Vec::new();
+        submission.end(cut[0], Verdict::Complete, &mut finished);
+        submission.end(cut[1], Verdict::Ended(1), &mut finished);
+        assert_eq!(finished.pop().unwrap().outcome().1.unwrap(), 4097);
+        assert!(submission.cut().is_none(), "its rest is not asked for");
+    }
 }

@@ -478,6 +478,49 @@ fn the_environment_decides_what_is_left_open() {
     }
 }
 
+/// Keeps the outcome of a fill over memory of the test's own.
+#[derive(Default)]
+struct Outcome(std::sync::Mutex<Option<io::Result<usize>>>, Arc<WaitRoom>);
+impl FillSink for Outcome {
+    fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
+        assert!(self.0.lock().unwrap().replace(result).is_none(), "a fill ends once");
+        self.1.wake();
+    }
+}
+
+/// The surest way to a real error of the system: an address that nothing can be read to.
+#[test]
+fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
+    for mechanism in MECHANISMS {
+        for folder in folders() {
+            let (room, engine) = engine(mechanism, 2, 4096);
+            let size = 1 << 20;
+            let file = engine.open(file_of(folder.path(), size)).unwrap();
+            // SAFETY: a new mapping that disturbs nothing; it is the test's alone.
+            let memory = unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                libc::mmap(std::ptr::null_mut(), 8 * 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+            };
+            assert_ne!(memory, libc::MAP_FAILED);
+            // SAFETY: inside the mapping; from its fifth page on nothing may be written.
+            let hidden = unsafe { libc::mprotect(memory.byte_add(4 * 4096), 4 * 4096, libc::PROT_NONE) };
+            assert_eq!(hidden, 0);
+            let sink = Arc::new(Outcome(std::sync::Mutex::default(), Arc::clone(&room)));
+            let run = FillRun { index: PageIndex(3), frame: Frame(1), pages: 8 };
+            let buffer = std::ptr::NonNull::new(memory.cast()).unwrap();
+            // SAFETY: a fill that fails is written by the system only, which looks before it writes.
+            file.submit(vec![unsafe { Fill::new(run, buffer, Arc::clone(&sink) as Arc<dyn FillSink>) }]);
+            room.wait(&file, &mut || sink.0.lock().unwrap().is_some());
+            let outcome = sink.0.lock().unwrap().take().unwrap();
+            assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EFAULT));
+            // The engine and the file are none the worse.
+            check(&room, &file, size, 0, 256);
+            // SAFETY: nobody uses the mapping any more.
+            unsafe { libc::munmap(memory, 8 * 4096) };
+        }
+    }
+}
+
 /// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
 fn check_takeover(room: &Arc<WaitRoom>, backend: &dyn Backend) {
     let (fill, request) = Request::new(room, 0, 200);

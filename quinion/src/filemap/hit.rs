@@ -102,8 +102,9 @@ unsafe fn read_within_page(
     len: usize,
 ) -> Option<Frame> {
     let (in_page, end) = (position as usize % PAGE_SIZE, position.checked_add(len as u64)?);
+    // Acquire, partner: as at 1 of the long way, the Release by which a file's growth stores its size.
     if in_page + len > PAGE_SIZE || end > record.size.load(Ordering::Acquire) {
-        return None; // Acquire: as at 1 below
+        return None;
     }
     let index = PageIndex::of_byte(position);
     let Kind::Folio(number) = find(&grown, record, index).kind() else { return None };
@@ -176,8 +177,9 @@ unsafe fn read_folios(
             }
         }
     }
-    // 7: Acquire fence, for the size as for the number. A truncation stores the size before it lets go of a
-    // page, so bytes of a page that was let go are cut off here.
+    // 7: A truncation stores the size before it lets go of a page, so bytes of a page that was let go are
+    // cut off here. Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's
+    // end and the reuse of its cell.
     fence(Ordering::Acquire);
     let size = record.size.load(Ordering::Relaxed);
     if !is(record, id) {

@@ -1,4 +1,4 @@
-//! Io: reads into memory that others may be looking at.
+//! Io: reads into memory that others may be looking at, and the size of a device.
 //!
 //! A frame of the arena may be read, by mistake and harmlessly, while the
 //! kernel writes into it, so no Rust reference to it may exist. These calls
@@ -6,6 +6,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::ioctl::{Getter, ioctl, opcode};
 
 /// Reads up to `len` bytes at byte `position` of `file` to `buffer`. Returns how many came; 0 only at the
 /// file's end or for a `len` of 0. Waits for the device.
@@ -22,4 +24,15 @@ pub unsafe fn pread(file: BorrowedFd<'_>, buffer: *mut u8, len: usize, position:
     // descriptor is open as long as it is borrowed.
     let read = unsafe { libc::pread64(file.as_raw_fd(), buffer.cast(), len, position) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// The size of a block device in bytes, now. Leaves the description's offset alone, which may be shared.
+///
+/// # Errors
+/// It is not a block device, or the device is gone.
+pub fn device_bytes(device: BorrowedFd<'_>) -> io::Result<u64> {
+    // `BLKGETSIZE64`, which is declared with the size of a `size_t` and writes a u64.
+    const GET_SIZE: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
+    // SAFETY: the request writes one u64, which is what the getter has room for.
+    Ok(unsafe { ioctl(device, Getter::<GET_SIZE, u64>::new()) }?)
 }

@@ -7,7 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
-//! | [`io`] | reading into memory that is an address and not a Rust reference |
+//! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
 

@@ -5,6 +5,7 @@
 //! descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
 
 use super::entry::{Entry, Kind, Root, Value};
+use super::iter::Cursor;
 use super::tree::{At, Home, Slab, XArray, is_shadow};
 
 /// What became of a compare-exchange.
@@ -42,22 +43,24 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// entry, order. A folio or a shadow that reaches over an edge goes whole, and the report says so; a
     /// spill that reaches over an edge stays, unreported, because part of it is data that was not meant.
     pub fn erase_range(&mut self, from: u64, end: u64, mut removed: impl FnMut(u64, Entry, u8)) {
-        let mut last: Option<Home> = None;
-        let mut found = if from < end { self.seek(from, end - 1) } else { None };
-        while let Some((index, at)) = found {
+        let (mut from, mut last, mut cursor) = (from, None, Cursor::new(self));
+        while from < end
+            && let Some(entry) = cursor.find(self, from, end - 1)
+        {
             // The node left behind goes before anything here does: what is above both is not empty yet.
+            let at = cursor.at;
             match last.replace(at.home) {
                 Some(home) if home != at.home => self.prune(home),
                 _ => {}
             }
-            let (first, entry, order) = self.canonical(index, self.get(at));
+            let (first, entry, order) = self.canonical(cursor.index, entry);
             let beyond = first + (1 << order);
             let spill = matches!(entry.kind(), Kind::Value(value) if value.is_spill());
             if !spill || (from <= first && beyond <= end) {
                 self.clear_run(at, entry);
                 removed(first, entry, order);
             }
-            found = if beyond < end { self.seek_on(at, index, beyond, end - 1) } else { None };
+            from = beyond;
         }
         if let Some(home) = last {
             self.prune(home);

@@ -20,7 +20,7 @@
 
 use core::ops::ControlFlow;
 
-use super::entry::{Entry, Kind, Root, Value};
+use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
 use super::tree::{At, Home, Slab, XArray, is_shadow};
 
@@ -29,7 +29,8 @@ use super::tree::{At, Home, Slab, XArray, is_shadow};
 pub enum Inserted {
     /// It is in the tree.
     Done {
-        /// The shadow it took the place of; of several, the one at the highest index.
+        /// The shadow it took the place of; of several, the one at the highest index; of one larger than
+        /// the folio, the piece that was split off.
         shadow: Option<Value>,
     },
     /// A folio or a spill is in the way: the first one. The tree is unchanged.
@@ -47,6 +48,14 @@ pub struct AddedRange {
     pub pages: u64,
     /// Why it ended there.
     pub stop: Stop,
+}
+
+impl AddedRange {
+    #[inline]
+    fn count(&mut self, order: u8) {
+        self.added += 1;
+        self.pages += 1 << order;
+    }
 }
 
 /// Why a batch ended.
@@ -69,6 +78,15 @@ pub enum Stored {
     Present(Entry),
     /// As for [`Inserted::NoNode`].
     NoNode,
+}
+
+/// What became of a store over a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredRange {
+    /// Pages from the start of the range on that the value covers now.
+    pub pages: u64,
+    /// Why it ended there.
+    pub stop: Stop,
 }
 
 /// What a new entry may take the place of.
@@ -125,8 +143,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Inserts a run of folios, each `(order, folio)`, side by side from `index` on, up to the first that
-    /// cannot go in. `consumed` is told of each shadow that went: whose place in the batch took it, the
-    /// shadow's own order included. Cost: one descent, and one step per node that the run enters.
+    /// cannot go in. `consumed` is told of each shadow that went, in rising order: the place in the batch of
+    /// the folio that took it, and the shadow; of one larger than the folio, the piece that was split off.
+    /// Cost: one descent, and one step per node that the run enters.
     ///
     /// # Panics
     /// As [`insert`](XArray::insert), for the first folio that is not aligned to where it comes to lie.
@@ -138,7 +157,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     ) -> AddedRange {
         let mut done = AddedRange { added: 0, pages: 0, stop: Stop::All };
         let mut place = None;
-        for (order, folio) in folios {
+        let mut folios = folios.into_iter();
+        let mut next = folios.next();
+        while let Some((order, folio)) = next {
             let at = index + done.pages;
             let note = |_, entry: Entry, _| consumed(done.added, shadow_of(entry).expect("only shadows go"));
             if let Err(refused) = self.place(&mut place, at, order, Entry::folio(folio), Over::Shadows, note)
@@ -146,10 +167,58 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 done.stop = refused.into();
                 break;
             }
-            (done.added, done.pages) = (done.added + 1, done.pages + (1 << order));
+            done.count(order);
+            next = self.fill_node(&mut place, order, &mut folios, &mut done, &mut consumed);
         }
         self.shrink();
         done
+    }
+
+    /// Inserts what comes next of a batch as long as it goes into the node at `place`, right after the entry
+    /// of order `last` there, into slots that are empty or hold shadows of just that order. Returns the
+    /// first folio that is to go in otherwise.
+    #[inline]
+    fn fill_node(
+        &self,
+        place: &mut Option<(At, u64)>,
+        last: u8,
+        folios: &mut impl Iterator<Item = (u8, u32)>,
+        done: &mut AddedRange,
+        consumed: &mut impl FnMut(usize, Value),
+    ) -> Option<(u8, u32)> {
+        let Some((At { home: Home::Node(number), shift, slot }, _)) = *place else { return folios.next() };
+        let node = self.node(number);
+        let (first, unmarked) = (slot, self.root_marks() == 0);
+        let (mut slot, mut filled, mut shadows) = (slot + Self::run_of(last), 0, 0);
+        let next = loop {
+            let Some((order, folio)) = folios.next() else { break None };
+            let run = Self::run_of(order);
+            let fits = Self::shift_for(order) == shift && slot & (run - 1) == 0 && slot + run <= Self::SLOTS;
+            if !fits {
+                break Some((order, folio));
+            }
+            if (slot..slot + run).all(|slot| node.get(slot).is_empty()) {
+                filled += run as i32;
+            } else if let Some(shadow) = shadow_of(node.get(slot))
+                && shadow.order() == order
+                && unmarked
+            {
+                consumed(done.added, shadow);
+                shadows -= run as i32;
+            } else {
+                break Some((order, folio));
+            }
+            (slot..slot + run).for_each(|slot| node.put(slot, Entry::folio(folio)));
+            slot += run;
+            done.count(order);
+        };
+        node.account(filled, shadows);
+        self.settle(Home::Node(number));
+        if let Some((at, index)) = place {
+            *index += u64::from(slot - 1 - first) << shift; // the last slot filled: where the next climb starts
+            at.slot = slot - 1;
+        }
+        next
     }
 
     /// Stores a folio or a value at `index`, over whatever lies inside its range of 2^`order` pages. A
@@ -177,6 +246,33 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             Err(Refused::Present(entry)) => Stored::Present(entry),
             Err(Refused::NoNode) => Stored::NoNode,
         }
+    }
+
+    /// Stores one value over `from..end`, cut into the largest aligned pieces, over whatever lies inside each
+    /// piece's range; see [`store`](XArray::store). Cost: as [`insert_range`](XArray::insert_range).
+    ///
+    /// # Panics
+    /// If the range ends above 2^52.
+    pub fn store_range(
+        &mut self,
+        from: u64,
+        end: u64,
+        value: Value,
+        mut displaced: impl FnMut(u64, Entry, u8),
+    ) -> StoredRange {
+        let (mut at, mut place, mut stop) = (from, None, Stop::All);
+        while at < end {
+            let aligned = at.trailing_zeros().min((end - at).ilog2());
+            let order = aligned.min(u32::from(ENTRY_ORDER_MAX)) as u8;
+            let piece = Entry::value(value.with_order(order));
+            if let Err(refused) = self.place(&mut place, at, order, piece, Over::Inside, &mut displaced) {
+                stop = refused.into();
+                break;
+            }
+            at += 1 << order;
+        }
+        self.shrink();
+        StoredRange { pages: at - from, stop }
     }
 
     /// Places one entry. `place` is where the last one went, with its index; it is left where this one did.
@@ -265,7 +361,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             match found.kind() {
                 Kind::Node(node) => at = Self::down(at, node, index),
                 Kind::Empty => return self.plant(at, index, order, entry).map(Seated::Planted),
-                Kind::Value(value) if !value.is_spill() => self.split_step(at, value, order)?,
+                Kind::Value(value) if !value.is_spill() => self.split_step(at, value)?,
                 Kind::Folio(_) | Kind::Value(_) => return Err(Refused::Present(found)),
             }
         }
@@ -316,13 +412,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Splits the shadow around `at` by one step towards `order`: into pieces as small as its own node
-    /// holds, or, if it fills one slot, into two halves in a new node below.
-    fn split_step(&self, at: At, value: Value, order: u8) -> Result<(), Refused> {
+    /// Splits the shadow around `at` by one step: into pieces that fill one slot each, or, if it does so
+    /// itself, into two halves in a new node below.
+    fn split_step(&self, at: At, value: Value) -> Result<(), Refused> {
         let whole = value.order();
-        let least = whole - (u32::from(whole) % BITS) as u8;
-        if least < whole {
-            self.split_here(at, value, least.max(order));
+        let one_slot = whole - (u32::from(whole) % BITS) as u8;
+        if one_slot < whole {
+            self.split_here(at, value, one_slot);
             return Ok(());
         }
         self.split_below(at, value.with_order(whole - 1))

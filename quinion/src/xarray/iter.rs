@@ -6,6 +6,8 @@
 //! reported a page too high. Every call names its start, so a search may be
 //! taken up again after the lock was dropped.
 
+use crate::sync::atomic::{AtomicU32, Ordering};
+
 use super::entry::{Entry, Kind};
 use super::mark::Mark;
 use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
@@ -13,9 +15,11 @@ use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry,
     /// its order.
+    #[inline]
     pub fn next(&self, from: u64, to: u64) -> Option<(u64, Entry, u8)> {
-        let (index, at) = self.seek(from, to)?;
-        Some(self.canonical(index, self.get(at)))
+        let mut cursor = Cursor::new(self);
+        let entry = cursor.find(self, from, to)?;
+        Some(self.canonical(cursor.index, entry))
     }
 
     /// The last entry that meets `from..=to`; see [`next`](XArray::next).
@@ -39,7 +43,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The entries that meet `from..=to`, in rising order, each once: also what an insertion there would
     /// conflict with.
     pub fn range(&self, from: u64, to: u64) -> Range<'_, 'a, S, BITS> {
-        Range { tree: self, place: None, from, to }
+        Range { tree: self, cursor: Cursor::new(self), from, to }
     }
 
     /// The first entry that carries the mark and meets `from..=to`; see [`next`](XArray::next).
@@ -47,14 +51,13 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         if !self.is_marked(mark) || from > to {
             return None;
         }
-        let mut from = from;
-        if let Some(found @ (first, _, order)) = self.entry_at(from) {
-            if self.has_mark(from, mark) {
-                return Some(found);
-            }
-            from = first + (1 << order);
+        let Some((at, entry)) = self.marked_place(from) else { return self.seek_marked(from, to, mark) };
+        let found @ (first, _, order) = self.canonical(from, entry);
+        if self.marks_at(at) & mark.bit() != 0 {
+            Some(found)
+        } else {
+            self.seek_marked(first + (1 << order), to, mark)
         }
-        self.seek_marked(from, to, mark)
     }
 
     /// The first of `pages` indices from `from` on where an insertion would find nothing in its way: a hole
@@ -79,28 +82,6 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
                 Some((first, entry, _)) if !is_shadow(entry) => gap = first.checked_sub(1)?,
                 _ => return Some(gap),
             }
-        }
-        None
-    }
-
-    /// The first slot that is not empty and meets `from..=to`, and an index of the range in it.
-    pub(super) fn seek(&self, from: u64, to: u64) -> Option<(u64, At)> {
-        self.seek_at(self.leaf(from)?, from, to)
-    }
-
-    /// As [`seek`](Self::seek), from `at`, a slot that covers `last`.
-    pub(super) fn seek_on(&self, at: At, last: u64, from: u64, to: u64) -> Option<(u64, At)> {
-        self.seek_at(self.across(at, last, from)?, from, to)
-    }
-
-    fn seek_at(&self, mut at: At, mut index: u64, to: u64) -> Option<(u64, At)> {
-        while index <= to {
-            if !self.get(at).is_empty() {
-                return Some((index, at));
-            }
-            let last = index;
-            index = ((index >> at.shift) + 1) << at.shift;
-            at = self.across(at, last, index)?;
         }
         None
     }
@@ -156,11 +137,71 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 }
 
+/// A place in a tree that moves to the right. The tree may change under it, as long as no node on the way
+/// down to it goes.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    /// The slot it is at.
+    pub at: At,
+    /// An index that this slot covers: the one last looked for.
+    pub index: u64,
+    /// The slots of the node it is in; none while it is at the root.
+    slots: &'a [AtomicU32],
+}
+
+impl<'a> Cursor<'a> {
+    /// A cursor at the root.
+    #[inline]
+    pub fn new<S: Slab, const BITS: u32>(tree: &XArray<'a, S, BITS>) -> Self {
+        Self { at: tree.top(), index: 0, slots: &[] }
+    }
+
+    /// Moves to the first slot from that of `from` on, up to that of `to`, that holds an entry.
+    #[inline]
+    pub fn find<S: Slab, const BITS: u32>(
+        &mut self,
+        tree: &XArray<'a, S, BITS>,
+        mut from: u64,
+        to: u64,
+    ) -> Option<Entry> {
+        while from <= to {
+            let entry = match self.at.home {
+                Home::Node(node) if (from ^ self.index) >> (self.at.shift + BITS) != 0 => {
+                    self.enter(tree, tree.above(node, self.at.shift));
+                    continue;
+                }
+                Home::Node(_) => {
+                    self.at.slot = XArray::<S, BITS>::slot_of(from, self.at.shift);
+                    Entry::from_bits(self.slots[self.at.slot as usize].load(Ordering::Relaxed))
+                }
+                Home::Root if from >> self.at.shift != 0 => return None,
+                Home::Root => tree.root().entry,
+            };
+            self.index = from;
+            match entry.kind() {
+                Kind::Node(node) => self.enter(tree, XArray::<S, BITS>::down(self.at, node, from)),
+                Kind::Empty => from = ((from >> self.at.shift) + 1) << self.at.shift,
+                Kind::Folio(_) | Kind::Value(_) => return Some(entry),
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn enter<S: Slab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: At) {
+        self.at = at;
+        self.slots = match at.home {
+            Home::Node(node) => tree.slab.slots(node),
+            Home::Root => &[],
+        };
+    }
+}
+
 /// An iteration over entries, made by [`XArray::range`].
 #[derive(Debug)]
 pub struct Range<'t, 'a, S: Slab, const BITS: u32> {
     tree: &'t XArray<'a, S, BITS>,
-    place: Option<(At, u64)>,
+    cursor: Cursor<'a>,
     from: u64,
     to: u64,
 }
@@ -170,21 +211,9 @@ impl<S: Slab, const BITS: u32> Iterator for Range<'_, '_, S, BITS> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        if self.from > self.to {
-            return None;
-        }
-        let found = match self.place {
-            None => self.tree.seek(self.from, self.to),
-            Some((at, last)) => self.tree.seek_on(at, last, self.from, self.to),
-        };
-        let Some((index, at)) = found else {
-            self.from = u64::MAX; // nothing is left: from > to ends it
-            self.to = 0;
-            return None;
-        };
-        let (first, entry, order) = self.tree.canonical(index, self.tree.get(at));
+        let entry = self.cursor.find(self.tree, self.from, self.to)?;
+        let found @ (first, _, order) = self.tree.canonical(self.cursor.index, entry);
         self.from = first + (1 << order);
-        self.place = Some((at, index));
-        Some((first, entry, order))
+        Some(found)
     }
 }

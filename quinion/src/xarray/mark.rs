@@ -65,7 +65,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Where the marks of the entry at `index` stand.
-    fn marked_place(&self, index: u64) -> Option<(At, Entry)> {
+    pub(super) fn marked_place(&self, index: u64) -> Option<(At, Entry)> {
         let at = self.leaf(index)?;
         let entry = self.get(at);
         (!entry.is_empty()).then(|| (Self::first_slot(at, self.order_of(entry)), entry))

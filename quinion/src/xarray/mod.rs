@@ -1,42 +1,73 @@
-//! XArray: an index from page numbers to entries.
+//! XArray: an index from page numbers to entries, sparse, with entries of many sizes.
+//!
+//! A tree of nodes with 2^BITS slots. An **entry** is a folio, by number, or a
+//! **value**: a **shadow**, which remembers an eviction and may be dropped,
+//! split or replaced, or a **spill**, which is data that lives elsewhere. An
+//! entry of **order** n covers 2^n pages from an **index** that is a multiple
+//! of 2^n. It stands on the level where one slot covers the largest power of
+//! 2^BITS that fits in it, and there in every slot that it covers, whole:
 //!
 //! ```text
-//!   root ---> node, shift 6 ---> node, shift 0     BITS 6: 64 slots in a node, 6 bits of the index a level
-//!             [ . | * | . ]      [ F F F F | G | s | . ]     F  a folio of order 2, in four slots
-//!                                                            G  order 0      s  a shadow
+//!   a shadow of order 9 in 64-slot nodes          a page comes in at 77
+//!
+//!   slot   0   1   2   3       7                  0   1   2   3       7
+//!        +---+---+---+---+-+-+---+              +---+---+---+---+-+-+---+
+//!        | s9| s9| s9| s9| . | s9|              | s6| * | s6| s6| . | s6|     64 pages a slot
+//!        +---+---+---+---+-+-+---+              +---+-|-+---+---+-+-+---+
+//!                                                     |    64      77      95 96     127
+//!        9 -> 6  in the same slots                    +->+--+- -+-----+- -+--+--+- -+--+
+//!        6 -> 5  in one new node                         |s0| . |folio| . |s0|s5| . |s5|
+//!        5 -> 0  in half of it                           +--+- -+-----+- -+--+--+- -+--+  a page a slot
 //! ```
 //!
-//! An [`Entry`] is 32 bits: nothing, a node, a folio, or a value. An entry of
-//! order n stands at a multiple of 2^n, on the level whose slots are not larger
-//! than it, and **in every slot that it covers**: a reader reads one slot and
-//! has it. A **mark** is a bit of an entry that can be searched for.
+//! Only what is in the way is split, one step at a time, and what is split off
+//! stays as large as it can without a node of its own. At each moment every
+//! slot holds the old shadow or a piece of it, and both say the same.
 //!
-//! There are two sides. Readers [`walk`] without a lock and without a store;
-//! what they bring back is a hint. Writers make an [`XArray`] of the nodes'
-//! keeper and the root's word, under whatever lock guards the tree, and for
-//! them it is exact.
+//! An entry tells its own order, a value by its bits and a folio by asking the
+//! [`Slab`]; so no slot points to another slot, a reader never hops sideways,
+//! and the first index of an entry follows from any index inside it.
+//!
+//! **Writers** hold the one lock that guards the root; [`XArray`] is what they
+//! hold it for. **Readers** need none: [`walk()`] may meet a tree that changes
+//! and nodes that were recycled. It always ends, stays in bounds, and returns a
+//! hint, which the folio's descriptor confirms or not.
 //!
 //! ```text
-//!   entry, walk              what a reader needs; all there is without `std`
-//!   tree, node               who keeps the nodes, and finding the way among them
-//!   insert, erase, mark      changes       iter   searches       check   everything at once
+//!   entry    what 32 bits of a slot, and the 64 of a root, mean
+//!   node     slots, and the writer's head: counts, marks, the way up
+//!   tree     the Slab, and positions
+//!   insert   one way down: conflict, shadow, split, store; and a run of folios
+//!   erase    remove, replace, compare-exchange; nodes and levels that go with it
+//!   iter     entries in order, gaps        mark    three searchable bits
+//!   reserve  nodes taken before the lock   walk    readers
+//!   check    all invariants, and text
 //! ```
+//!
+//! What the tree does not do: it does not know what a folio is, nor where nodes
+//! lie. It does not wait, reclaim, or allocate but by [`Slab::alloc`]. It stores
+//! no pointer and reads no clock.
 //!
 //! Invariants (asserted by [`XArray::check`]):
-//!  1. An entry is the same in all of its slots.
-//!  2. A node holds something, and knows how much and how many shadows.
-//!  3. The tree is as low as its entries allow.
-//!  4. A mark of a node is set exactly if an entry below has it.
-//!  5. A node is published with its content, so a reader never sees one that is half made.
+//!  1. An entry of order n starts at a multiple of 2^n and fills its slots with the same bits.
+//!  2. An entry's order and its level agree; the root's word holds an entry of order 0 at index 0, or a node.
+//!  3. No node is empty. The topmost is needed: it holds more than a node, or a page, in slot 0.
+//!  4. A node's counts are those of its slots; its parent, slot and shift are where it hangs.
+//!  5. A mark stands at the first slot of its entry and in every slot above it, and nowhere else.
+//!  6. The keeper knows exactly the nodes that hold shadows only.
+//!  7. A node is initialised before it is linked and unlinked before it is freed.
 //!
-//! Not an invariant: that a node a reader is in still belongs to the tree. It
-//! may be freed and used again at any time, which is why a walk is a hint.
+//! Not an invariant: that two slots of one entry change at once for a reader; that a node a reader is in
+//! is still linked; that a shadow keeps its order.
 //!
-//! Here lives no knowledge of folios or of memory: a trait, [`Slab`], keeps the
-//! nodes and tells an entry's order.
+//! Cost: a load reads one slot a level: 1 TiB of pages takes 5 levels of 64 slots. An insertion is one way
+//! down, split or not. A run of folios costs one way down and a step per node; in batches of 32 about an
+//! eighth of one by one. Iteration reads each slot once.
 //!
-//! Kernel cousin: `struct xarray` with multi-index entries. We differ: entries
-//! are replicated instead of having sibling entries that point back.
+//! Kernel cousin: `struct xarray`, lib/xarray.c. We differ: slots are numbers of 32 bits, an entry is
+//! repeated instead of pointed at by siblings, positions are made and dropped within one call, so that no
+//! cursor can be stale, the shape of an outcome is an enum, and readers are told by what they find instead
+//! of by a grace period.
 
 mod entry;
 mod walk;
@@ -54,6 +85,8 @@ mod mark;
 #[cfg(feature = "std")]
 mod node;
 #[cfg(feature = "std")]
+mod reserve;
+#[cfg(feature = "std")]
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
@@ -62,12 +95,14 @@ pub use walk::{RacySlots, walk, walk_to_leaf};
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};
 #[cfg(feature = "std")]
-pub use insert::{AddedRange, Inserted, Stop, Stored};
+pub use insert::{AddedRange, Inserted, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]
 pub use iter::Range;
 #[cfg(feature = "std")]
 pub use mark::Mark;
 #[cfg(feature = "std")]
 pub use node::{Head, KEEPER_WORD};
+#[cfg(feature = "std")]
+pub use reserve::{Filled, Reserve};
 #[cfg(feature = "std")]
 pub use tree::{INDICES_MAX, ShadowOnly, Slab, XArray};

@@ -49,7 +49,7 @@ pub enum ShadowOnly {
 /// A tree, as seen by whoever holds its lock: made on the fly from the nodes' keeper and the root's word.
 ///
 /// Locks: the caller holds the one lock that guards this root for as long as this value exists. Readers
-/// without the lock use [`walk`](super::walk).
+/// without the lock use [`walk()`](super::walk()).
 /// May wait: never, nor does anything here allocate except through [`Slab::alloc`].
 #[derive(Debug)]
 pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {

@@ -402,6 +402,17 @@ static void c_reuse(void) {
         say("pipe", rd(p[0], 100));
         close(p[0]), close(p[1]);
     }
+    for (int i = 0; i < 3; i++) {
+        int fd = ro();
+        rd(fd, 5000);
+        if (i == 0) close(fd);
+        if (i == 1) close_range(fd, ~0u, 0);
+        if (i == 2) closefrom(fd);
+        FILE *f = fopen(path, "r");
+        say(fileno(f) == fd ? "same number" : "other number", read(fileno(f), buf, 100));
+        add(buf, 100);
+        fclose(f);
+    }
     unlink(name);
 }
 

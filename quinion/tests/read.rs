@@ -380,3 +380,24 @@ fn a_late_answer_says_nothing_of_the_size_of_a_file_that_changed() {
     assert_eq!(read(&file, &device, 0, 10 * 4096), 10 * 4096);
     assert_eq!(file.pin(2 * PAGE, 4096).unwrap().len(), 4096);
 }
+
+#[test]
+fn a_held_folio_is_its_holders_after_it_left_the_index() {
+    use quinion::arena::{Arena, ArenaOptions, Readable};
+    use quinion::backend::Backend;
+    use quinion::units::{MappingId, Order, PageIndex};
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
+    let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
+    let known = device.attributes().unwrap();
+    let mapping = quinion::mapping::Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process);
+    let mapping = mapping.unwrap();
+    let run = arena.alloc_run(1).unwrap();
+    assert_eq!(mapping.lock().add_folio_range(PageIndex(0), run, Order::ZERO, None).pages, 1);
+    arena.view().own(run.frame).complete(true);
+    let held = mapping.try_hold(PageIndex(0)).unwrap();
+    assert_eq!(held.is_readable(), Readable::Yes);
+    assert_eq!(mapping.invalidate(&known), 1, "between a reader's look and its copy");
+    assert_eq!(held.copy_out(0, &mut [0; 100]), 100);
+    drop(held);
+    mapping.check().unwrap();
+}

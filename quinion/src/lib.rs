@@ -1,23 +1,83 @@
 //! Quinion: a page cache you own.
+//!
+//! The Linux page cache's mechanisms in user space: files are cached as folios
+//! in one bounded arena, found through an XArray per file, filled in batches by
+//! readahead, and read without a system call, a lock or a store to shared
+//! memory.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let cache = quinion::Cache::builder().memory(256 << 20).build()?;
+//! let file = cache.open("/var/lib/data.db")?;
+//! let mut page = [0u8; 4096];
+//! let bytes = file.read_at(&mut page, 8192)?; // copied
+//! let pinned = file.pin(0, 1 << 20)?; // not copied
+//! let sum: u64 = pinned.chunks().flatten().map(|&byte| u64::from(byte)).sum();
+//! println!("{bytes} bytes, sum {sum}, {:?}", cache.stats());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The modules below stand in the order of the architecture, from the ground
+//! floor up: a module names only modules declared before it, and a test sees to
+//! that. Programs use what is exported here at the top: [`Cache`], [`File`],
+//! [`ReadOptions`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
-// Ground floor.
-#[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
-pub mod arena;
+// Ground floor: numbers, errors, locks, system calls, memory.
+pub mod units;
+#[cfg(not(quinion_model))]
+#[cfg(feature = "std")]
+pub mod error;
+#[cfg(feature = "std")]
+pub mod stats;
 pub mod sync;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "system calls")]
 pub mod sys;
-pub mod units;
-// Stuff.
+#[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
+pub mod arena;
+// Stuff: a run of pages, and where bytes come from.
+#[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
+pub mod folio;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "devices write into frames by address")]
 pub mod backend;
-#[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
-pub mod folio;
-// Index.
+// Index: which folio is where.
 pub mod xarray;
-// Paths.
 #[cfg(not(quinion_model))]
-#[allow(unsafe_code, reason = "hits copy to a caller's address")]
+pub mod mapping;
+// Judge: numbers in, decisions out.
+#[cfg(feature = "std")]
+pub mod readahead;
+// Upkeep: room for more.
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod reclaim;
+// Paths: what happens to a request.
+#[cfg(not(quinion_model))]
+#[allow(unsafe_code, reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes")]
 pub mod filemap;
+// Door.
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod cache;
+#[cfg(not(quinion_model))]
+#[allow(
+    unsafe_code,
+    reason = "another process's memory becomes references, and hits copy to a caller's address"
+)]
+pub mod viewer;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod serve;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod owner;
+
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use arena::process_limit;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use cache::{Builder, Cache, File, ReadOptions, Stats};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use error::{Error, ErrorKind, Result};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use owner::CacheOwner;

@@ -22,32 +22,58 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// A step of the hit protocol that the model can leave out to prove it necessary.
+/// A step of the hit protocol, or of the holds, that the model can leave out to prove it necessary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
     /// Nothing is left out.
     None = 0,
     /// The reader's fence between its copy and its second look at the word.
-    ReaderFence = 1,
+    ReaderFence,
     /// The reader's second look at the word.
-    ReaderRecheck = 2,
+    ReaderRecheck,
     /// The reader's comparison of the mapping.
-    ReaderMapping = 3,
+    ReaderMapping,
     /// The reader's comparison of the index.
-    ReaderIndex = 4,
+    ReaderIndex,
     /// The reader's refusal of an odd sequence.
-    ReaderParity = 5,
+    ReaderParity,
     /// The reader's refusal of a folio that is not up to date.
-    ReaderUptodate = 6,
+    ReaderUptodate,
     /// The reader's acquire ordering on its first look at the word.
-    ReaderAcquire = 7,
-    /// The owner's fence between retiring a folio and touching its bytes again.
-    OwnerFence = 8,
-    /// The owner's step of the sequence to odd when a folio is retired.
-    OwnerOdd = 9,
-    /// The owner's release ordering when a folio becomes up to date.
-    OwnerRelease = 10,
+    ReaderAcquire,
+    /// The fence before a frame gets a new identity.
+    PrepareFence,
+    /// The step of the sequence to an even number that was not there before.
+    PrepareStep,
+    /// The fence before a thread writes bytes of a folio.
+    FillFence,
+    /// The release ordering with which a fill ends.
+    CompleteRelease,
+    /// The step of the sequence to odd when a folio is retired.
+    RetireStep,
+    /// The refusal to evict a folio that is held.
+    RetireHolds,
+    /// The note that a retired folio is still held.
+    RetireDetached,
+    /// The acquire ordering of retiring.
+    RetireAcquire,
+    /// The release ordering of retiring.
+    RetireRelease,
+    /// The acquire ordering of taking a hold.
+    HoldAcquire,
+    /// The refusal to hold a folio that is not up to date.
+    HoldUptodate,
+    /// The comparison of the whole word when a hold is taken.
+    HoldCompare,
+    /// The acquire ordering of giving a hold back.
+    PutAcquire,
+    /// The release ordering of giving a hold back.
+    PutRelease,
+    /// The comparison of the sequence when the marker is taken.
+    MarkerSequence,
+    /// The look whether the marker is still there when it is taken.
+    MarkerFlag,
 }
 
 /// Whether the model has switched off `step`. Always false in a real build.
@@ -60,6 +86,12 @@ pub fn mutant(step: Mutant) -> bool {
         let _ = step;
         false
     }
+}
+
+/// The ordering of a step: `full`, or `rest` while the model leaves `step` out.
+#[inline(always)]
+pub fn ordering(step: Mutant, full: atomic::Ordering, rest: atomic::Ordering) -> atomic::Ordering {
+    if mutant(step) { rest } else { full }
 }
 
 /// The model's switch: which step is left out in this run.
@@ -113,6 +145,8 @@ mod ranked {
         Submit = 9,
         /// The room in which readers wait.
         Room = 10,
+        /// What the owner knows of one viewer.
+        Viewer = 11,
     }
 
     #[cfg(debug_assertions)]

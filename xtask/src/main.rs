@@ -1,1 +1,130 @@
-fn main() {}
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly` and `setup`.
+//!
+//! ```text
+//!   main   what was asked for
+//!   plan   which steps that is; each is a command line that can be typed by hand
+//!   step   runs steps, counts, prints the summary
+//! ```
+//!
+//! A plan is plain data, so that what continuous integration does can be read
+//! in one place. There are no dependencies: whoever clones the repository waits
+//! for the project to compile and for nothing else.
+
+mod plan;
+mod step;
+
+use std::process::ExitCode;
+
+use step::{Failure, OnFailure};
+
+const USAGE: &str = "\
+cargo xtask test [--keep-going] [STEP...]      all that must pass before a change is merged
+cargo xtask nightly [--keep-going] [STEP...]   the longer runs
+cargo xtask setup                              installs the system packages the tests use
+
+STEP names a step of the plan, as the run announces it; without one, all run.
+--keep-going goes on after a failure and fails at the end.
+Exit codes: 0 all passed, 1 a step failed, 2 the command line was not understood.";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match Request::parse(&arguments) {
+        Ok(Request::Help) => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        Ok(Request::Setup) => exit_code(plan::setup()),
+        Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
+        Err(wrong) => {
+            eprintln!("{wrong}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn exit_code(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the steps of `plan` that `names` lists, or all of them.
+fn run(plan: Plan, names: &[String], on_failure: OnFailure) -> Result<(), Failure> {
+    let all = match plan {
+        Plan::Test => plan::test(),
+        Plan::Nightly => plan::nightly(),
+    };
+    let unknown = names.iter().find(|name| all.iter().all(|step| step.name() != name.as_str()));
+    if let Some(name) = unknown {
+        let known: Vec<&str> = all.iter().map(|step| step.name()).collect();
+        return Err(Failure::new(format!("there is no step `{name}`; there are {}", known.join(", "))));
+    }
+    plan::setup_if_needed()?;
+    let is_wanted = |step: &step::Step| names.is_empty() || names.iter().any(|name| name == step.name());
+    step::run_all(all.into_iter().filter(is_wanted).collect(), on_failure)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Plan {
+    Test,
+    Nightly,
+}
+
+/// What the command line asks for.
+#[derive(PartialEq, Eq, Debug)]
+enum Request {
+    Help,
+    Setup,
+    Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
+}
+
+impl Request {
+    fn parse(arguments: &[String]) -> Result<Self, String> {
+        let Some((verb, rest)) = arguments.split_first() else { return Ok(Self::Help) };
+        let plan = match verb.as_str() {
+            "help" | "--help" | "-h" => return Ok(Self::Help),
+            "setup" => return Ok(Self::Setup),
+            "test" => Plan::Test,
+            "nightly" => Plan::Nightly,
+            other => return Err(format!("`{other}` is not a task of this project")),
+        };
+        let (options, names): (Vec<&String>, Vec<&String>) =
+            rest.iter().partition(|word| word.starts_with('-'));
+        if let Some(option) = options.iter().find(|option| option.as_str() != "--keep-going") {
+            return Err(format!("`{option}` is not an option of `{verb}`"));
+        }
+        let on_failure = if options.is_empty() { OnFailure::Stop } else { OnFailure::GoOn };
+        Ok(Self::Run { plan, names: names.into_iter().cloned().collect(), on_failure })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Request, String> {
+        Request::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn requests_are_understood() {
+        let run = |plan, names: &[&str], on_failure| {
+            Ok(Request::Run { plan, names: names.iter().map(|name| name.to_string()).collect(), on_failure })
+        };
+        assert_eq!(parse(""), Ok(Request::Help));
+        assert_eq!(parse("setup"), Ok(Request::Setup));
+        assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
+        assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
+        assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        assert!(parse("tset").is_err_and(|wrong| wrong.contains("`tset`")));
+        assert!(parse("test --fast").is_err_and(|wrong| wrong.contains("`--fast`")));
+    }
+}

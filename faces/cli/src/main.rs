@@ -1,1 +1,197 @@
-fn main() {}
+//! The command `quinion`: cat, stat and run through a page cache you own.
+//!
+//! ```text
+//!   quinion cat  [--memory SIZE] FILE...
+//!   quinion stat [--json] FILE...
+//!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//! ```
+//!
+//! This face holds no policy. It turns words into calls of the library, and
+//! answers into lines.
+//!
+//! | exit code | means |
+//! |---|---|
+//! | 0 | all went well |
+//! | 1 | a file could not be read, or a cache not be built; standard error says why |
+//! | 2 | the command line was not understood |
+//! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
+//!
+//! `run` ends with its program's code instead: 127 if there is no such program,
+//! 126 if it cannot be run, 128 + n if signal n ended it.
+
+mod cat;
+mod progress;
+mod report;
+mod size;
+mod stat;
+mod sys;
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+use quinion_cli::run::{DeviceNumbers, Format, RunOptions};
+
+use size::Size;
+
+/// A file, or the command as a whole, did not succeed.
+const EXIT_FAILED: u8 = 1;
+/// Nobody reads what is written: 128 + SIGPIPE.
+const EXIT_READER_GONE: u8 = 141;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    all went well
+  1    a file could not be read, or a cache not be built
+  2    the command line was not understood
+  141  nobody reads the output any more
+`run` ends with its program's code instead: 127 if there is no such program,
+126 if it cannot be run, 128 + n if signal n ended it.";
+
+/// A page cache you own: read files through it, look at them, run programs on it.
+#[derive(Parser, Debug)]
+#[command(name = "quinion", version, max_term_width = 100, arg_required_else_help = true, after_help = EXIT_CODES)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Cat(cat::Arguments),
+    Stat(stat::Arguments),
+    Run(RunArguments),
+}
+
+/// Run a program, unmodified, with its file reads served from a cache.
+#[derive(clap::Args, Debug)]
+#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
+struct RunArguments {
+    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; a quarter of the machine's if not given.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// How to say at the end what was served, and what was left to the kernel and why.
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    report: RunReport,
+    /// Where to write that; standard error if not given.
+    #[arg(long, value_name = "FILE")]
+    report_file: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// In which form `run` reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum RunReport {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One line of JSON for programs.
+    Json,
+    /// Not at all.
+    None,
+}
+
+fn main() -> ExitCode {
+    match CommandLine::parse().command {
+        Command::Cat(arguments) => cat::main(arguments),
+        Command::Stat(arguments) => stat::main(arguments),
+        Command::Run(arguments) => run(arguments),
+    }
+}
+
+/// Runs the program with a cache of ours as the owner, and ends as it does.
+fn run(arguments: RunArguments) -> ExitCode {
+    let cache = match build_cache(arguments.memory) {
+        Ok(cache) => cache,
+        Err(error) => return complain(&error),
+    };
+    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
+    let options = RunOptions {
+        report: match arguments.report {
+            RunReport::Text => Some(Format::Text),
+            RunReport::Json => Some(Format::Json),
+            RunReport::None => None,
+        },
+        report_file: arguments.report_file,
+        program: arguments.program,
+    };
+    let device = || {
+        let stats = cache.stats();
+        DeviceNumbers { reads: stats.device_reads, bytes: stats.device_bytes }
+    };
+    match quinion_cli::run::run(&options, owner, device) {
+        Ok(ended) => ended.leave(),
+        Err(error) => complain(&error),
+    }
+}
+
+/// A cache of `memory`, or of the library's default.
+fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
+    let builder = quinion::Cache::builder();
+    let builder = match memory {
+        Some(size) => builder.memory(size.bytes(quinion::process_limit())),
+        None => builder,
+    };
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// Says what is wrong and how the command ends for it.
+fn complain(wrong: &dyn Display) -> ExitCode {
+    eprintln!("quinion: {wrong}");
+    ExitCode::from(EXIT_FAILED)
+}
+
+/// Prints to standard output; a reader that went away is no reason to panic.
+fn print(text: &str) -> Result<(), ExitCode> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ExitCode::from(EXIT_READER_GONE)),
+        Err(error) => Err(complain(&format!("cannot write to standard output: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn run_arguments(words: &[&str]) -> RunArguments {
+        match CommandLine::try_parse_from(["quinion", "run"].iter().chain(words)) {
+            Ok(CommandLine { command: Command::Run(arguments) }) => arguments,
+            other => panic!("{words:?} is {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_has_no_contradictions() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn a_programs_options_are_its_own() {
+        for words in [
+            &["--memory", "64M", "--", "grep", "--memory", "-c"][..],
+            &["--memory=64M", "grep", "--memory", "-c"],
+        ] {
+            let arguments = run_arguments(words);
+            assert_eq!(arguments.memory, Some(Size::Bytes(64 << 20)));
+            assert_eq!(arguments.program, ["grep", "--memory", "-c"]);
+            assert_eq!((arguments.report, arguments.report_file), (RunReport::Text, None));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for words in
+            [&["cat"][..], &["run"], &["run", "--"], &["cat", "--memory", "64MB", "x"], &["dog"], &[]]
+        {
+            assert!(CommandLine::try_parse_from(["quinion"].iter().chain(words)).is_err(), "{words:?}");
+        }
+    }
+}

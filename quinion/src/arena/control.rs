@@ -17,7 +17,10 @@
 //! access ring full of nonsense costs a little time and nothing else. A viewer
 //! may die at any step; its page is given to another when its process is gone.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::layout::{LAYOUT_VERSION, LayoutError};
 
 /// The first eight bytes of a control file.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"QUINCTL\0");
@@ -31,6 +34,9 @@ pub const RING_ENTRIES: usize = 4096;
 pub const VIEWER_BYTES: usize = 32 << 10;
 /// Bytes of a control file: one extent. They count against the cache's bound.
 pub const CONTROL_BYTES: usize = 2 << 20;
+
+/// Added to its entry in [`Control::processes`] by a process that finds a page of its own from before its last exec.
+pub const ABANDONED: u32 = 1 << 31;
 
 /// The first page of a control file.
 #[repr(C, align(4096))]
@@ -50,14 +56,93 @@ pub struct Control {
     pub closed: AtomicU32,
     /// Rises about ten times a second while the owner is well.
     pub heartbeat: AtomicU32,
+    /// How many of the owner's threads sleep on the doorbell, or are about to.
+    pub sleepers: AtomicU32,
+    /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
+    /// that had it, which has become another program since.
+    pub processes: [AtomicU32; VIEWERS_MAX],
+}
+
+impl Control {
+    /// Writes the first page of a control file; the magic number last.
+    pub fn publish(&self, token: u64, owner: u32) {
+        self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
+        self.token.store(token, Ordering::Relaxed);
+        // Release, partner: the Acquire in `ControlView::attach`: who sees the magic sees the rest.
+        self.magic.store(CONTROL_MAGIC, Ordering::Release);
+    }
+}
+
+/// A mapped control file: the owner's or a viewer's way to its parts.
+///
+/// Every part is made of atomics, and any process that has the file may write any of them at any
+/// moment; so a reference to a part is sound, and a number read from it is worth what a check says.
+#[derive(Debug)]
+pub struct ControlView {
+    base: NonNull<u8>,
+}
+
+// SAFETY: all that it hands out are shared references to atomics.
+unsafe impl Send for ControlView {}
+// SAFETY: as above.
+unsafe impl Sync for ControlView {}
+
+impl ControlView {
+    /// A view of a control file that this process made, and has yet to [`Control::publish`].
+    ///
+    /// # Safety
+    /// `base` is the start of a writable mapping of [`CONTROL_BYTES`] bytes, aligned to a page, that
+    /// stays mapped as long as the view or anything it handed out is used.
+    pub unsafe fn new(base: NonNull<u8>) -> Self {
+        Self { base }
+    }
+
+    /// A view of a control file that another process made, after checking its first page.
+    ///
+    /// # Safety
+    /// As for [`ControlView::new`], with `mapped` bytes (at least a page).
+    pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
+        if mapped < CONTROL_BYTES as u64 {
+            return Err(LayoutError::Inconsistent);
+        }
+        let view = Self { base };
+        let control = view.control();
+        // Acquire, partner: the Release in `Control::publish`.
+        if control.magic.load(Ordering::Acquire) != CONTROL_MAGIC {
+            return Err(LayoutError::NotAnArena);
+        }
+        match control.version.load(Ordering::Relaxed) {
+            LAYOUT_VERSION => Ok(view),
+            other => Err(LayoutError::Version(other)),
+        }
+    }
+
+    /// The page for all.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: the first page is mapped and aligned, and all of it is atomics.
+        unsafe { self.base.cast::<Control>().as_ref() }
+    }
+
+    /// The page of viewer `number`; `None` if there is no such viewer. The owner gives all of them their
+    /// memory before it hands the file out.
+    #[inline]
+    pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
+        if number >= VIEWERS_MAX {
+            return None;
+        }
+        let offset = size_of::<Control>() + number * VIEWER_BYTES;
+        // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted above)
+        // and aligned as the page's type asks; all of it is atomics.
+        Some(unsafe { self.base.add(offset).cast::<ViewerPage>().as_ref() })
+    }
 }
 
 /// What one viewing process writes.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
-    /// The process that has this page; 0 if none has.
-    pub process: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
     /// Numbers for the report; see [`Counter`].
@@ -70,6 +155,8 @@ pub struct ViewerPage {
 
 const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
 const _: () = assert!(size_of::<Control>() + VIEWERS_MAX * VIEWER_BYTES <= CONTROL_BYTES);
+const _: () = assert!(size_of::<Control>().is_multiple_of(align_of::<ViewerPage>()));
+const _: () = assert!(VIEWER_BYTES.is_multiple_of(align_of::<ViewerPage>()));
 
 /// One question and its answer.
 #[repr(C, align(64))]
@@ -83,8 +170,8 @@ pub struct Request {
     pub arguments: [AtomicU64; 3],
     /// 0, or the error number of what went wrong.
     pub error: AtomicU32,
-    /// Unused.
-    pub spare: AtomicU32,
+    /// 1 once the viewer sleeps on `state`, or is about to.
+    pub sleeper: AtomicU32,
     /// What is answered; see [`Operation`].
     pub answers: [AtomicU64; 2],
 }
@@ -133,8 +220,8 @@ pub enum Counter {
     Reads = 0,
     /// Bytes served from the cache.
     Bytes = 1,
-    /// Reads that needed no question to the owner.
-    Hits = 2,
+    /// Of the reads, those that had to ask the owner; the rest are hits.
+    Asked = 2,
     /// Questions to the owner for bytes.
     Misses = 3,
     /// Files attached.
@@ -175,4 +262,68 @@ pub enum Reason {
     Changed = 10,
     /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
     Foreign = 11,
+    /// The program locks the file, so it expects to see what others write.
+    Locked = 12,
+}
+
+impl Reason {
+    /// All reasons, in the order of their numbers.
+    pub const ALL: [Reason; 13] = [
+        Reason::NotRegular,
+        Reason::Writable,
+        Reason::Flags,
+        Reason::Duplicated,
+        Reason::Forked,
+        Reason::Mapped,
+        Reason::Passed,
+        Reason::Number,
+        Reason::Refused,
+        Reason::NoOwner,
+        Reason::Changed,
+        Reason::Foreign,
+        Reason::Locked,
+    ];
+}
+
+const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= 32);
+
+#[cfg(all(test, feature = "std", not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    /// A control file's worth of zeroed pages, leaked.
+    fn file() -> NonNull<u8> {
+        let layout = std::alloc::Layout::from_size_align(CONTROL_BYTES, 4096).unwrap();
+        // SAFETY: the size is not 0.
+        NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap()
+    }
+
+    #[test]
+    fn a_control_file_is_believed_only_when_its_first_page_says_so() {
+        let base = file();
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let attach = |mapped| unsafe { ControlView::attach(base, mapped) }.map(drop);
+        // SAFETY: as above.
+        let owner = unsafe { ControlView::new(base) };
+        let all = CONTROL_BYTES as u64;
+        assert_eq!(attach(all), Err(LayoutError::NotAnArena));
+        owner.control().publish(5, 6);
+        assert_eq!(attach(all), Ok(()));
+        assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
+        owner.control().version.store(99, Ordering::Relaxed);
+        assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn pages_do_not_overlap() {
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let view = unsafe { ControlView::new(file()) };
+        let mut end = core::ptr::from_ref(view.control()).addr() + size_of::<Control>();
+        for number in 0..VIEWERS_MAX {
+            let page = core::ptr::from_ref(view.viewer_page(number).unwrap()).addr();
+            assert!(page >= end, "page {number}");
+            end = page + size_of::<ViewerPage>();
+        }
+        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+    }
 }

@@ -7,8 +7,8 @@
 //!
 //! | part | who changes it | under what |
 //! |---|---|---|
-//! | sequence | `prepare` (odd to even), `retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
-//! | holds | `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
+//! | sequence | `prepare` (odd to even), `retire`, `try_retire`, `unprepare` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
+//! | holds | `prepare` (to 1), `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
@@ -20,13 +20,19 @@
 //! |---|---|---|---|---|---|---|
 //! | odd | - | - | 0 | 1 | 0 | head of a free run of `order` |
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
-//! | even | 0 | 1 | 0 | 0 | >= 1 | in the index, being filled |
+//! | even | 0 | 1 | 0 | 0 | 1 | in the index or about to be, being filled; nobody but the fill can hold it |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
-//! | even | 0 | 0 | 0 | 0 | any | its fill failed; it is about to be retired |
+//! | even | 0 | 0 | 0 | 0 | 0 | its fill failed; it is about to be retired |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
+//! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
+//! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
-//! The subtle row is the last: `UPTODATE` may still be set, and it is the odd
+//! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
 //! sequence alone that keeps new readers away.
+//!
+//! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
+//! names one folio for good; it wraps after 2^31 of them. Mapping and index are written only in
+//! `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
@@ -34,7 +40,7 @@
 //! it all the same, and the pinned bytes live on).
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use crate::sync::{Mutant, mutant};
+use crate::sync::{Mutant, mutant, ordering};
 use crate::units::{Frame, MappingId, Order, PageIndex};
 
 /// The most holds one folio can have at a time; one more is refused.
@@ -137,6 +143,17 @@ pub enum NotReady {
     Filling,
 }
 
+/// What a holder finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readable {
+    /// The bytes are there, and stay while the hold is kept.
+    Yes,
+    /// A fill is at work.
+    NotYet,
+    /// The fill failed, or the folio left the index since it was held.
+    Never,
+}
+
 /// Why a hold was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HoldRefused {
@@ -173,6 +190,25 @@ pub enum Completed {
     Attached,
     /// The folio left the index meanwhile; see [`Put`] for who frees it.
     Detached(Put),
+}
+
+/// To be called by a thread that fills a folio, before its first store to the folio's bytes.
+///
+/// The fence in [`Descriptor::prepare`] orders the stores of the thread that prepared, and no others.
+#[inline]
+pub fn before_bytes() {
+    before_reuse(Mutant::FillFence);
+}
+
+/// Stands between a thread's taking over of a frame and its first store to it that a reader may see.
+#[inline]
+fn before_reuse(step: Mutant) {
+    // Release fence, partner: the Acquire fence in `end_read`. The odd sequence that ended the frame's
+    // last use came before this call, through a lock or a queue. Who sees what this thread stores
+    // from here on sees that sequence, or a later one.
+    if !mutant(step) {
+        fence(Ordering::Release);
+    }
 }
 
 /// What is known of one frame; 32 bytes, in the arena.
@@ -238,9 +274,9 @@ impl Descriptor {
     /// The reader's first look: is this an up-to-date folio of `mapping` that covers `index`?
     #[inline]
     pub fn begin_read(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
-        // Acquire, partner: the Release in `complete`. If that store comes first we see the bytes it
-        // published; if not, we see a folio that is not up to date and do not copy.
-        let order = if mutant(Mutant::ReaderAcquire) { Ordering::Relaxed } else { Ordering::Acquire };
+        // Acquire, partner: the Release in `complete`. If that store comes first we see the identity and
+        // the bytes it published; if not, we see a folio that is not up to date and do not copy.
+        let order = ordering(Mutant::ReaderAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = Word(self.word.load(order));
         let ticket = self.check(word, mapping, index)?;
         if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) {
@@ -252,9 +288,9 @@ impl Descriptor {
     /// The reader's second look: was what it copied this folio's, from the first byte to the last?
     #[inline]
     pub fn end_read(&self, ticket: Ticket) -> bool {
-        // Acquire fence, partner: the Release fence in `retire`. If our copy saw any byte written
-        // after a retirement, then the load below sees the odd sequence of that retirement, or a
-        // later one; if it saw none, the bytes are the old folio's and it does not matter.
+        // Acquire fence, partner: the Release fence in `before_reuse`. If our first look saw any part of
+        // a later identity, or our copy any byte of a later folio, then the load below sees the odd
+        // sequence that came before, or a later one; if neither did, all that we saw is the old folio's.
         if !mutant(Mutant::ReaderFence) {
             fence(Ordering::Acquire);
         }
@@ -282,36 +318,43 @@ impl Descriptor {
     /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
     pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
         let word = self.word();
-        debug_assert!(
-            !word.is_live() && word.holds() == 0 && !word.has(Flags::FREE),
-            "{word:?} is not ours to prepare"
-        );
+        let odd = !word.is_live() || mutant(Mutant::RetireStep);
+        debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
         debug_assert!(index.is_aligned(order), "{index:?} is not aligned for {order:?}");
+        debug_assert!(mapping != MappingId::NONE, "a folio belongs to a mapping");
+        before_reuse(Mutant::PrepareFence);
         self.mapping.store(mapping.0, Ordering::Relaxed);
         self.index.store(index.0, Ordering::Relaxed);
         self.pins.store(0, Ordering::Relaxed);
-        let sequence = u64::from(word.sequence().wrapping_add(1)) << 32;
+        let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
+        let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let marker = if marker { Flags::MARKER } else { 0 };
         let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
-        // Release, partner: the Acquire in `begin_read` and `try_hold`. A reader that sees this
-        // sequence sees the mapping and index stored above; one that does not sees an odd one.
+        // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
+        // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
+        // Release in `complete` publishes identity and bytes together.)
         self.word.store(word, Ordering::Release);
     }
 
     /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. The frame is the caller's again.
     pub fn unprepare(&self) {
-        let sequence = u64::from(self.word().sequence().wrapping_add(1)) << 32;
-        self.word.store(sequence, Ordering::Relaxed);
-        // Partner: as in `retire`; a reader may have come here by a stale slot.
-        fence(Ordering::Release);
+        let word = self.word();
+        debug_assert!(
+            word.is_live() && word.has(Flags::LOCKED) && word.holds() == 1,
+            "{word:?} was not just prepared"
+        );
+        // Relaxed: a reader that came by a stale slot was told "not up to date" and has no ticket. The
+        // sequence steps on and never back, so no later folio of this frame can be taken for this one.
+        self.word.store(u64::from(word.sequence().wrapping_add(1)) << 32, Ordering::Relaxed);
     }
 
     /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
     pub fn complete(&self, uptodate: bool) -> Completed {
         let set = if uptodate { Flags::UPTODATE } else { 0 };
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
-        // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the bytes.
-        let order = if mutant(Mutant::OwnerRelease) { Ordering::Relaxed } else { Ordering::AcqRel };
+        // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the identity
+        // and the bytes. Acquire, partner: the Release in `retire`, if it falls to us to free the frames.
+        let order = ordering(Mutant::CompleteRelease, Ordering::AcqRel, Ordering::Acquire);
         let (before, after) = self.update(order, |word| Some(step(word))).expect("the step is unconditional");
         debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not being filled");
         if !after.has(Flags::DETACHED) {
@@ -321,73 +364,100 @@ impl Descriptor {
         }
     }
 
-    /// Takes a folio that nobody holds and no fill owns out of the readers' sight. `None`: it is held,
-    /// locked, or not live, and nothing was changed. On success the frames are the caller's.
+    /// Takes a folio that nobody holds out of the readers' sight; a fill holds what it fills. `None`: it
+    /// is held or not live, and nothing was changed. On success the frames are the caller's.
     /// The caller holds the tree lock.
     pub fn try_retire(&self) -> Option<Order> {
-        let busy = HOLDS_MASK | Flags::LOCKED;
-        self.update(Ordering::AcqRel, |word| (word & (SEQUENCE | busy) == 0).then(|| Self::retired(word, 0)))
-            .map(|(before, _)| {
-                self.after_retire();
-                before.order()
-            })
+        let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
+        let step = |word: u64| (word & (SEQUENCE | busy) == 0).then(|| Self::retired(word, 0));
+        self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }
 
     /// Takes a folio out of the readers' sight, whoever holds it. The caller holds the tree lock.
     pub fn retire(&self) -> Retire {
         let step = |word: u64| {
-            let detached = if word & HOLDS_MASK == 0 { 0 } else { Flags::DETACHED };
-            Some(Self::retired(word, detached))
+            let held = word & HOLDS_MASK != 0 && !mutant(Mutant::RetireDetached);
+            (word & SEQUENCE == 0).then(|| Self::retired(word, if held { Flags::DETACHED } else { 0 }))
         };
-        let (before, after) = self.update(Ordering::AcqRel, step).expect("the step is unconditional");
-        debug_assert!(before.is_live() || mutant(Mutant::OwnerOdd), "{before:?} is retired twice");
-        self.after_retire();
+        let (_, after) = self.update(Self::retire_ordering(), step).expect("a folio is retired once");
         if after.has(Flags::DETACHED) { Retire::Held } else { Retire::Free }
     }
 
     /// The word of a folio that leaves the index.
     fn retired(word: u64, detached: u64) -> u64 {
-        if mutant(Mutant::OwnerOdd) { word | detached } else { word.wrapping_add(SEQUENCE) | detached }
+        let step = if mutant(Mutant::RetireStep) { 0 } else { SEQUENCE };
+        word.wrapping_add(step) | detached
     }
 
-    /// What must stand between the odd sequence and whatever is done with the bytes next.
-    fn after_retire(&self) {
-        // Release fence, partner: the Acquire fence in `end_read`. Every store to this frame's bytes
-        // from here on is ordered after the odd sequence: who sees such a byte sees that sequence.
-        if !mutant(Mutant::OwnerFence) {
-            fence(Ordering::Release);
-        }
+    /// Acquire, partner: the Release in `put`: what holders read comes before what we do with the bytes.
+    /// Release, partner: the Acquire in `put` and `complete`: what we read comes before what a last
+    /// holder does with them.
+    #[inline(always)]
+    fn retire_ordering() -> Ordering {
+        let order = ordering(Mutant::RetireAcquire, Ordering::AcqRel, Ordering::Release);
+        ordering(Mutant::RetireRelease, order, Ordering::Acquire)
     }
 
     // ---- holds and pins -----------------------------------------------------------------------
 
     /// Holds the up-to-date folio of `mapping` that covers `index`. Its bytes stay until [`Descriptor::put`].
     pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
-        // Acquire, partner: the Release in `complete`, as in `begin_read`.
-        let mut word = Word(self.word.load(Ordering::Acquire));
+        self.hold(mapping, index, Flags::UPTODATE)
+    }
+
+    /// As [`Descriptor::try_hold`], but the folio may still be being filled: a reader holds it while it
+    /// waits. [`Descriptor::is_readable`] says when its bytes may be read.
+    pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
+        self.hold(mapping, index, 0)
+    }
+
+    /// Holds the folio if it has all of `needs` (flags).
+    fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<Ticket, HoldRefused> {
+        // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
+        // before it is filled is the one that was prepared.
+        let order = ordering(Mutant::HoldAcquire, Ordering::Acquire, Ordering::Relaxed);
+        let mut word = Word(self.word.load(order));
         loop {
             let ticket = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
-            if !word.has(Flags::UPTODATE) {
+            if word.0 & needs != needs && !mutant(Mutant::HoldUptodate) {
                 return Err(HoldRefused::Filling);
             }
             if word.holds() == HOLDS_MAX {
                 return Err(HoldRefused::TooMany);
             }
             // The whole word is compared, sequence included: if it is unchanged, so is the identity
-            // that was checked. Acquire on failure, partner as above.
-            match self.word.compare_exchange(word.0, word.0 + HOLD, Ordering::AcqRel, Ordering::Acquire) {
+            // that was checked. An identity later than this word cannot have been seen: it is written
+            // only after our hold has been given back. Acquire, partner as above.
+            if mutant(Mutant::HoldCompare) {
+                word = self.word();
+            }
+            match self.word.compare_exchange(word.0, word.0 + HOLD, order, order) {
                 Ok(_) => return Ok(ticket),
                 Err(now) => word = Word(now),
             }
         }
     }
 
+    /// What the holder of a folio may do with it now.
+    #[inline]
+    pub fn is_readable(&self, ticket: Ticket) -> Readable {
+        // Acquire, partner: the Release in `complete`.
+        let word = Word(self.word.load(Ordering::Acquire));
+        match () {
+            () if word.has(Flags::LOCKED) => Readable::NotYet,
+            () if word.has(Flags::UPTODATE) && word.sequence() == ticket.word.sequence() => Readable::Yes,
+            () => Readable::Never,
+        }
+    }
+
     /// Gives a hold back.
     pub fn put(&self) -> Put {
-        // Release, partner: the Acquire of the same step by whoever frees the frame: our reads of the
-        // bytes come before its reuse.
+        // Release, partner: the Acquire here and in `retire_ordering`: our reads of the bytes come before
+        // what the party that frees the frame does with them. Acquire: that party may be us.
+        let order = ordering(Mutant::PutRelease, Ordering::AcqRel, Ordering::Acquire);
+        let order = ordering(Mutant::PutAcquire, order, Ordering::Release);
         let (before, after) =
-            self.update(Ordering::AcqRel, |word| Some(word - HOLD)).expect("the step is unconditional");
+            self.update(order, |word| Some(word - HOLD)).expect("the step is unconditional");
         debug_assert!(before.holds() > 0, "{before:?} is put once too often");
         self.last_or_kept(after)
     }
@@ -412,16 +482,20 @@ impl Descriptor {
 
     /// Clears the readahead marker and says whether it was this call that did.
     pub fn take_marker(&self, ticket: Ticket) -> bool {
-        let same =
-            |word: u64| Word(word).sequence() == ticket.word.sequence() && Word(word).has(Flags::MARKER);
-        self.update(Ordering::Relaxed, |word| same(word).then_some(word & !Flags::MARKER)).is_some()
+        let ours = |word: Word| {
+            (word.sequence() == ticket.word.sequence() || mutant(Mutant::MarkerSequence))
+                && (word.has(Flags::MARKER) || mutant(Mutant::MarkerFlag))
+        };
+        self.update(Ordering::Relaxed, |word| ours(Word(word)).then_some(word & !Flags::MARKER)).is_some()
     }
 
     // ---- the arena's use of a frame that is free --------------------------------------------------
 
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
     pub fn set_free(&self, free: Option<Order>) {
-        let sequence = self.word().0 & !(SEQUENCE - 1) | SEQUENCE;
+        let word = self.word();
+        debug_assert!(!word.is_live() || word == Word(0), "{word:?} is a folio and cannot be free");
+        let sequence = word.0 & !(SEQUENCE - 1) | SEQUENCE;
         let rest = free.map_or(0, |order| Flags::FREE | (u64::from(order.0) << ORDER_SHIFT));
         self.word.store(sequence | rest, Ordering::Relaxed);
     }
@@ -453,7 +527,7 @@ impl Descriptor {
     }
 
     /// What is wrong with this descriptor as the head of an indexed folio, if anything.
-    /// The caller holds the tree lock of `mapping`.
+    /// The caller holds the tree lock of `mapping`, and nobody takes or gives back pins meanwhile.
     pub fn check_folio(
         &self,
         frame: Frame,

@@ -1,4 +1,11 @@
 //! Layout: where each part of an arena lies, as numbers that can be checked.
+//!
+//! The header carries these numbers, so a viewer need not trust that it was built
+//! from the same source; it checks them against each other and against the size
+//! of what it mapped, once, before it uses any.
+//!
+//! Invariants: the tables follow the header in the order of [`Layout`]'s fields,
+//! do not overlap, and end where the first extent of data begins.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -6,7 +13,7 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
-/// The version of everything in this file and in [`super::view`]; a viewer of another version is refused.
+/// The version of everything in this file and in `view.rs`; a viewer of another version is refused.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
@@ -85,13 +92,23 @@ pub struct Header {
     pub features: AtomicU32,
     /// Drawn at random when the arena is built; a viewer that was sent here knows it.
     pub token: AtomicU64,
-    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
-    pub frames_grown: AtomicU32,
     /// The owner's process.
     pub owner: AtomicU32,
+    /// Unused.
+    pub spare: AtomicU32,
     /// The layout as numbers, in the order of [`Layout`]'s fields.
     pub layout: [AtomicU64; 7],
+    /// Unused, so that what follows, which every hit looks at, does not lie where the beginning of a page
+    /// does: the processor takes a load for a reader of an earlier store that has the same place in its
+    /// page, and small copies go to page-aligned buffers.
+    pub apart: [AtomicU64; HEADER_APART],
+    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
+    pub frames_grown: AtomicU32,
 }
+
+/// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.
+const HEADER_APART: usize = (3072 - 88) / 8;
+const _: () = assert!(core::mem::offset_of!(Header, frames_grown) == 3072);
 
 impl Header {
     /// Writes a header; the magic number last.

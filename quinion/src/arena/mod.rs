@@ -16,6 +16,16 @@
 //! one place that turns a number into a reference, and checks it first.
 //! [`Descriptor`] is what is known of one frame.
 //!
+//! The second file, [`control`], is small, and viewers write it.
+//!
+//! ```text
+//!   for viewers and owner, no_std       view -> layout, descriptor      control
+//!   for the owner                       owner -> segment   memory from the machine, sealed to the bound
+//!                                             -> buddy     which frames are free
+//!                                             -> cells     which cells are free
+//!                                             -> limits    how much a process may hope for
+//! ```
+//!
 //! Invariants:
 //!  1. No pointer is ever stored in the arena.
 //!  2. A number read from the arena is checked against what is grown before it is used.
@@ -24,7 +34,8 @@
 
 mod descriptor;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Retire, Ticket, Word,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
+    before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
@@ -34,7 +45,24 @@ pub mod control;
 mod layout;
 #[cfg(not(quinion_model))]
 mod view;
+// The owner's side.
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod buddy;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod cells;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod limits;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod owner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod segment;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use buddy::Run;
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use limits::{default_memory, process_limit};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use owner::{Arena, ArenaError, ArenaOptions, ArenaStats, KeepingView};
 #[cfg(not(quinion_model))]
-pub use view::{CELLS_PER_PAGE, CellNumber, NodeHead, Record, View};
+pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, View};

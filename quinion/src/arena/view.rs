@@ -50,27 +50,22 @@ impl CellNumber {
     }
 }
 
-/// What the tree's writers know of a node; readers never look here.
+/// What the tree's writers know of a node, in words of their own; readers never look here.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct NodeHead {
-    /// Slots that are not empty.
-    pub count: AtomicU32,
-    /// Slots that hold values.
-    pub values: AtomicU32,
-    /// The parent's cell number; 0 for none.
-    pub parent: AtomicU32,
-    /// This node's slot in its parent (low 8 bits) and its shift in bits (next 8).
-    pub place: AtomicU32,
-    /// The three marks, a bit a slot.
-    pub marks: [AtomicU64; 3],
-    /// Two numbers for whoever keeps lists of nodes.
-    pub links: [AtomicU32; 2],
-    /// Unused.
-    pub spare: AtomicU64,
+    /// The tree says what they mean.
+    pub words: [AtomicU64; 8],
 }
 
 const _: () = assert!(size_of::<NodeHead>() == 64);
+
+impl NodeHead {
+    /// Makes it the head of an empty node that is nowhere: all zeros.
+    pub fn clear(&self) {
+        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
 
 /// A mapping as its readers see it: one cell.
 #[repr(C, align(64))]
@@ -95,7 +90,7 @@ pub struct Record {
 const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 
 /// A mapped arena and where its parts lie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct View {
     base: NonNull<u8>,
     layout: Layout,
@@ -114,6 +109,14 @@ impl View {
     /// stays mapped as long as the view or anything it handed out is used.
     pub unsafe fn new(base: NonNull<u8>, layout: Layout) -> Self {
         Self { base, layout }
+    }
+
+    /// A second view of the same arena.
+    ///
+    /// # Safety
+    /// As for [`View::new`]: the arena stays mapped as long as the copy is used.
+    pub unsafe fn duplicate(&self) -> Self {
+        Self { base: self.base, layout: self.layout }
     }
 
     /// A view of an arena that another process built, after checking its header.
@@ -144,15 +147,16 @@ impl View {
         self.header().frames_grown.load(Ordering::Relaxed).min(self.layout.frames_max)
     }
 
-    /// The descriptor of `frame`; `None` if there is no such frame.
+    /// The frames that exist now, looked up once for several questions. All questions below are its.
+    #[inline]
+    pub fn grown(&self) -> Grown<'_> {
+        Grown { view: self, frames: self.frames_grown() }
+    }
+    /// See [`Grown::descriptor`].
     #[inline]
     pub fn descriptor(&self, frame: Frame) -> Option<&Descriptor> {
-        // SAFETY: the frame is grown, so its entry in the table is mapped; descriptors are atomics only.
-        (frame.0 < self.frames_grown()).then(|| unsafe {
-            &*self.at(self.layout.descriptors as usize + frame.0 as usize * 32).cast::<Descriptor>()
-        })
+        self.grown().descriptor(frame)
     }
-
     /// The descriptor of a frame this process's arena handed out.
     ///
     /// # Panics
@@ -161,65 +165,35 @@ impl View {
     pub fn own(&self, frame: Frame) -> &Descriptor {
         self.descriptor(frame).expect("a frame of our own arena exists")
     }
-
-    /// The referenced byte of `frame`; `None` if there is no such frame.
+    /// See [`Grown::referenced`].
     #[inline]
     pub fn referenced(&self, frame: Frame) -> Option<&AtomicU8> {
-        // SAFETY: as in `descriptor`.
-        (frame.0 < self.frames_grown()).then(|| unsafe {
-            &*self.at(self.layout.referenced as usize + frame.0 as usize).cast::<AtomicU8>()
-        })
+        self.grown().referenced(frame)
     }
-
-    /// Eight referenced bytes from `frame` (a multiple of 8) on, as one word.
+    /// See [`Grown::referenced8`].
     #[inline]
     pub fn referenced8(&self, frame: Frame) -> Option<&AtomicU64> {
-        debug_assert!(frame.0.is_multiple_of(8));
-        // SAFETY: as in `descriptor`; frames grow by whole extents, so all eight exist, aligned.
-        (frame.0 < self.frames_grown()).then(|| unsafe {
-            &*self.at(self.layout.referenced as usize + frame.0 as usize).cast::<AtomicU64>()
-        })
+        self.grown().referenced8(frame)
     }
-
-    /// The slots of a node; `None` if the number is no cell's. A stale number gives some other cell's
-    /// or even a page's bytes, and whoever walks on them ends at a descriptor that tells.
+    /// See [`Grown::slots`].
     #[inline]
     pub fn slots(&self, cell: CellNumber) -> Option<&[AtomicU32; 64]> {
-        // SAFETY: `in_cells` says the 256 bytes are mapped; slots are atomics only.
-        self.in_cells(cell)
-            .then(|| unsafe { &*self.at(cell.0 as usize * CELL_BYTES).cast::<[AtomicU32; 64]>() })
+        self.grown().slots(cell)
     }
-
-    /// The head of a node; `None` if the number is no cell's.
+    /// See [`Grown::head`].
     #[inline]
     pub fn head(&self, cell: CellNumber) -> Option<&NodeHead> {
-        // SAFETY: as in `slots`; heads lie in the first 768 bytes of the cell's page.
-        self.in_cells(cell).then(|| unsafe {
-            &*self
-                .at(cell.frame().offset() + cell.place() as usize * size_of::<NodeHead>())
-                .cast::<NodeHead>()
-        })
+        self.grown().head(cell)
     }
-
-    /// The mapping record in a cell; `None` if the number is no cell's. Its `id` says whether it is one.
+    /// See [`Grown::record`].
     #[inline]
     pub fn record(&self, cell: CellNumber) -> Option<&Record> {
-        // SAFETY: as in `slots`; a record is atomics only.
-        self.in_cells(cell).then(|| unsafe { &*self.at(cell.0 as usize * CELL_BYTES).cast::<Record>() })
+        self.grown().record(cell)
     }
-
-    /// The address of the bytes of a frame; `None` if there is no such frame. The bytes may change at
-    /// any moment: they are read by [`crate::folio::copy`] only.
+    /// See [`Grown::bytes`].
     #[inline]
     pub fn bytes(&self, frame: Frame) -> Option<*mut u8> {
-        (frame.0 < self.frames_grown()).then(|| self.at(frame.offset()))
-    }
-
-    #[inline]
-    fn in_cells(&self, cell: CellNumber) -> bool {
-        cell.0 % 16 >= FIRST_CELL
-            && cell.0 / 16 < self.frames_grown()
-            && cell.0 / 16 >= self.layout.frames_meta
+        self.grown().bytes(frame)
     }
 
     #[inline]
@@ -227,5 +201,89 @@ impl View {
         debug_assert!(offset < self.layout.frames_max as usize * PAGE_SIZE);
         // SAFETY: the offset lies inside the mapping: callers checked a frame number, tables lie below.
         unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+/// A [`View`] and how many of its frames may be looked at: numbers into references.
+///
+/// Frames only ever come to be in this version, so what existed once exists still.
+#[derive(Clone, Copy, Debug)]
+pub struct Grown<'a> {
+    view: &'a View,
+    frames: u32,
+}
+
+impl<'a> Grown<'a> {
+    /// How many frames there are: a number at or above it is of none.
+    #[inline]
+    pub fn frames(self) -> u32 {
+        self.frames
+    }
+
+    /// The descriptor of `frame`; `None` if there is no such frame.
+    #[inline]
+    pub fn descriptor(self, frame: Frame) -> Option<&'a Descriptor> {
+        let offset = self.view.layout.descriptors as usize + frame.0 as usize * size_of::<Descriptor>();
+        // SAFETY: the frame is grown, so its entry in the table is mapped; descriptors are atomics only.
+        (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<Descriptor>() })
+    }
+
+    /// The referenced byte of `frame`; `None` if there is no such frame.
+    #[inline]
+    pub fn referenced(self, frame: Frame) -> Option<&'a AtomicU8> {
+        let offset = self.view.layout.referenced as usize + frame.0 as usize;
+        // SAFETY: as in `descriptor`.
+        (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU8>() })
+    }
+
+    /// Eight referenced bytes from `frame` (a multiple of 8) on, as one word.
+    #[inline]
+    pub fn referenced8(self, frame: Frame) -> Option<&'a AtomicU64> {
+        debug_assert!(frame.0.is_multiple_of(8));
+        let offset = self.view.layout.referenced as usize + frame.0 as usize;
+        // SAFETY: as in `descriptor`; frames grow by whole extents, so all eight exist, aligned.
+        (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })
+    }
+
+    /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other
+    /// cell's or even a page's bytes, and whoever walks on them ends at a descriptor that tells. One
+    /// comparison, because every level of every walk is here.
+    #[inline]
+    pub fn slots(self, cell: CellNumber) -> Option<&'a [AtomicU32; 64]> {
+        let offset = cell.0 as usize * CELL_BYTES;
+        // SAFETY: 16 cells to a frame, so the 256 bytes lie in a grown frame; slots are atomics only.
+        (u64::from(cell.0) < u64::from(self.frames) * 16)
+            .then(|| unsafe { &*self.view.at(offset).cast::<[AtomicU32; 64]>() })
+    }
+
+    /// The head of a node; `None` if the number is no cell's.
+    #[inline]
+    pub fn head(self, cell: CellNumber) -> Option<&'a NodeHead> {
+        self.in_cells(cell).then(|| {
+            let offset = cell.frame().offset() + cell.place() as usize * size_of::<NodeHead>();
+            // SAFETY: as in `slots`; heads lie in the first 768 bytes of the cell's page.
+            unsafe { &*self.view.at(offset).cast::<NodeHead>() }
+        })
+    }
+
+    /// The mapping record in a cell; `None` if the number is no cell's. Its `id` says whether it is one.
+    #[inline]
+    pub fn record(self, cell: CellNumber) -> Option<&'a Record> {
+        let offset = cell.0 as usize * CELL_BYTES;
+        // SAFETY: as in `slots`; a record is atomics only.
+        self.in_cells(cell).then(|| unsafe { &*self.view.at(offset).cast::<Record>() })
+    }
+
+    /// The address of the bytes of a frame; `None` if there is no such frame. The bytes may change at
+    /// any moment: they are copied by assembly or atomics only.
+    #[inline]
+    pub fn bytes(self, frame: Frame) -> Option<*mut u8> {
+        (frame.0 < self.frames).then(|| self.view.at(frame.offset()))
+    }
+
+    #[inline]
+    fn in_cells(self, cell: CellNumber) -> bool {
+        let frame = cell.0 / 16;
+        cell.0 % 16 >= FIRST_CELL && frame < self.frames && frame >= self.view.layout.frames_meta
     }
 }

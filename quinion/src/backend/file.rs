@@ -134,6 +134,10 @@ impl Backend for LocalFile {
     fn attach(&self, room: &Arc<WaitRoom>) {
         self.engine.attach(room);
     }
+    fn is_direct(&self) -> bool {
+        self.way() == Way::Direct
+    }
+
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }
@@ -387,8 +391,9 @@ fn set_flags(descriptor: &OwnedFd, flags: OFlags) -> io::Result<()> {
     Ok(fcntl_setfl(descriptor, kept | flags)?)
 }
 
+/// The number that `fstat` gives, so that a viewer's can be compared with ours.
 fn device_number(major: u32, minor: u32) -> u64 {
-    u64::from(major) << 32 | u64::from(minor)
+    rustix::fs::makedev(major, minor)
 }
 
 fn nanoseconds(time: rustix::fs::StatxTimestamp) -> i64 {

@@ -112,6 +112,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let _ = room;
     }
 
+    /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
+    /// refuse the first read, and later ones then go through it.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 
@@ -221,8 +227,9 @@ impl Fill {
     }
     /// Where the bytes go, for a device or a system call. Valid for [`Fill::len`] bytes of writes until
     /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
-    /// Rust reference to them may be made.
+    /// Rust reference to them may be made. Ask for it on the thread that writes or starts the device.
     pub fn as_ptr(&self) -> *mut u8 {
+        crate::arena::before_bytes(); // whoever asks is about to write, or to have the device write
         self.buffer.as_ptr()
     }
     /// Copies `bytes` to `at` bytes from the fill's start.

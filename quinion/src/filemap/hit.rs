@@ -15,17 +15,16 @@
 //! ends the run: what was copied so far counts, and the caller takes the slow
 //! path for the rest. "Not there" is never read as "a hole".
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::arena::{CellNumber, NotReady, View};
+use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
-use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
-use crate::xarray::{Entry, Kind, RacySlots, Root, walk_to_leaf};
+use crate::mapping::{NODE_BITS, find, find_with_leaf};
+use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use crate::xarray::{Entry, Kind};
 
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
-/// Bits of an index that one level of the cache's trees resolves.
-pub const NODE_BITS: u32 = 6;
 
 /// What a run of hits gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +35,12 @@ pub struct Hits {
     pub stopped: Stopped,
     /// The first page of the first folio met that carries the readahead marker.
     pub marker: Option<PageIndex>,
+}
+
+impl Hits {
+    fn none(stopped: Stopped) -> Self {
+        Self { bytes: 0, stopped, marker: None }
+    }
 }
 
 /// Why a run of hits ended.
@@ -53,13 +58,6 @@ pub enum Stopped {
     Stale,
 }
 
-impl RacySlots for View {
-    #[inline]
-    fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]> {
-        self.slots(CellNumber(node)).map(|slots| slots.as_slice())
-    }
-}
-
 /// Copies what the cache holds of `len` bytes at `position` of a file to `to`, up to the first page it
 /// does not hold. `touch` is told the first frame of each folio read.
 ///
@@ -73,20 +71,95 @@ pub unsafe fn read_hits(
     position: u64,
     to: *mut u8,
     len: usize,
-    mut touch: impl FnMut(Frame),
+    mut touch: impl FnMut(Grown<'_>, Frame),
 ) -> Hits {
-    let none = |stopped| Hits { bytes: 0, stopped, marker: None };
-    let Some(record) = view.record(cell) else { return none(Stopped::Stale) };
+    let grown = view.grown();
+    let Some(record) = grown.record(cell) else { return Hits::none(Stopped::Stale) };
+    // SAFETY: the caller's promise.
+    match unsafe { read_within_page(grown, record, id, position, to, len) } {
+        Some(frame) => {
+            touch(grown, frame);
+            Hits { bytes: len, stopped: Stopped::Full, marker: None }
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { read_folios(grown, record, id, position, to, len, touch) },
+    }
+}
+
+/// The commonest hit, a range within one page that the file has, in as few steps as there can be: the fewer
+/// they are, the more of the next reads' waiting for memory the processor begins meanwhile. `None` is no
+/// answer: the long way gives one.
+///
+/// # Safety
+/// That of [`read_hits`].
+#[inline(always)]
+unsafe fn read_within_page(
+    grown: Grown<'_>,
+    record: &Record,
+    id: MappingId,
+    position: u64,
+    to: *mut u8,
+    len: usize,
+) -> Option<Frame> {
+    let (in_page, end) = (position as usize % PAGE_SIZE, position.checked_add(len as u64)?);
+    // Acquire, partner: as at 1 of the long way, the Release by which a file's growth stores its size.
+    if in_page + len > PAGE_SIZE || end > record.size.load(Ordering::Acquire) {
+        return None;
+    }
+    let index = PageIndex::of_byte(position);
+    let Kind::Folio(number) = find(&grown, record, index).kind() else { return None };
+    let frame = Frame(number);
+    let descriptor = grown.descriptor(frame)?;
+    let ticket = descriptor.begin_read(id, index).ok()?;
+    if ticket.has_marker() {
+        return None;
+    }
+    let from = grown.bytes(frame)?;
+    if ticket.order() == Order::ZERO {
+        // Where a single page is read is known before its descriptor has arrived, and in a branch of its
+        // own the copy need not wait for that.
+        // SAFETY: the source lies in a grown frame; the destination is the caller's.
+        unsafe { copy_out(from.add(in_page), to, len) };
+    } else {
+        let inside = (position - ticket.first.first_byte()) as usize;
+        grown.bytes(frame.plus((inside / PAGE_SIZE) as u32))?;
+        // SAFETY: as above; the frame that holds this page of the folio was just asked for.
+        unsafe { copy_out(from.add(inside), to, len) };
+    }
+    let same = descriptor.end_read(ticket) && record.size.load(Ordering::Relaxed) >= end && is(record, id);
+    same.then_some(frame)
+}
+
+/// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the
+/// Release fence between a mapping's end and the reuse of its cell.
+#[inline]
+fn is(record: &Record, id: MappingId) -> bool {
+    record.id.load(Ordering::Relaxed) == id.0
+}
+
+/// The hit of any length.
+///
+/// # Safety
+/// That of [`read_hits`].
+#[inline(never)]
+unsafe fn read_folios(
+    grown: Grown<'_>,
+    record: &Record,
+    id: MappingId,
+    position: u64,
+    to: *mut u8,
+    len: usize,
+    mut touch: impl FnMut(Grown<'_>, Frame),
+) -> Hits {
     // Acquire, partner: the Release by which a mapping publishes its record.
     if record.id.load(Ordering::Acquire) != id.0 {
-        return none(Stopped::Stale);
+        return Hits::none(Stopped::Stale);
     }
-    // 1
-    let size = record.size.load(Ordering::Relaxed);
+    // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes
+    // beyond its end, is retired before that: who sees the new size does not take that page for it.
+    let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    // Acquire, partner: the Release by which the tree's writer stores its root.
-    let root = Root::from_bits(record.root.load(Ordering::Acquire));
-    let mut reader = Reader { view, id, root, leaf: None };
+    let mut reader = Reader { grown: &grown, id, record, leaf: None };
     let mut marker = None;
     let mut done = 0;
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
@@ -95,7 +168,7 @@ pub unsafe fn read_hits(
         match unsafe { reader.read_folio(position + done as u64, to.add(done), want - done) } {
             Ok(read) => {
                 done += read.bytes;
-                touch(read.frame); // 6
+                touch(grown, read.frame); // 6
                 marker = marker.or(read.marker);
             }
             Err(reason) => {
@@ -104,14 +177,34 @@ pub unsafe fn read_hits(
             }
         }
     }
-    // 7: after the copies, which `end_read`'s fence puts before this load. A truncation stores the size
-    // before it lets go of a page, so bytes of a page that was let go are cut off here.
+    // 7: A truncation stores the size before it lets go of a page, so bytes of a page that was let go are
+    // cut off here. Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's
+    // end and the reuse of its cell.
+    fence(Ordering::Acquire);
     let size = record.size.load(Ordering::Relaxed);
+    if !is(record, id) {
+        return Hits::none(Stopped::Stale);
+    }
     let left = size.saturating_sub(position);
     if (done as u64) > left {
         (done, stopped) = (left as usize, Stopped::EndOfFile(size));
     }
     Hits { bytes: done, stopped, marker }
+}
+
+/// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, and these cannot
+/// be written.)
+#[inline]
+pub fn read_hits_into(
+    view: &View,
+    cell: CellNumber,
+    id: MappingId,
+    position: u64,
+    to: &mut [u8],
+    touch: impl FnMut(Grown<'_>, Frame),
+) -> Hits {
+    // SAFETY: a unique slice is valid for writes of its length by nobody else.
+    unsafe { read_hits(view, cell, id, position, to.as_mut_ptr(), to.len(), touch) }
 }
 
 struct FolioRead {
@@ -122,9 +215,9 @@ struct FolioRead {
 
 /// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
 struct Reader<'a> {
-    view: &'a View,
+    grown: &'a Grown<'a>,
     id: MappingId,
-    root: Root,
+    record: &'a Record,
     leaf: Option<(u64, &'a [AtomicU32])>,
 }
 
@@ -141,7 +234,7 @@ impl Reader<'_> {
             // 2
             let Kind::Folio(number) = self.find(index).kind() else { return Err(Stopped::Absent) };
             let frame = Frame(number);
-            let Some(descriptor) = self.view.descriptor(frame) else { return Err(Stopped::Absent) };
+            let Some(descriptor) = self.grown.descriptor(frame) else { return Err(Stopped::Absent) };
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
@@ -151,24 +244,50 @@ impl Reader<'_> {
                     continue;
                 }
             };
-            let inside = (position - ticket.first.first_byte()) as usize;
-            let bytes = len.min(ticket.order().bytes() - inside);
-            let last = frame.plus((inside + bytes).div_ceil(PAGE_SIZE) as u32);
-            if last.0 > self.view.frames_grown() {
-                return Err(Stopped::Absent); // an order that no folio of ours can have here
-            }
-            let from = self.view.bytes(frame).ok_or(Stopped::Absent)?;
-            // 4
-            // SAFETY: the source lies in grown frames by the check above; the destination is the caller's.
-            unsafe { copy_out(from.add(inside), to, bytes) };
-            // 5
-            if descriptor.end_read(ticket) {
-                let marker = ticket.has_marker().then_some(ticket.first);
-                return Ok(FolioRead { bytes, frame, marker });
+            // 4, 5. Where in its page a single page is read, and how much, is known before its descriptor
+            // has arrived, and in a branch of its own the copy need not wait for that.
+            let read = if ticket.order() == Order::ZERO {
+                let inside = position as usize % PAGE_SIZE;
+                // SAFETY: the caller's promise.
+                unsafe { self.copy(descriptor, ticket, frame, inside, len.min(PAGE_SIZE - inside), to) }
+            } else {
+                let inside = (position - ticket.first.first_byte()) as usize;
+                let bytes = len.min(ticket.order().bytes() - inside);
+                // SAFETY: the caller's promise.
+                unsafe { self.copy(descriptor, ticket, frame, inside, bytes, to) }
+            };
+            if let Some(read) = read {
+                return Ok(read);
             }
             self.leaf = None;
         }
         Err(reason)
+    }
+
+    /// Copies `bytes` bytes from `inside` the folio, and looks again; `None` if it was not the folio's all
+    /// the while.
+    ///
+    /// # Safety
+    /// `to` is valid for `bytes` bytes of writes, by nobody else, and does not overlap the arena.
+    #[inline(always)]
+    unsafe fn copy(
+        &self,
+        descriptor: &Descriptor,
+        ticket: Ticket,
+        frame: Frame,
+        inside: usize,
+        bytes: usize,
+        to: *mut u8,
+    ) -> Option<FolioRead> {
+        // The last page copied exists; a folio of ours has no page that does not.
+        let last = frame.plus(((inside + bytes - 1) / PAGE_SIZE) as u32);
+        self.grown.bytes(last)?;
+        let from = self.grown.bytes(frame)?;
+        // SAFETY: the source lies in grown frames, the first and the last of which were just asked for;
+        // the destination is the caller's.
+        unsafe { copy_out(from.add(inside), to, bytes) };
+        let marker = ticket.has_marker().then_some(ticket.first);
+        descriptor.end_read(ticket).then_some(FolioRead { bytes, frame, marker })
     }
 
     #[inline]
@@ -181,7 +300,7 @@ impl Reader<'_> {
             let slot = &slots[index.0 as usize & ((1 << NODE_BITS) - 1)];
             return Entry::from_bits(slot.load(Ordering::Acquire));
         }
-        let (entry, leaf) = walk_to_leaf::<View, NODE_BITS>(self.view, self.root, index.0);
+        let (entry, leaf) = find_with_leaf(self.grown, self.record, index);
         self.leaf = leaf.map(|slots| (base, slots));
         entry
     }

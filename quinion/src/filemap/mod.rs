@@ -1,4 +1,39 @@
 //! Filemap: what happens to a request for a file's bytes.
+//!
+//! ```text
+//!   read_at
+//!    hit?   walk, check, copy, re-check                        no lock, no system call, no shared store
+//!    miss   1 the ready prefix first; wait only for the first page that is not ready
+//!           2 readahead judges                        -> Window
+//!           3 arena.alloc_run                         -> None? reclaim, again, then less
+//!           4 mapping.lock().add_folio_range()        -> locked, not up to date  (invalidate lock shared
+//!           5 backend.submit(contiguous runs)                                     from 4 to 5)
+//!           6 wait for the folio, reaping completions meanwhile
+//!           7 copy out, size looked at again after the data
+//! ```
+//!
+//! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
+//! room. `fill.rs` is steps 3 to 5 and the end of a fill; `read.rs` is the story
+//! as told above, for the owner's threads and on behalf of viewers.
+//!
+//! Invariants:
+//!  1. A page of a window is asked of the device only if it was not in the cache.
+//!  2. A page whose fill failed is not in the cache: the next reader asks the device again.
+//!  3. An error of readahead alone fails no read.
+//!  4. No lock is held while a reader waits, for a device or for memory.
 
+#[cfg(feature = "std")]
+mod fill;
 mod hit;
-pub use hit::{Hits, Stopped, read_hits};
+#[cfg(feature = "std")]
+mod pin;
+#[cfg(feature = "std")]
+mod read;
+
+#[cfg(feature = "std")]
+pub use fill::Filemap;
+pub use hit::{Hits, Stopped, read_hits, read_hits_into};
+#[cfg(feature = "std")]
+pub use read::Patience;
+#[cfg(feature = "std")]
+pub(crate) use read::touch;

@@ -48,6 +48,7 @@ pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 /// * The two ranges do not overlap.
 #[inline]
 pub unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
+    crate::arena::before_bytes();
     #[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
     // SAFETY: the caller's promise is this function's.
     unsafe {

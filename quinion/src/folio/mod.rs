@@ -22,6 +22,8 @@
 //!  3. The bytes of an up-to-date folio do not change while its sequence stays the same.
 //!  4. A frame is given back to the arena by exactly one party: whoever retires a folio that nobody
 //!     holds, or whoever drops the last hold of a detached one.
+//!  5. Whoever writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
+//!     [`copy::copy_in`] and a fill's address do it for their callers.
 //!
 //! Not an invariant: that a folio found in the index is still there when its bytes have been copied.
 //! The copy is right all the same.
@@ -30,3 +32,12 @@
 //! shows that no fence and no check of it can be left out.
 
 pub mod copy;
+
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod held;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use held::{Held, unpin};
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use pinned::Pinned;

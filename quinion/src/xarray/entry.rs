@@ -144,6 +144,11 @@ impl fmt::Debug for Value {
 
 /// The root of a tree, as one word: the entry and the number of levels of nodes below it. With no
 /// level the entry is what stands at index 0, of order 0.
+///
+/// ```text
+///   63      43  42-40  39    32 31             0
+///   | zero    | marks | levels |    entry       |    the marks are the writer's; readers pass them over
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Root {
     /// The topmost entry.

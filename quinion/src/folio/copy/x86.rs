@@ -105,7 +105,11 @@ unsafe fn avx512_any(from: *const u8, to: *mut u8, len: usize) {
 unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: reads `len` bytes at `from`, writes them at `to`; the direction flag is clear by the ABI.
     unsafe {
-        asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _, options(nostack, preserves_flags));
+        asm!(
+            "rep movsb",
+            inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
     }
 }
 

@@ -1,0 +1,133 @@
+//! Cat: files to standard output, through the cache.
+//!
+//! ```text
+//!   for each file   open -> pin a piece -> write it -> ... -> end of file
+//!                     |         |            |
+//!                     '- say why, next file  '- reader gone: end as a signal would; else: say why, end
+//! ```
+//!
+//! Files come out in their order and byte by byte as they are, without a copy of
+//! ours on the way: pieces are pinned in the cache and written from there. A file that
+//! cannot be read is named on standard error and the next is tried. Standard
+//! output that cannot be written ends the command, because every file would
+//! meet the same fate.
+
+use std::fs;
+use std::io::{self, Write, stdout};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use quinion::Cache;
+
+use crate::progress::{Progress, Watched};
+use crate::size::Size;
+use crate::{EXIT_FAILED, EXIT_READER_GONE, build_cache, complain};
+
+/// Bytes that are pinned and written at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Write files to standard output, read through the cache.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; a quarter of the machine's if not given.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// The files, in the order in which they are written.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+/// Why a file was not written to its end.
+enum CatError {
+    /// The file: it cannot be opened, cached or read.
+    File(String),
+    /// Standard output.
+    Output(io::Error),
+}
+
+/// Runs the command.
+pub fn main(arguments: Arguments) -> ExitCode {
+    let result = build_cache(arguments.memory).and_then(|cache| Ok((cache, Output::new()?)));
+    let (cache, mut output) = match result {
+        Ok(ready) => ready,
+        Err(error) => return complain(&error),
+    };
+    let mut code = ExitCode::SUCCESS;
+    for path in &arguments.files {
+        match cat(&cache, path, &mut output) {
+            Ok(()) => {}
+            Err(CatError::File(wrong)) => {
+                eprintln!("quinion: {wrong}");
+                code = ExitCode::from(EXIT_FAILED);
+            }
+            Err(CatError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return ExitCode::from(EXIT_READER_GONE);
+            }
+            Err(CatError::Output(error)) => {
+                return complain(&format!("cannot write to standard output: {error}"));
+            }
+        }
+    }
+    code
+}
+
+/// Writes the file at `path` to `output`.
+fn cat(cache: &Cache, path: &Path, output: &mut Output) -> Result<(), CatError> {
+    if path == Path::new("-") {
+        let wrong = "`-`: standard input is a stream and has no pages to cache; name a file, \
+                     or write ./- for a file of that name";
+        return Err(CatError::File(wrong.to_owned()));
+    }
+    let file = cache.open(path).map_err(|error| CatError::File(error.to_string()))?;
+    if output.is(path) {
+        let wrong = format!("{}: this file is standard output itself; write to another one", path.display());
+        return Err(CatError::File(wrong));
+    }
+    let progress = Progress::new(output.watched, path, file.len());
+    copy(&file, path, output, &progress)
+}
+
+/// Writes all of `file` to `output`, a piece at a time, straight from the cache's memory.
+fn copy(file: &quinion::File, path: &Path, output: &mut Output, progress: &Progress) -> Result<(), CatError> {
+    let named = |error: quinion::Error| CatError::File(format!("{}: {error}", path.display()));
+    let mut position = 0;
+    loop {
+        let piece = file.pin(position, PIECE_BYTES).map_err(named)?;
+        if piece.is_empty() {
+            return Ok(());
+        }
+        for chunk in piece.chunks() {
+            output.file.write_all(chunk).map_err(CatError::Output)?;
+        }
+        position += piece.len() as u64;
+        progress.at(position);
+    }
+}
+
+/// Standard output without the line buffer of the standard library: pieces are written as they are.
+struct Output {
+    file: fs::File,
+    /// Device and inode, if it is a regular file.
+    identity: Option<(u64, u64)>,
+    watched: Watched,
+}
+
+impl Output {
+    fn new() -> Result<Self, String> {
+        let wrong = |error: io::Error| format!("standard output cannot be used: {error}; is it closed?");
+        let file = fs::File::from(stdout().as_fd().try_clone_to_owned().map_err(wrong)?);
+        let identity = identity(&file.metadata().map_err(wrong)?);
+        Ok(Self { file, identity, watched: Watched::now() })
+    }
+
+    /// Whether this is the regular file at `path`, which would then never end.
+    fn is(&self, path: &Path) -> bool {
+        self.identity.is_some() && fs::metadata(path).ok().as_ref().and_then(identity) == self.identity
+    }
+}
+
+fn identity(metadata: &fs::Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    metadata.is_file().then(|| (metadata.dev(), metadata.ino()))
+}

@@ -1,0 +1,85 @@
+//! Progress: how far a file has been read, for people who watch.
+//!
+//! The bar goes to standard error, and only if that is a terminal and standard
+//! output is not: bytes that scroll over a terminal and a bar on the same one
+//! would spoil each other, and a pipe or a log file has nobody to watch.
+
+use std::io::{IsTerminal, stderr, stdout};
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Whether anybody can see a bar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watched {
+    /// A terminal shows standard error and nothing else of ours.
+    Yes,
+    /// Nobody watches, or the bytes themselves are on the terminal.
+    No,
+}
+
+impl Watched {
+    /// Looks where the standard streams of this process go.
+    pub fn now() -> Self {
+        Self::judge(stdout().is_terminal(), stderr().is_terminal())
+    }
+
+    fn judge(stdout_is_terminal: bool, stderr_is_terminal: bool) -> Self {
+        if stderr_is_terminal && !stdout_is_terminal { Self::Yes } else { Self::No }
+    }
+}
+
+/// The bar of one file; it goes away when it is dropped.
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for `bytes` bytes of `path`, hidden if nobody watches.
+    pub fn new(watched: Watched, path: &Path, bytes: u64) -> Self {
+        let target = match watched {
+            Watched::Yes => ProgressDrawTarget::stderr(),
+            Watched::No => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(bytes), target);
+        bar.set_style(style());
+        bar.set_message(path.display().to_string());
+        Self { bar }
+    }
+
+    /// The file has been read up to `bytes`.
+    pub fn at(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "{msg}  [{bar:30}]  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
+    ProgressStyle::with_template(template).expect("the template is a constant").progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_shown_only_beside_the_bytes() {
+        assert_eq!(Watched::judge(false, true), Watched::Yes);
+        assert_eq!(Watched::judge(true, true), Watched::No);
+        assert_eq!(Watched::judge(true, false), Watched::No);
+        assert_eq!(Watched::judge(false, false), Watched::No);
+    }
+
+    #[test]
+    fn the_template_is_understood() {
+        let progress = Progress::new(Watched::No, Path::new("x"), 10);
+        progress.at(5);
+        assert_eq!(progress.bar.position(), 5);
+    }
+}

@@ -1,0 +1,280 @@
+//! Report: what a run did, for people and for programs.
+//!
+//! The JSON form is one object on one line. Its keys stay; new ones may be added.
+//!
+//! ```text
+//!   schema            1
+//!   program           [strings] the program and its arguments
+//!   status, signal    how it ended: one is a number, the other null
+//!   processes         processes that viewed the cache
+//!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner
+//!   asked             {reads, questions}             reads that waited for the owner; times they asked
+//!   device            {reads, bytes}                 what the owner read
+//!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
+//!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
+//!   notes             [strings]
+//! ```
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use quinion::arena::ArenaStats;
+use quinion::arena::control::Reason;
+use quinion::serve::ViewerTotals;
+
+use super::{Ended, Kind};
+
+/// In which form to report.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs; the head of this module has the schema.
+    Json,
+}
+
+/// What the owner read from where the files are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceNumbers {
+    /// Requests.
+    pub reads: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+}
+
+/// Everything a report is made of.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// The program and its arguments.
+    pub program: &'a [OsString],
+    /// How it ended.
+    pub ended: Ended,
+    /// What was seen of the program before.
+    pub kind: &'a Kind,
+    /// What the viewers did.
+    pub totals: ViewerTotals,
+    /// The arena at the end.
+    pub stats: ArenaStats,
+    /// What the owner read.
+    pub device: DeviceNumbers,
+}
+
+impl Report<'_> {
+    /// Writes the report to `file`, or to standard error.
+    pub fn write(&self, format: Format, file: Option<&Path>) -> io::Result<()> {
+        let text = match format {
+            Format::Text => self.text(),
+            Format::Json => self.json(),
+        };
+        match file {
+            Some(path) => {
+                File::create(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
+                    io::Error::new(
+                        error.kind(),
+                        format!(
+                            "cannot write the report to {}: {error}; name a file that can be written",
+                            path.display()
+                        ),
+                    )
+                })
+            }
+            None => io::stderr().lock().write_all(text.as_bytes()),
+        }
+    }
+
+    fn hits(&self) -> u64 {
+        self.totals.reads.saturating_sub(self.totals.asked)
+    }
+
+    fn huge_share(&self) -> f64 {
+        let extents = self.stats.extents_huge + self.stats.extents_small;
+        if extents == 0 { 0.0 } else { self.stats.extents_huge as f64 / extents as f64 }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> = self.kind.note().into_iter().collect();
+        if super::PRELOAD.is_empty() {
+            notes.push(
+                "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
+            );
+        } else if notes.is_empty()
+            && self.totals.viewers == 0
+            && !matches!(self.ended, Ended::Status(126 | 127))
+        {
+            notes.push(
+                "nothing was served: the program did not attach; it may clear its environment, or run \
+                 where ours is not seen"
+                    .into(),
+            );
+        }
+        notes
+    }
+
+    /// The report for people.
+    pub fn text(&self) -> String {
+        let (totals, mut text) = (&self.totals, String::new());
+        let mut line = |name: &str, value: String| {
+            writeln!(text, "quinion: {name:<10} {value}").expect("a string takes it")
+        };
+        line(
+            "served",
+            format!(
+                "{} in {} reads of {} files, {} processes",
+                bytes(totals.bytes),
+                totals.reads,
+                totals.files,
+                totals.viewers
+            ),
+        );
+        line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
+        line("device", format!("{} in {} reads", bytes(self.device.bytes), self.device.reads));
+        line(
+            "memory",
+            format!(
+                "{} of {}, {:.0} % in 2 MiB pages",
+                bytes(self.stats.grown_bytes),
+                bytes(self.stats.bound_bytes),
+                100.0 * self.huge_share()
+            ),
+        );
+        line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        for note in self.notes() {
+            line("note", note);
+        }
+        text
+    }
+
+    /// The report for programs.
+    pub fn json(&self) -> String {
+        let (totals, stats) = (&self.totals, &self.stats);
+        let (status, signal) = match self.ended {
+            Ended::Status(status) => (status.to_string(), "null".into()),
+            Ended::Signal(signal) => ("null".into(), signal.to_string()),
+        };
+        let program = list(self.program.iter().map(|word| word.to_string_lossy().into_owned()));
+        let reasons: Vec<String> = Reason::ALL
+            .iter()
+            .zip(totals.reasons)
+            .map(|(&reason, count)| format!("\"{}\":{count}", key(reason)))
+            .collect();
+        format!(
+            "{{\"schema\":1,\"program\":{program},\"status\":{status},\"signal\":{signal},\"processes\":{},\
+             \"served\":{{\"reads\":{},\"hits\":{},\"bytes\":{},\"files\":{}}},\
+             \"asked\":{{\"reads\":{},\"questions\":{}}},\"device\":{{\"reads\":{},\"bytes\":{}}},\
+             \"memory\":{{\"bound_bytes\":{},\"grown_bytes\":{},\"huge_share\":{:.3}}},\
+             \"kernel\":{{\"reads\":{},\"reasons\":{{{}}}}},\"notes\":{}}}\n",
+            totals.viewers,
+            totals.reads,
+            self.hits(),
+            totals.bytes,
+            totals.files,
+            totals.asked,
+            totals.misses,
+            self.device.reads,
+            self.device.bytes,
+            stats.bound_bytes,
+            stats.grown_bytes,
+            self.huge_share(),
+            totals.kernel_reads,
+            reasons.join(","),
+            list(self.notes().into_iter()),
+        )
+    }
+}
+
+fn reasons_text(totals: &ViewerTotals) -> String {
+    let named: Vec<String> = Reason::ALL
+        .iter()
+        .zip(totals.reasons)
+        .filter(|&(_, count)| count > 0)
+        .map(|(&reason, count)| format!("{count} {}", words(reason)))
+        .collect();
+    if named.is_empty() { String::new() } else { format!("; descriptors left to it: {}", named.join(", ")) }
+}
+
+/// A reason's name in the JSON form.
+fn key(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NotRegular => "not_regular",
+        Reason::Writable => "writable",
+        Reason::Flags => "flags",
+        Reason::Duplicated => "duplicated",
+        Reason::Forked => "forked",
+        Reason::Mapped => "mapped",
+        Reason::Passed => "passed",
+        Reason::Number => "number",
+        Reason::Refused => "refused",
+        Reason::NoOwner => "no_owner",
+        Reason::Changed => "changed",
+        Reason::Foreign => "foreign",
+        Reason::Locked => "locked",
+    }
+}
+
+/// A reason in words that follow "descriptors left to it: 3".
+fn words(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NotRegular => "no regular file with content",
+        Reason::Writable => "open for writing too",
+        Reason::Flags => "opened with special flags",
+        Reason::Duplicated => "duplicated",
+        Reason::Forked => "shared with a child",
+        Reason::Mapped => "mapped",
+        Reason::Passed => "passed to a call that uses the kernel's offset",
+        Reason::Number => "numbered too high",
+        Reason::Refused => "refused by the cache",
+        Reason::NoOwner => "without an owner",
+        Reason::Changed => "changed while open",
+        Reason::Foreign => "opened before us or inside the C library",
+        Reason::Locked => "locked",
+    }
+}
+
+/// Bytes for people, in powers of 1024.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (count.max(1).ilog2() / 10).min(4) as usize;
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{:.1} {}", count as f64 / f64::from(1 << 10).powi(unit as i32), UNITS[unit])
+    }
+}
+
+/// A JSON array of strings.
+fn list(words: impl Iterator<Item = String>) -> String {
+    let quoted: Vec<String> = words.map(|word| quote(&word)).collect();
+    format!("[{}]", quoted.join(","))
+}
+
+fn quote(word: &str) -> String {
+    let mut quoted = String::from('"');
+    for letter in word.chars() {
+        match letter {
+            '"' | '\\' => quoted.extend(['\\', letter]),
+            letter if u32::from(letter) < 0x20 => {
+                write!(quoted, "\\u{:04x}", u32::from(letter)).expect("a string takes it")
+            }
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_and_sizes_are_written_as_their_readers_expect() {
+        assert_eq!(quote("a\"b\\c\nd"), "\"a\\\"b\\\\c\\u000ad\"");
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+}

@@ -1,0 +1,207 @@
+//! Signals, as the parent of a program in the same process group sees them.
+//!
+//! ```text
+//!   ctrl-C             the terminal tells the whole group: the program has it already    not passed on
+//!   kill US            somebody means the program and knows only us                      passed on
+//!   the program stops  we stop too, so that the shell notices; when we go on, so does it
+//! ```
+//!
+//! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
+//! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
+#![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// The signal that continues a stopped process.
+pub const CONTINUE: i32 = libc::SIGCONT;
+
+const CAUGHT: [i32; 12] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGCONT,
+    libc::SIGWINCH,
+    libc::SIGCHLD,
+];
+
+/// Where the handler writes; -1 while nobody reads.
+static PIPE: AtomicI32 = AtomicI32::new(-1);
+
+/// A signal that arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Above 0 if the kernel sent it by itself: for a terminal, to the whole group.
+    code: i32,
+    /// Who sent it, if a process did.
+    sender: u32,
+}
+
+const SIGNAL_BYTES: usize = size_of::<Signal>();
+
+impl Signal {
+    /// Whether the program has to be told: it was sent to us by a process that is not the program itself.
+    pub fn is_for_us_alone(&self, program: u32) -> bool {
+        self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
+    }
+    fn from_bytes(bytes: [u8; SIGNAL_BYTES]) -> Self {
+        let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        Self {
+            number: i32::from_ne_bytes(word(0)),
+            code: i32::from_ne_bytes(word(4)),
+            sender: u32::from_ne_bytes(word(8)),
+        }
+    }
+    fn to_bytes(self) -> [u8; SIGNAL_BYTES] {
+        let mut bytes = [0; SIGNAL_BYTES];
+        bytes[..4].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.code.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.sender.to_ne_bytes());
+        bytes
+    }
+}
+
+/// The caught signals, while this lives; afterwards each does again what it did before.
+#[derive(Debug)]
+pub struct Signals {
+    reader: OwnedFd,
+    writer: OwnedFd,
+    before: Vec<(i32, Action)>,
+}
+
+struct Action(libc::sigaction);
+
+impl std::fmt::Debug for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Action")
+    }
+}
+
+impl Signals {
+    /// Begins to catch.
+    pub fn catch() -> io::Result<Self> {
+        use rustix::pipe::PipeFlags;
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // The handler must never wait. The reader may.
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
+        PIPE.store(writer.as_raw_fd(), Ordering::Relaxed);
+        let mut signals = Self { reader, writer, before: Vec::new() };
+        for number in CAUGHT {
+            signals.catch_one(number)?;
+        }
+        let_through(libc::SIGCHLD);
+        Ok(signals)
+    }
+
+    fn catch_one(&mut self, number: i32) -> io::Result<()> {
+        // SAFETY: all zeros is a value of this C structure; the call reads one and writes the other.
+        unsafe {
+            let (mut before, mut action): (libc::sigaction, libc::sigaction) =
+                (std::mem::zeroed(), std::mem::zeroed());
+            check(libc::sigaction(number, std::ptr::null(), &raw mut before))?;
+            if before.sa_sigaction == libc::SIG_IGN && number != libc::SIGCHLD {
+                return Ok(());
+            }
+            action.sa_sigaction = handler as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            check(libc::sigaction(number, &raw const action, std::ptr::null_mut()))?;
+            self.before.push((number, Action(before)));
+        }
+        Ok(())
+    }
+
+    /// Waits for the next signal. `None` if it was overtaken by something else; look around and call again.
+    pub fn next(&self) -> io::Result<Option<Signal>> {
+        let mut bytes = [0; SIGNAL_BYTES];
+        match rustix::io::read(&self.reader, &mut bytes) {
+            Ok(SIGNAL_BYTES) => Ok(Some(Signal::from_bytes(bytes))),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for (number, action) in &self.before {
+            // SAFETY: the action is one that the kernel gave us.
+            unsafe { libc::sigaction(*number, &raw const action.0, std::ptr::null_mut()) };
+        }
+        // Only then may the number be somebody else's.
+        let ours = self.writer.as_raw_fd();
+        let _ = PIPE.compare_exchange(ours, -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Writes what arrived to the pipe. A full pipe loses it: the reader has plenty to look at then.
+extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let pipe: RawFd = PIPE.load(Ordering::Relaxed);
+    // SAFETY: the kernel hands over a filled structure; write and errno may be used in a handler.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let signal = Signal { number, code: (*info).si_code, sender: (*info).si_pid() as u32 };
+        let bytes = signal.to_bytes();
+        libc::write(pipe, bytes.as_ptr().cast(), SIGNAL_BYTES);
+        *libc::__errno_location() = errno;
+    }
+}
+
+fn check(answer: i32) -> io::Result<()> {
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends a signal to a process that may just have ended.
+pub fn send(process: u32, number: i32) {
+    // SAFETY: numbers only.
+    unsafe { libc::kill(process as i32, number) };
+}
+
+/// Whether a child has stopped since this was asked last.
+pub fn has_stopped(process: u32) -> bool {
+    // SAFETY: all zeros is a value of this C structure, and the call fills it.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let answer = libc::waitid(libc::P_PID, process, &raw mut info, libc::WSTOPPED | libc::WNOHANG);
+        answer == 0 && info.si_pid() == process as i32
+    }
+}
+
+/// Stops this process until somebody continues it.
+pub fn stop_here() {
+    // SAFETY: a number only.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Ends this process by a signal, without a core file of ours beside the program's. Returns if the
+/// signal does not end processes.
+pub fn die_by(number: i32) {
+    // SAFETY: plain calls with structures of their own.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(number, libc::SIG_DFL);
+        let_through(number);
+        libc::raise(number);
+    }
+}
+
+/// Unblocks a signal in this thread; whoever started us may have blocked it.
+fn let_through(number: i32) {
+    // SAFETY: all zeros is a value of this C structure; plain calls with it.
+    unsafe {
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, number);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
+    }
+}

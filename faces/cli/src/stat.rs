@@ -1,0 +1,156 @@
+//! Stat: what a file is to the cache, and how much of it the kernel keeps.
+//!
+//! ```text
+//!   size and identity     what makes it this file and this content
+//!   read by               the mechanism that would fetch its pages from the device, and whether it goes
+//!                         past the kernel's page cache
+//!   kernel page cache     pages of it that the kernel keeps already
+//! ```
+//!
+//! A command that has just started has an empty cache of its own, so there is
+//! nothing to say about that; a running `quinion run` reports at its end.
+//! Nothing of the file is read, so asking does not change the answer.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use quinion::Cache;
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::report::{Form, Report, Value};
+use crate::size::Size;
+use crate::sys::{self, Residency};
+use crate::{EXIT_FAILED, build_cache, complain};
+
+/// Show what files are to the cache, and how much of them the kernel keeps.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Print one line of JSON for each file.
+    #[arg(long)]
+    json: bool,
+    /// The files.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+/// Runs the command.
+pub fn main(arguments: Arguments) -> ExitCode {
+    let cache = match build_cache(Some(Size::Bytes(quinion::Cache::MEMORY_MIN))) {
+        Ok(cache) => cache,
+        Err(error) => return complain(&error),
+    };
+    let form = if arguments.json { Form::Json } else { Form::Text };
+    let mut code = ExitCode::SUCCESS;
+    for path in &arguments.files {
+        match stat(&cache, path) {
+            Ok(report) => {
+                if let Err(code) = crate::print(&report.printed(form)) {
+                    return code;
+                }
+            }
+            Err(wrong) => {
+                eprintln!("quinion: {wrong}");
+                code = ExitCode::from(EXIT_FAILED);
+            }
+        }
+    }
+    code
+}
+
+/// What is to be said of the file at `path`.
+fn stat(cache: &Cache, path: &Path) -> Result<Report, String> {
+    let file = cache.open(path).map_err(|error| error.to_string())?;
+    let named = |error: io::Error| format!("{}: {error}", path.display());
+    // Opened a second time only to ask the kernel; should it have become a pipe meanwhile, nobody waits.
+    let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(named)?;
+    let metadata = plain.metadata().map_err(named)?;
+
+    let mut report = Report::new();
+    report.add("file", "file", Value::Text(path.display().to_string()));
+    report.add("size_bytes", "size", Value::Bytes(file.len()));
+    report.add("pages", "pages", Value::Number(pages(file.len())));
+    report.add("identity", "identity", Value::Group(identity(&metadata)));
+    report.add("read_by", "read by", Value::Group(mechanism(&file, &plain)));
+    let kept = sys::residency(&plain, file.len()).ok();
+    report.add("kernel_page_cache", "kernel page cache", Value::Group(kernel(kept, pages(file.len()))));
+    Ok(report)
+}
+
+fn pages(bytes: u64) -> u64 {
+    bytes.div_ceil(4096)
+}
+
+/// What makes it this file.
+fn identity(metadata: &fs::Metadata) -> Report {
+    let device = format!("{}:{}", rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+    let mut report = Report::new();
+    report.add("device", "device", Value::Text(device));
+    report.add("inode", "inode", Value::Number(metadata.ino()));
+    report.add("born", "born", time(metadata.created()));
+    report.add("modified", "modified", time(metadata.modified()));
+    report
+}
+
+/// A time as seconds since 1970, with all the digits that make it an identity.
+fn time(time: io::Result<std::time::SystemTime>) -> Value {
+    let since = time.ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    since.map_or(Value::Unknown, |since| {
+        Value::Text(format!("{}.{:09} since 1970", since.as_secs(), since.subsec_nanos()))
+    })
+}
+
+/// How its pages would be fetched.
+fn mechanism(file: &quinion::File, plain: &fs::File) -> Report {
+    let mut report = Report::new();
+    report.add("mechanism", "mechanism", Value::Text(file.mechanism().to_owned()));
+    report.add("direct", "past the kernel's cache", Value::Truth(file.is_direct()));
+    let direct = rustix::fs::statx(plain, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let (position, memory) = match direct {
+        Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            (Value::Bytes(stat.stx_dio_offset_align.into()), Value::Bytes(stat.stx_dio_mem_align.into()))
+        }
+        _ => (Value::Unknown, Value::Unknown),
+    };
+    report.add("direct_align_bytes", "direct reads align to", position);
+    report.add("direct_memory_align_bytes", "and memory to", memory);
+    report
+}
+
+/// How much of it the kernel keeps.
+fn kernel(kept: Option<Residency>, pages: u64) -> Report {
+    let number = |number: Option<u64>| number.map_or(Value::Unknown, Value::Number);
+    // The file may have grown since its size was asked for; a share is never above one.
+    let share =
+        kept.map_or(Value::Unknown, |kept| Value::Share { part: kept.pages.min(pages), whole: pages });
+    let mut report = Report::new();
+    report.add("resident", "resident", share);
+    report.add("resident_pages", "pages", number(kept.map(|kept| kept.pages)));
+    report.add("dirty_pages", "dirty pages", number(kept.and_then(|kept| kept.dirty_pages)));
+    let method = kept.map_or(Value::Unknown, |kept| Value::Text(kept.method.to_owned()));
+    report.add("method", "asked by", method);
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_never_above_one() {
+        let kept = Residency { pages: 5, dirty_pages: None, method: "cachestat" };
+        let printed = kernel(Some(kept), 4).printed(Form::Json);
+        assert!(
+            printed.starts_with("{\"resident\":1.0000,\"resident_pages\":5,\"dirty_pages\":null"),
+            "{printed}"
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_to_be_unknown() {
+        assert!(kernel(None, 4).printed(Form::Text).lines().all(|line| line.ends_with("unknown")));
+        assert_eq!(time(Err(io::Error::other("no birth time here"))), Value::Unknown);
+    }
+}

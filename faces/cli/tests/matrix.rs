@@ -1,0 +1,196 @@
+//! The matrix: programs that people have, on files four times the memory, with the cache and without it.
+//!
+//! | | standard output, standard error, status | bytes from the cache |
+//! |---|---|---|
+//! | programs that call `read` and its kin themselves | the same | more than 90 % of the file |
+//! | programs that read through the C library's streams, or through descriptors 0 to 2 | the same | not asked |
+//!
+//! The second column keeps the first honest: an interposer that does nothing
+//! would also never be wrong.
+
+use std::path::Path;
+
+mod disk;
+use disk::{Report, Words, files, python, same, same_in, scratch, size};
+
+/// The same both ways, and at least 90 % of all bytes of `read` came from the cache.
+#[track_caller]
+fn served(words: Words, read: &[&str]) -> Report {
+    let report = same(words);
+    let bytes: u64 = read.iter().map(|name| size(&files().join(name))).sum();
+    assert!(report.served() > bytes / 10 * 9, "{words:?} read {bytes} bytes, and of these: {report:?}");
+    report
+}
+
+fn sh(script: &str) -> [&str; 3] {
+    ["sh", "-c", script]
+}
+
+// ---- programs that are served ---------------------------------------------------------------------------
+
+#[test]
+fn cat() {
+    served(&["cat", "binary"], &["binary"]);
+    served(&["cat", "-n", "text"], &["text"]);
+    served(&["cat", "text", "many/003", "binary", "text"], &["text", "binary", "text"]);
+}
+
+#[test]
+fn grep() {
+    served(&["grep", "-c", "the", "text"], &["text"]);
+    served(&["grep", "-n", "line 99", "text", "many/100"], &["text"]);
+    served(&["grep", "-c", "the", "binary"], &["binary"]);
+    served(&["grep", "-v", ".", "text"], &["text"]); // finds nothing: status 1
+}
+
+#[test]
+fn head_and_tail() {
+    served(&["head", "-c", "63000001", "binary"], &["binary"]);
+    served(&["head", "-n", "1000", "text"], &[]);
+    same(&["head", "-c", "-1234567", "binary"]);
+    same(&["tail", "-c", "60000001", "binary"]);
+    same(&["tail", "-c", "+60000001", "binary"]);
+    served(&["tail", "-n", "1000001", "text"], &[]);
+    served(&["tail", "-n", "+5", "text"], &["text"]);
+}
+
+#[test]
+fn wc() {
+    served(&["wc", "text"], &["text"]);
+    served(&["wc", "-l", "text", "binary"], &["text", "binary"]);
+    same(&["wc", "-c", "text"]);
+}
+
+#[test]
+fn tar_to_a_pipe() {
+    served(&["tar", "cf", "-", "binary"], &["binary"]);
+    served(&sh("tar cf - text binary many | sha256sum"), &["text", "binary"]);
+    served(&sh("tar cf - text | tar xOf - | wc -c"), &["text"]);
+}
+
+#[test]
+fn cmp() {
+    let scratch = scratch();
+    let copy = scratch.path().join("copy");
+    std::fs::copy(files().join("binary"), &copy).expect("the disk has room");
+    let copy = copy.to_str().expect("a plain path");
+    served(&["cmp", "binary", copy], &["binary", "binary"]);
+    served(&["cmp", "-s", "-i", "1:0", "binary", copy], &[]);
+    same(&["cmp", "text", "binary"]);
+}
+
+#[test]
+fn python3() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/reads.py");
+    let python = python().to_str().expect("a plain path");
+    for way in ["whole", "lines", "into", "at", "scattered"] {
+        served(&[python, script, "binary", way], &["binary"]);
+    }
+    served(&[python, script, "text", "words"], &["text"]);
+    served(&[python, script, "text", "lines"], &["text"]);
+    served(&[python, script, "text", "seek"], &[]);
+}
+
+/// A database that nobody else writes is opened as `immutable`: without locks. With locks it goes to the kernel,
+/// because whoever locks wants to see what others write.
+#[test]
+fn sqlite3() {
+    disk::program("sqlite3");
+    let immutable = "file:database?immutable=1";
+    served(&["sqlite3", "-readonly", immutable, "PRAGMA integrity_check"], &["database"]);
+    same(&sh("sqlite3 -readonly 'file:database?immutable=1' .dump | sha256sum"));
+    for database in [immutable, "database"] {
+        same(&["sqlite3", "-readonly", database, "SELECT count(*), sum(scattered), sum(length(words)) FROM line"]);
+        same(&["sqlite3", "-readonly", database, "SELECT * FROM line WHERE scattered BETWEEN 10000000 AND 30000000"]);
+        same(&["sqlite3", "-readonly", database, "SELECT words FROM line ORDER BY scattered LIMIT 20000"]);
+    }
+    same(&["sqlite3", "database", "SELECT max(scattered) FROM line; SELECT nothing"]); // an error at the end
+}
+
+// ---- programs that are left to the kernel, in part or whole ---------------------------------------------------------
+
+/// It opens its file as descriptor 0, where streams of the C library might read past us.
+#[test]
+fn dd() {
+    same(&["dd", "if=binary", "bs=64k", "status=none"]);
+    same(&["dd", "if=binary", "bs=12345", "skip=777", "count=1234", "status=none"]);
+    same(&["dd", "if=text", "bs=1M", "skip=12345671", "iflag=skip_bytes,fullblock", "status=none"]);
+    same(&["dd", "if=text", "bs=4095", "skip=20000", "status=none"]); // past the end
+}
+
+#[test]
+fn streams() {
+    same(&["sha256sum", "text", "binary", "many/100"]);
+    same(&["sort", "-S", "16M", "text"]);
+    same(&["sed", "-n", "100000p;$p", "text"]);
+    same(&["cut", "-c", "1-8", "text"]);
+}
+
+#[test]
+fn cp() {
+    let scratch = scratch();
+    let script = format!("cp binary {0}/copy && cmp binary {0}/copy && cp text {0}/copy && cmp text {0}/copy && echo same", scratch.path().display());
+    same(&sh(&script));
+}
+
+// ---- scripts --------------------------------------------------------------------------------------------
+
+#[test]
+fn scripts_with_pipes_and_redirections() {
+    served(&sh("cat text binary | wc -c"), &["text", "binary"]);
+    for script in [
+        "(exec 3<binary; head -c 10 <&3; head -c 10 <&3; tail -c 1000 <&3) | sha256sum",
+        "exec 3<text; read -r a <&3; read -r b <&3; (read -r c <&3; echo \"$c\"); read -r d <&3; echo \"$a $b $d\"; cat <&3 | wc",
+        "head -n 2 < text; { head -c 100; head -c 100; } < text; cat < binary | sha256sum",
+        "wc -l < text; cat text | grep -c the; cat binary - < text | wc -c",
+        "for f in many/00*; do cat $f > /dev/null && wc -c $f; done; exit 3",
+        "a=$(cat many/150); printf %s \"$a\" | sha256sum; kill -TERM $$",
+        "cat missing; cat many/010 missing many/020; echo $?",
+    ] {
+        same(&sh(script));
+    }
+    for script in [
+        "while read -r -u 3 a b; do echo \"$b\"; done 3< many/199",
+        "diff <(cat text) <(cat text) && echo same; mapfile -t lines < many/120; echo ${#lines[@]} ${lines[7]}",
+        "set -o pipefail; cat binary | head -c 5; echo ${PIPESTATUS[@]}",
+    ] {
+        same(&["bash", "-c", script]);
+    }
+}
+
+/// Scripts that write what they read, in a folder of their own.
+#[test]
+fn scripts_that_write() {
+    let script = "
+        cat $from/many/* > all; wc -c all; cat all >> twice; cat all >> twice; cmp all twice; sha256sum < twice
+        exec 3<>all; head -c 5 <&3; echo written >&3; exec 3>&-; cat all | sha256sum
+        cp all b; printf x | dd of=b bs=1 seek=70000 conv=notrunc status=none; cmp all b; cat b | sha256sum
+        head -c 4097 all > c; cat c | wc -c; head -c 100 all > c; cat c | wc -c; cat all > c; cat c | sha256sum
+        rm -f all twice b c";
+    let scratch = scratch();
+    let script = format!("from={}; {script}", files().display());
+    same_in(scratch.path(), &sh(&script));
+}
+
+#[test]
+fn many_children() {
+    served(&sh("ls many/* | xargs -P 8 -n 3 grep -c the | sort"), &[]);
+    let report = served(&["find", "many", "-type", "f", "-exec", "grep", "-c", "the", "{}", ";"], &[]);
+    assert!(report.number("served", "files") >= disk::MANY_FILES as u64, "{report:?}");
+    served(&["find", "many", "-type", "f", "-exec", "grep", "-c", "the", "{}", "+"], &[]);
+    served(&sh("seq 40 | xargs -P 20 -I{} sh -c 'cat text | head -c {}00000 | sha256sum' | sort"), &[]);
+}
+
+/// The report is what programs can read.
+#[test]
+fn the_report_is_json() {
+    let report = same(&["cat", "many/100", "a \"file\"\n\\ that is missing"]);
+    let scratch = scratch();
+    let path = scratch.path().join("report");
+    std::fs::write(&path, &report.0).expect("the disk has room");
+    let program = "import json, sys; r = json.load(open(sys.argv[1])); \
+                   print(r['status'], r['program'][2], r['served']['bytes'], r['processes'])";
+    let output = disk::plain(python()).args(["-c", program]).arg(&path).output().expect("python3 starts");
+    let bytes = size(Path::new(&files().join("many/100")));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("1 a \"file\"\n\\ that is missing {bytes} 1\n"));
+}

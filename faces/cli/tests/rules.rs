@@ -1,0 +1,145 @@
+//! Never wrong: a program that does to descriptors what programs do prints the same with the cache and
+//! without it. The program is `programs/rules.c`; the owner is a naive one with room for few pages.
+//!
+//! ```text
+//!   programs/rules.c RULE --alone-----------> its output, and how it ended
+//!                         --under `run`-----> the same, byte for byte
+//! ```
+//!
+//! Each rule is a test of its own name, and most run with room for 6 pages and
+//! for 1000: with 6 nearly every read waits for the owner and evicts, with 1000
+//! nearly every read is a hit. A rule that is about what must not be served
+//! also says so by the numbers of the session.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use quinion::serve::ViewerTotals;
+use quinion_cli::run::Session;
+
+#[path = "../../../quinion/tests/support/naive_owner.rs"]
+mod naive_owner;
+use naive_owner::NaiveOwner;
+
+const FILE_BYTES: usize = 300_123;
+
+struct Rules {
+    _folder: tempfile::TempDir,
+    program: PathBuf,
+}
+
+/// The program, compiled once.
+fn rules() -> &'static Rules {
+    static RULES: OnceLock<Rules> = OnceLock::new();
+    RULES.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("rules");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/rules.c");
+        let status = Command::new("cc")
+            .args(["-O2", "-w", "-D_FORTIFY_SOURCE=2", "-pthread", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .status()
+            .expect("a C compiler named cc");
+        assert!(status.success());
+        Rules { _folder: folder, program }
+    })
+}
+
+/// A file whose every part differs from every other.
+fn content(bytes: usize) -> Vec<u8> {
+    let mut state = 88172645463325252u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(bytes).collect()
+}
+
+fn command(case: &str, file: &Path, seed: u32) -> Command {
+    let mut command = Command::new(&rules().program);
+    command.arg(case).arg(file).arg(seed.to_string());
+    command.stdin(std::process::Stdio::null());
+    command
+}
+
+fn output(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    assert!(output.stderr.is_empty(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a case both ways, each with a file of its own, and compares. What the viewers did.
+fn same_with_and_without(case: &str, seed: u32, pages: usize) -> ViewerTotals {
+    let folder = tempfile::tempdir().unwrap();
+    let [with, without] = ["with", "without"].map(|name| folder.path().join(name));
+    for file in [&with, &without] {
+        std::fs::write(file, content(FILE_BYTES)).unwrap();
+    }
+    let expected = output(command(case, &without, seed));
+    let session = Session::start(NaiveOwner::new(pages)).unwrap();
+    let mut served = command(case, &with, seed);
+    session.point_to(&mut served);
+    assert_eq!(output(served), expected, "{case} {seed} differs (right: without the cache)");
+    assert_eq!(
+        std::fs::read(&with).unwrap(),
+        std::fs::read(&without).unwrap(),
+        "{case} wrote something else"
+    );
+    let totals = session.stop();
+    assert!(totals.viewers > 0, "{case} did not attach");
+    totals
+}
+
+macro_rules! rules {
+    ($($name:ident)*) => { $(
+        #[test]
+        fn $name() {
+            for pages in [6, 1000] {
+                let totals = same_with_and_without(stringify!($name), 1, pages);
+                assert!(totals.reads > 0, "nothing was served: {totals:?}");
+            }
+        }
+    )* };
+}
+
+rules! {
+    read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow
+    vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
+}
+
+#[test]
+fn a_file_that_was_written_here_is_never_served() {
+    assert_eq!(same_with_and_without("sparse", 1, 100).reads, 0);
+}
+
+#[test]
+fn random_calls_in_random_order() {
+    for seed in 0..60 {
+        let totals = same_with_and_without("random", seed, if seed % 2 == 0 { 10 } else { 1000 });
+        assert!(totals.reads > 0);
+    }
+}
+
+#[test]
+fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
+    use quinion::arena::control::Reason;
+    let cases = [
+        ("dup", Reason::Duplicated),
+        ("fork", Reason::Forked),
+        ("mapped", Reason::Mapped),
+        ("sendfile", Reason::Passed),
+        ("locks", Reason::Locked),
+        ("write", Reason::Writable),
+        ("errors", Reason::NotRegular),
+        ("reuse", Reason::Foreign),
+    ];
+    for (case, reason) in cases {
+        let totals = same_with_and_without(case, 1, 1000);
+        assert!(totals.reasons[reason as usize] > 0, "{case}: no {reason:?} in {totals:?}");
+    }
+}

@@ -1,0 +1,472 @@
+//! `run` as its callers see it: statuses, signals, reports, an owner that dies, and programs everybody has.
+//!
+//! This test binary is its own `quinion run`: started with `QUINION_TEST_RUN` set, it runs the program
+//! in its arguments, as the command would with a naive owner. So it has a `main` of its own.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::Ordering;
+
+use quinion::serve::Owner;
+use quinion_cli::run::{DeviceNumbers, Format, RunOptions, run};
+
+#[path = "../../../quinion/tests/support/naive_owner.rs"]
+mod naive_owner;
+use naive_owner::NaiveOwner;
+
+/// 4 MiB of the files' 16.
+const PAGES: usize = 1024;
+const FILE_BYTES: usize = 16 << 20;
+
+fn main() {
+    if std::env::var_os("QUINION_TEST_RUN").is_some() {
+        be_the_command();
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    for (name, test) in TESTS {
+        if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
+            println!("test {name} ...");
+            test();
+        }
+    }
+    println!("all well");
+}
+
+fn be_the_command() -> ! {
+    let take = |name: &str| {
+        let value = std::env::var_os(name);
+        // SAFETY: no other thread runs yet.
+        #[allow(unsafe_code, reason = "the program must not see what is meant for us")]
+        unsafe {
+            std::env::remove_var(name);
+        }
+        value
+    };
+    take("QUINION_TEST_RUN");
+    let report = match take("QUINION_TEST_REPORT") {
+        Some(format) if format == "json" => Some(Format::Json),
+        Some(_) => Some(Format::Text),
+        None => None,
+    };
+    let options = RunOptions {
+        report,
+        report_file: take("QUINION_TEST_REPORT_FILE").map(PathBuf::from),
+        program: std::env::args_os().skip(1).collect(),
+    };
+    let owner = NaiveOwner::new(PAGES);
+    let device = {
+        let owner = owner.clone();
+        move || DeviceNumbers { reads: owner.fills.load(Ordering::Relaxed), bytes: 0 }
+    };
+    let owner: std::sync::Arc<dyn Owner> = owner;
+    match run(&options, owner, device) {
+        Ok(ended) => ended.leave(),
+        Err(error) => {
+            eprintln!("quinion: {error}");
+            std::process::exit(125)
+        }
+    }
+}
+
+/// `quinion run -- PROGRAM ARGS`.
+fn quinion(words: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(words).env("QUINION_TEST_RUN", "1").stdin(Stdio::null());
+    command
+}
+
+fn sh(script: &str) -> Command {
+    quinion(&["sh", "-c", script])
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("the_programs_status_is_ours", the_programs_status_is_ours),
+    ("a_program_that_cannot_be_started", a_program_that_cannot_be_started),
+    ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
+    ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
+    ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
+    ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
+    ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
+    ("objects_that_are_preloaded_already_stay", objects_that_are_preloaded_already_stay),
+    ("the_report_has_its_schema", the_report_has_its_schema),
+    ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
+    ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
+    ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
+    ("the_object_replaces_the_functions_it_should_and_no_others", the_objects_exports),
+];
+
+fn the_programs_status_is_ours() {
+    for status in [0, 1, 7, 255] {
+        let exit = format!("exit {status}");
+        assert_eq!(sh(&exit).status().unwrap().code(), Some(status));
+    }
+    for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGSEGV] {
+        let status = sh(&format!("kill -{signal} $$")).status().unwrap();
+        assert_eq!((status.code(), status.signal(), status.core_dumped()), (None, Some(signal), false));
+    }
+}
+
+fn a_program_that_cannot_be_started() {
+    let output = quinion(&["no-such-program-anywhere"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("no-such-program-anywhere"), "{output:?}");
+    assert_eq!(quinion(&["/no/such/program"]).status().unwrap().code(), Some(127));
+    for refused in ["/etc/passwd", "/"] {
+        let output = quinion(&[refused]).output().unwrap();
+        assert_eq!(output.status.code(), Some(126), "{output:?}");
+    }
+    assert_eq!(quinion(&[]).output().unwrap().status.code(), Some(125));
+}
+
+/// Starts a program and waits for its first line.
+fn started(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (child, lines)
+}
+
+#[allow(unsafe_code, reason = "a plain call")]
+fn kill(child: &Child, signal: i32) {
+    // SAFETY: numbers only.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+fn rest(mut lines: impl Read) -> String {
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    rest
+}
+
+fn signals_sent_to_us_reach_the_program() {
+    for (signal, name) in [
+        (libc::SIGTERM, "TERM"),
+        (libc::SIGHUP, "HUP"),
+        (libc::SIGINT, "INT"),
+        (libc::SIGQUIT, "QUIT"),
+        (libc::SIGUSR1, "USR1"),
+        (libc::SIGWINCH, "WINCH"),
+        (libc::SIGTSTP, "TSTP"),
+    ] {
+        let script = format!("trap 'echo {name}; exit 3' {name}; echo ready; while :; do sleep 0.02; done");
+        let (mut child, lines) = started(sh(&script));
+        kill(&child, signal);
+        assert_eq!(rest(lines), format!("{name}\n"));
+        assert_eq!(child.wait().unwrap().code(), Some(3));
+    }
+}
+
+fn what_was_ignored_stays_ignored() {
+    let script = "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" sh -c 'echo ready; read line; echo $line'";
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{script} & me=$!; wait $me")]).arg(std::env::current_exe().unwrap());
+    // In the background the shell gives no input, so the program waits on a file's end instead.
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    assert!(rest(child.stdout.take().unwrap()).starts_with("ready\n"));
+    assert!(child.wait().unwrap().success());
+    let ignored = Command::new("sh")
+        .args(["-c", "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" grep SigIgn /proc/self/status"])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    let mask = u64::from_str_radix(text(&ignored.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
+    assert_eq!(mask & 1, 1, "SIGHUP is ignored in the program too: {ignored:?}");
+}
+
+fn we_stop_and_go_on_with_the_program() {
+    let (mut child, lines) = started(sh("echo ready; kill -STOP $$; echo went on"));
+    #[allow(unsafe_code, reason = "a plain call")]
+    // SAFETY: a plain call with a place for the status.
+    let status = unsafe {
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child.id() as i32, &raw mut status, libc::WUNTRACED), child.id() as i32);
+        status
+    };
+    assert!(libc::WIFSTOPPED(status));
+    kill(&child, libc::SIGCONT);
+    assert_eq!(rest(lines), "went on\n");
+    assert!(child.wait().unwrap().success());
+}
+
+/// Lines of text that all differ, much longer than the cache.
+fn long_file(folder: &Path) -> PathBuf {
+    let path = folder.join("long");
+    let mut content = String::with_capacity(FILE_BYTES + 100);
+    let mut number = 1u64;
+    while content.len() < FILE_BYTES {
+        number = number.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        writeln!(content, "{number:x} the quick brown fox {}", number >> 40).unwrap();
+    }
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+fn programs_everybody_has_print_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = long_file(folder.path());
+    let database = folder.path().join("data.db");
+    let scripts = [
+        "cat F",
+        "cat < F",
+        "cat F F",
+        "dd if=F bs=4k status=none",
+        "dd if=F bs=1000 skip=77 count=3000 status=none",
+        "dd if=F iflag=direct bs=1M status=none",
+        "grep -c the F",
+        "grep -n 'fox 77' F",
+        "head -c 5000000 F",
+        "head -n 1000 F",
+        "tail -c 3000000 F",
+        "tail -n 1000 F",
+        "wc F",
+        "wc -c F",
+        "tar cf - -C $(dirname F) long",
+        "sha256sum F",
+        "md5sum < F",
+        "sort F | tail -5",
+        "cmp F F && echo same",
+        "od -A d -t x1 -j 12345678 -N 100 F",
+        "split -n 2/3 F",
+        "tac F | head -1000",
+        "gzip -1 -c F | cksum",
+        "xxd -s 9999999 -l 64 F || true",
+        "awk 'NR % 1000 == 0' F",
+        "sed -n '200000,200010p' F",
+        "python3 -c 'import sys; sys.stdout.write(open(\"F\").read())'",
+        "python3 -c 'import hashlib; f=open(\"F\",\"rb\"); f.seek(5000); print(hashlib.md5(f.read(9999999)).hexdigest(), f.tell()); f.seek(0); print(len(f.readlines()))'",
+        "python3 -c 'import mmap; f=open(\"F\",\"rb\"); f.read(10); m=mmap.mmap(f.fileno(),0,prot=1); print(hash(m[:])!=0, f.read(20))'",
+        "python3 -c 'import subprocess; f=open(\"F\",\"rb\",0); f.read(100); print(subprocess.run([\"cksum\"],stdin=f,capture_output=True).stdout, f.tell())'",
+        "python3 -c 'import shutil; shutil.copyfile(\"F\",\"F.copy\")' && cksum < F.copy && rm F.copy",
+        "cp F F.copy && cksum F.copy | cut -d' ' -f1 && rm F.copy",
+        "while read a b; do echo $a; done < F | head -100",
+        "{ head -c 10000 >/dev/null; cksum; } < F",
+        "diff F F && echo equal",
+        "base64 F | tail -c 1000",
+        "bash -c 'exec 5<F; read -u 5 x; echo $x; head -c 100 <&5'",
+        "perl -e 'open F,\"<\",\"F\"; $/=\\65536; while(<F>){$n+=unpack(\"%32C*\",$_)} print \"$n\\n\"'",
+        "git hash-object F",
+        "find F -size +1M",
+        "sqlite3 -readonly D 'select count(*), sum(length(t)), max(i) from x'",
+        "sqlite3 D 'select sum(i) from x where i % 7 = 3'",
+        "sqlite3 D 'update x set t = \"changed\" where i % 1000 = 0; select count(*) from x where t = \"changed\"'",
+        "python3 -c 'import sqlite3; print(sqlite3.connect(\"D\").execute(\"select count(distinct t), min(i) from x\").fetchall())'",
+    ];
+    let fill = "create table x(i integer, t text); with recursive c(i) as (select 1 union all select i+1 from c where i < 200000) insert into x select i, hex(i * 7919) || 'some more text to make it long' from c;";
+    let made = Command::new("sqlite3").arg(&database).arg(fill).status();
+    for script in scripts {
+        let uses_database = script.contains(" D ") || script.contains("\"D\"");
+        if uses_database && !made.as_ref().is_ok_and(|status| status.success()) {
+            continue; // no sqlite3 here
+        }
+        let script = script
+            .replace("D ", &format!("{} ", database.display()))
+            .replace("\"D\"", &format!("\"{}\"", database.display()))
+            .replace("=F", &format!("={}", file.display()))
+            .replace("(F", &format!("({}", file.display()))
+            .replace("\"F", &format!("\"{}", file.display()))
+            .replace("<F", &format!("<{}", file.display()));
+        let script: Vec<String> = script
+            .split(' ')
+            .map(|word| {
+                if word == "F" || word == "F)" || word == "F.copy" {
+                    word.replacen('F', &file.display().to_string(), 1)
+                } else {
+                    word.into()
+                }
+            })
+            .collect();
+        let script = script.join(" ");
+        let plain = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
+        if plain.status.code() == Some(127) {
+            continue; // no such program here
+        }
+        assert!(
+            plain.status.success() && !plain.stdout.is_empty(),
+            "the test itself is wrong: {script}: {plain:?}"
+        );
+        let served = sh(&script).output().unwrap();
+        same(&script, &plain, &served);
+    }
+}
+
+fn same(script: &str, plain: &Output, served: &Output) {
+    assert_eq!(served.status.code(), plain.status.code(), "{script}");
+    assert_eq!(text(&served.stderr), text(&plain.stderr), "{script}");
+    assert!(
+        served.stdout == plain.stdout,
+        "{script}: {} bytes against {}",
+        served.stdout.len(),
+        plain.stdout.len()
+    );
+}
+
+fn reported(command: &mut Command) -> (Output, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    command.env("QUINION_TEST_REPORT", "json").env("QUINION_TEST_REPORT_FILE", &file);
+    let output = command.output().unwrap();
+    (output, std::fs::read_to_string(file).unwrap())
+}
+
+/// The number behind the first `key`, which is all these tests need of JSON.
+fn number(report: &str, key: &str) -> u64 {
+    let at = report.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {report}"));
+    let digits = report[at + key.len() + 3..].split(|letter: char| !letter.is_ascii_digit()).next().unwrap();
+    digits.parse().unwrap_or_else(|_| panic!("{key} is no number in {report}"))
+}
+
+fn programs_started_by_the_program_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = long_file(folder.path());
+    let script = format!("for i in 1 2 3; do cat {0} | cksum; (exec grep -c the {0}); done", file.display());
+    let (output, report) = reported(&mut sh(&script));
+    assert!(output.status.success());
+    assert!(number(&report, "processes") >= 10, "{report}");
+    assert!(number(&report, "bytes") >= 6 * FILE_BYTES as u64, "{report}");
+    assert_eq!(number(&report, "files"), 6, "{report}");
+}
+
+fn objects_that_are_preloaded_already_stay() {
+    let mut command = sh("echo $LD_PRELOAD");
+    let output = command.env("LD_PRELOAD", "/usr/lib/none-such.so").output().unwrap();
+    assert!(text(&output.stdout).trim_end().ends_with(":/usr/lib/none-such.so"), "{output:?}");
+}
+
+fn the_report_has_its_schema() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = long_file(folder.path());
+    let name = file.display().to_string();
+    let (_, report) = reported(&mut quinion(&["cat", &name]));
+    assert!(
+        report.starts_with("{\"schema\":1,\"program\":[\"cat\",\"") && report.ends_with("}\n"),
+        "{report}"
+    );
+    for key in [
+        "status",
+        "processes",
+        "reads",
+        "hits",
+        "bytes",
+        "files",
+        "questions",
+        "bound_bytes",
+        "grown_bytes",
+        "huge_share",
+        "not_regular",
+        "writable",
+        "flags",
+        "duplicated",
+        "forked",
+        "mapped",
+        "passed",
+        "number",
+        "refused",
+        "no_owner",
+        "changed",
+        "foreign",
+        "locked",
+    ] {
+        assert!(report.contains(&format!("\"{key}\":")), "{key} is missing in {report}");
+    }
+    assert_eq!((number(&report, "status"), number(&report, "processes")), (0, 1));
+    assert_eq!(number(&report, "bytes"), std::fs::metadata(&file).unwrap().len());
+    assert!(number(&report, "questions") > 0);
+    let (_, report) = reported(&mut sh("kill -9 $$"));
+    assert!(report.contains("\"status\":null,\"signal\":9"), "{report}");
+    let (_, report) =
+        reported(&mut quinion(&["dd", &format!("if={name}"), "iflag=direct", "bs=1M", "of=/dev/null"]));
+    assert!(number(&report, "flags") == 1 || number(&report, "duplicated") == 1, "{report}");
+    let output = quinion(&["cat", &name]).env("QUINION_TEST_REPORT", "text").output().unwrap();
+    assert!(text(&output.stderr).starts_with("quinion: served     16.0 MiB in "), "{}", text(&output.stderr));
+}
+
+fn a_static_program_runs_unharmed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("static.c"), folder.path().join("static"));
+    let code = "void _start(void) { __asm__ volatile(\"mov $60, %eax; mov $5, %edi; syscall\"); }";
+    std::fs::write(&source, code).unwrap();
+    let cc =
+        Command::new("cc").args(["-static", "-nostdlib", "-o"]).arg(&program).arg(&source).status().unwrap();
+    assert!(cc.success());
+    let (output, report) = reported(&mut quinion(&[program.to_str().unwrap()]));
+    assert_eq!(output.status.code(), Some(5));
+    assert!(report.contains("is statically linked"), "{report}");
+
+    // Rights of somebody else: only root can make such a file, and root loses none by it.
+    let set_id = folder.path().join("cat");
+    std::fs::copy("/bin/cat", &set_id).unwrap();
+    std::fs::set_permissions(&set_id, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    if std::os::unix::fs::chown(&set_id, Some(65534), None).is_ok() {
+        std::fs::set_permissions(&set_id, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (output, report) = reported(&mut quinion(&[set_id.to_str().unwrap(), "/etc/passwd"]));
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap());
+        assert!(report.contains("set-uid"), "{report}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+/// A program that reads slowly and says what it read at the end.
+const SLOW: &str = "import sys,time,hashlib,os
+fd = os.open(sys.argv[1], os.O_RDONLY); h = hashlib.md5(); n = 0
+while True:
+    b = os.read(fd, 65536)
+    if not b: break
+    h.update(b); n += 1
+    if n == 20: print('ready', flush=True)
+    if n % 5 == 0: time.sleep(0.01)
+print(h.hexdigest())
+";
+
+fn slow_reader(file: &Path) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let plain = Command::new("python3").args(["-c", SLOW]).arg(file).output().unwrap();
+    let expected = text(&plain.stdout).lines().last().unwrap().to_string() + "\n";
+    let (child, lines) = started(quinion(&["python3", "-c", SLOW, file.to_str().unwrap()]));
+    (child, lines, expected)
+}
+
+fn a_program_finishes_without_its_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, lines, expected) = slow_reader(&long_file(folder.path()));
+    kill(&child, libc::SIGKILL);
+    child.wait().unwrap();
+    assert_eq!(rest(lines), expected);
+}
+
+fn a_program_finishes_beside_a_stopped_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, mut lines, expected) = slow_reader(&long_file(folder.path()));
+    kill(&child, libc::SIGSTOP);
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap(); // not to the end: the owner has the other side too
+    assert_eq!(line, expected);
+    kill(&child, libc::SIGCONT);
+    assert!(child.wait().unwrap().success());
+}
+
+fn the_objects_exports() {
+    let folder = tempfile::tempdir().unwrap();
+    let object = folder.path().join("preload.so");
+    let bytes = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
+    std::fs::File::create(&object).unwrap().write_all(bytes).unwrap();
+    assert!(bytes.len() < 300 << 10, "{} bytes", bytes.len());
+    let nm = Command::new("nm").args(["-D", "--defined-only"]).arg(&object).output().unwrap();
+    let mut names: Vec<String> =
+        text(&nm.stdout).lines().map(|line| line.split(' ').next_back().unwrap().into()).collect();
+    names.sort();
+    let expected = include_str!("exports.txt").lines().map(OsString::from).collect::<Vec<_>>();
+    assert_eq!(names.iter().map(OsString::from).collect::<Vec<_>>(), expected);
+}

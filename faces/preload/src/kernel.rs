@@ -1,0 +1,293 @@
+//! Kernel: the system calls the interposer makes for itself, past the C library and past its own wrappers.
+//!
+//! None of them touches `errno`: a call that is served must leave it as it was.
+
+use quinion::units::EXTENT_SIZE;
+use quinion::viewer::sys::{Errno, call, result};
+
+/// Numbers of system calls, on x86-64.
+#[allow(missing_docs, reason = "the kernel's names")]
+pub mod number {
+    pub const READ: usize = 0;
+    pub const OPEN: usize = 2;
+    pub const CLOSE: usize = 3;
+    pub const STAT: usize = 4;
+    pub const FSTAT: usize = 5;
+    pub const LSEEK: usize = 8;
+    pub const MMAP: usize = 9;
+    pub const MUNMAP: usize = 11;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const IOCTL: usize = 16;
+    pub const PREAD64: usize = 17;
+    pub const READV: usize = 19;
+    pub const SCHED_YIELD: usize = 24;
+    pub const MADVISE: usize = 28;
+    pub const DUP: usize = 32;
+    pub const DUP2: usize = 33;
+    pub const GETPID: usize = 39;
+    pub const SENDFILE: usize = 40;
+    pub const SENDMSG: usize = 46;
+    pub const RECVMSG: usize = 47;
+    pub const CLONE: usize = 56;
+    pub const FORK: usize = 57;
+    pub const VFORK: usize = 58;
+    pub const EXECVE: usize = 59;
+    pub const FCNTL: usize = 72;
+    pub const FLOCK: usize = 73;
+    pub const TRUNCATE: usize = 76;
+    pub const CREAT: usize = 85;
+    pub const GETTID: usize = 186;
+    pub const FUTEX: usize = 202;
+    pub const GETDENTS64: usize = 217;
+    pub const CLOCK_GETTIME: usize = 228;
+    pub const TGKILL: usize = 234;
+    pub const OPENAT: usize = 257;
+    pub const UNSHARE: usize = 272;
+    pub const SPLICE: usize = 275;
+    pub const DUP3: usize = 292;
+    pub const PREADV: usize = 295;
+    pub const OPEN_BY_HANDLE_AT: usize = 304;
+    pub const GETCPU: usize = 309;
+    pub const GETRANDOM: usize = 318;
+    pub const EXECVEAT: usize = 322;
+    pub const MEMBARRIER: usize = 324;
+    pub const COPY_FILE_RANGE: usize = 326;
+    pub const RSEQ: usize = 334;
+    pub const IO_URING_SETUP: usize = 425;
+    pub const CLONE3: usize = 435;
+    pub const CLOSE_RANGE: usize = 436;
+    pub const OPENAT2: usize = 437;
+    pub const PIDFD_GETFD: usize = 438;
+    pub const FSTATFS: usize = 138;
+}
+
+pub const O_ACCMODE: i32 = 3;
+pub const O_RDWR: i32 = 2;
+pub const O_TRUNC: i32 = 0o1000;
+pub const O_APPEND: i32 = 0o2000;
+pub const O_DIRECT: i32 = 0o40000;
+pub const O_DIRECTORY: i32 = 0o200000;
+pub const O_CLOEXEC: i32 = 0o2000000;
+pub const O_PATH: i32 = 0o10000000;
+pub const O_TMPFILE_BIT: i32 = 0o20000000;
+pub const AT_FDCWD: i32 = -100;
+pub const SEEK_SET: i32 = 0;
+pub const SEEK_CUR: i32 = 1;
+pub const F_GETFL: usize = 3;
+pub const F_GET_SEALS: usize = 1034;
+pub const F_SEAL_SHRINK: usize = 2;
+
+/// What the kernel says of a file.
+#[derive(Clone, Copy)]
+pub struct Stat {
+    pub device: u64,
+    pub inode: u64,
+    pub mode: u32,
+    pub size: i64,
+}
+
+impl Stat {
+    /// Whether it is a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.mode & 0o170000 == 0o100000
+    }
+}
+
+/// The kernel's `struct stat` on x86-64.
+#[repr(C)]
+struct RawStat {
+    device: u64,
+    inode: u64,
+    links: u64,
+    mode: u32,
+    user: u32,
+    group: u32,
+    pad: u32,
+    special: u64,
+    size: i64,
+    rest: [u64; 11],
+}
+const _: () = assert!(size_of::<RawStat>() == 144);
+
+fn stat_by(number: usize, what: usize) -> Option<Stat> {
+    let mut raw = core::mem::MaybeUninit::<RawStat>::zeroed();
+    // SAFETY: the kernel fills the buffer, which has its size; `what` is a descriptor or a path.
+    result(unsafe { call(number, [what, raw.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
+    // SAFETY: zeroed and then filled; every pattern is a value.
+    let raw = unsafe { raw.assume_init() };
+    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size })
+}
+
+/// What is behind `fd`.
+pub fn fstat(fd: i32) -> Option<Stat> {
+    stat_by(number::FSTAT, fd as usize)
+}
+/// What `path` names, links followed. A path that cannot be read is an error of the kernel's, no fault.
+pub fn stat(path: usize) -> Option<Stat> {
+    stat_by(number::STAT, path)
+}
+
+/// The magic number of the file system `fd` lies in.
+pub fn file_system(fd: i32) -> Option<u64> {
+    let mut raw = [0u64; 15];
+    // SAFETY: the kernel's structure has 120 bytes here, which is what `raw` has.
+    result(unsafe { call(number::FSTATFS, [fd as usize, raw.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
+    Some(raw[0])
+}
+
+/// The kernel's offset of `fd` is moved; where it is now.
+pub fn lseek(fd: i32, offset: i64, whence: i32) -> Result<i64, Errno> {
+    // SAFETY: numbers only.
+    result(unsafe { call(number::LSEEK, [fd as usize, offset as usize, whence as usize, 0, 0, 0]) })
+        .map(|n| n as i64)
+}
+
+/// A question to `fcntl` that takes no argument.
+pub fn fcntl(fd: i32, command: usize) -> Result<usize, Errno> {
+    // SAFETY: numbers only.
+    result(unsafe { call(number::FCNTL, [fd as usize, command, 0, 0, 0, 0]) })
+}
+
+/// Opens `path`, which ends with a zero.
+pub fn open(path: &[u8], flags: i32) -> Result<i32, Errno> {
+    debug_assert!(path.last() == Some(&0));
+    let args = [AT_FDCWD as usize, path.as_ptr() as usize, (flags | O_CLOEXEC) as usize, 0, 0, 0];
+    // SAFETY: the path is a string that ends.
+    result(unsafe { call(number::OPENAT, args) }).map(|n| n as i32)
+}
+
+/// Closes one of our own descriptors.
+pub fn close(fd: i32) {
+    // SAFETY: a number only.
+    let _ = unsafe { call(number::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// The calling process, as the kernel sees it now: the child's own number in a child of `vfork`.
+pub fn process() -> u32 {
+    // SAFETY: no argument.
+    unsafe { call(number::GETPID, [0; 6]) as u32 }
+}
+
+/// Lets others run.
+pub fn yield_now() {
+    // SAFETY: no argument.
+    let _ = unsafe { call(number::SCHED_YIELD, [0; 6]) };
+}
+
+/// Private memory, all zeros.
+pub fn map_private(bytes: usize) -> Option<core::ptr::NonNull<u8>> {
+    const READ_WRITE: usize = 3;
+    map_at(None, bytes, READ_WRITE, PRIVATE | ANONYMOUS, None)
+}
+
+/// Maps all `bytes` bytes of `fd`, shared, at a multiple of 2 MiB: only there can the kernel use the large pages
+/// that the file's memory is in.
+pub fn map_file(fd: i32, bytes: usize, access: Access) -> Option<core::ptr::NonNull<u8>> {
+    let reserved = map_at(None, bytes + EXTENT_SIZE, 0, PRIVATE | ANONYMOUS | NORESERVE, None)?;
+    let (start, end) = (reserved.as_ptr() as usize, reserved.as_ptr() as usize + bytes + EXTENT_SIZE);
+    let base = start.next_multiple_of(EXTENT_SIZE);
+    let mapped = map_at(Some(base), bytes, access as usize, SHARED | FIXED, Some(fd));
+    if mapped.is_none() {
+        unmap(reserved, bytes + EXTENT_SIZE);
+        return None;
+    }
+    for (from, to) in [(start, base), ((base + bytes).next_multiple_of(4096), end)] {
+        if from < to {
+            unmap(core::ptr::NonNull::new(from as *mut u8)?, to - from);
+        }
+    }
+    mapped
+}
+
+/// What may be done with mapped bytes: the kernel's PROT bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read = 1,
+    ReadWrite = 3,
+}
+
+const SHARED: usize = 1;
+const PRIVATE: usize = 2;
+const FIXED: usize = 0x10;
+const ANONYMOUS: usize = 0x20;
+const NORESERVE: usize = 0x4000;
+
+fn map_at(
+    at: Option<usize>,
+    bytes: usize,
+    protection: usize,
+    flags: usize,
+    fd: Option<i32>,
+) -> Option<core::ptr::NonNull<u8>> {
+    let args = [at.unwrap_or(0), bytes, protection, flags, fd.unwrap_or(-1) as usize, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of ours.
+    let address = result(unsafe { call(number::MMAP, args) }).ok()?;
+    core::ptr::NonNull::new(address as *mut u8)
+}
+
+/// Unmaps what a call above gave and nobody uses.
+pub fn unmap(base: core::ptr::NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller is the only one who knew the mapping.
+    let _ = unsafe { call(number::MUNMAP, [base.as_ptr() as usize, bytes, 0, 0, 0, 0]) };
+}
+
+/// Asks that the page at `base` be all zeros in a forked child.
+pub fn wipe_on_fork(base: core::ptr::NonNull<u8>, bytes: usize) -> Result<(), Errno> {
+    const MADV_WIPEONFORK: usize = 18;
+    // SAFETY: private memory of ours.
+    result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_WIPEONFORK, 0, 0, 0]) })
+        .map(drop)
+}
+
+/// All signals held back, until this is dropped.
+///
+/// For the few steps in which a descriptor's state is being moved: a handler that ran in between, in the same
+/// thread, and looked at the same descriptor would wait for itself.
+pub struct SignalsHeld(u64);
+
+impl SignalsHeld {
+    const SET: usize = 2;
+
+    /// Holds all signals back.
+    pub fn new() -> Self {
+        let (all, mut before) = (u64::MAX, 0u64);
+        let addresses = [&raw const all as usize, &raw mut before as usize];
+        // SAFETY: both masks have the eight bytes the kernel is told of.
+        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, addresses[0], addresses[1], 8, 0, 0]) };
+        Self(before)
+    }
+}
+
+impl Drop for SignalsHeld {
+    fn drop(&mut self) {
+        let address = &raw const self.0 as usize;
+        // SAFETY: the mask has eight bytes.
+        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, address, 0, 8, 0, 0]) };
+    }
+}
+
+/// Reads entries of a directory; the bytes that were filled, 0 at the end or on an error.
+pub fn directory_entries(directory: i32, to: &mut [u64; 128]) -> usize {
+    let args = [directory as usize, to.as_mut_ptr() as usize, size_of_val(to), 0, 0, 0];
+    // SAFETY: the kernel writes at most the size it is told of.
+    result(unsafe { call(number::GETDENTS64, args) }).unwrap_or(0)
+}
+
+/// Calls `tell` with each name among `bytes` bytes of directory entries.
+pub fn entry_names(entries: &[u64; 128], bytes: usize, mut tell: impl FnMut(&[u8])) {
+    const LENGTH_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    // SAFETY: the same memory, as bytes.
+    let all = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(entries)) };
+    let mut rest = &all[..bytes.min(all.len())];
+    while rest.len() > NAME_AT {
+        let length = usize::from(u16::from_ne_bytes([rest[LENGTH_AT], rest[LENGTH_AT + 1]]));
+        if length <= NAME_AT || length > rest.len() {
+            return;
+        }
+        let name = &rest[NAME_AT..length];
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        tell(&name[..end]);
+        rest = &rest[length..];
+    }
+}

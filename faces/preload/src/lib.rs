@@ -1,0 +1,61 @@
+//! The interposer: what `quinion run` puts into a program.
+//!
+//! The dynamic linker loads this object before the C library, so that calls of
+//! `read` and its kin reach the wrappers here. A wrapper that can answer from
+//! the cache does; every other passes the call on.
+//!
+//! ```text
+//!   program --read(fd)--> served.rs --hit--> bytes out of the arena, no system call
+//!                            |  `--miss--> ask the owner, look again
+//!                            |
+//!                            `--not served--> real.rs --> the C library --> the kernel
+//!   program --dup, fork, mmap, ...--> passed.rs, opened.rs: give descriptors back first, then the real call
+//! ```
+//!
+//! The rule above all others is **never wrong**. Descriptors are the kernel's
+//! own. One is served only while nobody but this process can have its offset,
+//! and its file is not open for writing here. Whatever leaves that narrow path
+//! goes back to the kernel for good, with the kernel's offset put right before
+//! anybody can look at it.
+//!
+//! What the interposer does not see: system calls by instructions of the
+//! program's own (not through the C library), and what the C library does
+//! inside itself. The first is why a descriptor that a program also reads with
+//! such instructions must not be served; no way is known to tell, and
+//! `quinion run` says so in its manual. The second never involves a descriptor
+//! that is served: streams keep to descriptors they opened or were given.
+//!
+//! Invariants:
+//!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.
+//!  2. If anything at the start is not as expected, the object does nothing at all.
+//!  3. A forked child is not served; a program it starts attaches by itself.
+#![no_std]
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod kernel;
+mod opened;
+mod passed;
+mod process;
+mod real;
+mod served;
+mod start;
+mod table;
+mod written;
+
+/// There is nobody to tell; the program must not go on with half a step done.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: an instruction that ends the process.
+    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+}
+
+// The core library was built to unwind and names this function, which only the standard library has. Nothing
+// here unwinds by itself; a cancelled thread's unwinding is told to go on to the next frame. Hidden, so that
+// nobody else's is replaced.
+core::arch::global_asm!(
+    ".hidden rust_eh_personality",
+    ".globl rust_eh_personality",
+    "rust_eh_personality:",
+    "mov eax, 8", // _URC_CONTINUE_UNWIND
+    "ret",
+);

@@ -1,0 +1,350 @@
+//! Opened: the calls that make descriptors, and the calls that make children.
+//!
+//! Opening for reading makes a candidate. Opening for writing, by whatever
+//! name, takes the file away from the cache for the life of the process. Both
+//! happen after the real call, when there is a descriptor to look at: a reader
+//! that is served in between read before the file was opened, as far as anyone
+//! can tell.
+//!
+//! A fork gives every descriptor back first. It could not be told afterwards
+//! which of them the child uses.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+
+use quinion::arena::control::Reason;
+
+use crate::real::{self, Real};
+use crate::served::{call_real, names};
+use crate::table::{self, State};
+use crate::{kernel, process};
+
+/// A call that opens is over: what came of it.
+fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
+    if fd >= 0 && process::viewer().is_some() {
+        classify(fd, flags, forks);
+    }
+    fd
+}
+
+fn classify(fd: c_int, flags: c_int, forks: u64) {
+    const WRITES: c_int = kernel::O_TRUNC | kernel::O_TMPFILE_BIT;
+    const LEFT_ALONE: c_int = kernel::O_DIRECTORY | kernel::O_PATH;
+    const NOT_SERVED: c_int = kernel::O_DIRECT | kernel::O_APPEND;
+    // O_TMPFILE includes O_DIRECTORY, and O_PATH makes the kernel ignore what else is asked.
+    let is_path = flags & kernel::O_PATH != 0;
+    if !is_path && (flags & kernel::O_ACCMODE != 0 || flags & WRITES != 0) {
+        table::opened_for_kernel(fd, State::Unknown);
+        writable(fd);
+    } else if flags & LEFT_ALONE != 0 || fd < table::FIRST {
+        table::opened_for_kernel(fd, State::Unknown);
+    } else if flags & NOT_SERVED != 0 {
+        table::opened_for_kernel(fd, State::Kernel);
+        count(Reason::Flags);
+    } else if fd as usize >= table::DESCRIPTORS {
+        count(Reason::Number);
+    } else {
+        table::opened(fd, forks);
+    }
+}
+
+fn count(reason: Reason) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count_reason(reason);
+    }
+}
+
+/// A descriptor that can write has appeared: its file is not served any more.
+pub fn writable(fd: c_int) {
+    if let Some(stat) = kernel::fstat(fd)
+        && stat.is_regular()
+    {
+        table::file_is_written(stat.device, stat.inode);
+    }
+}
+
+/// A descriptor has appeared in a way that does not tell whether it can write.
+pub fn appeared(fd: c_int) {
+    if process::viewer().is_some()
+        && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
+    {
+        writable(fd);
+    }
+}
+
+/// A stream was opened.
+fn stream(stream: *mut c_void) -> *mut c_void {
+    if !stream.is_null() {
+        appeared(real::stream_fd(stream));
+    }
+    stream
+}
+
+fn temporary(fd: c_int) -> c_int {
+    opened(fd, kernel::O_RDWR, 0)
+}
+
+names! {
+    /// Opens; a candidate if it can only read.
+    open | __open (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        let fd = call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        let fd = call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    __open_2(path: *const c_char, flags: c_int) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(__open_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    __open64_2(path: *const c_char, flags: c_int) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(__open64_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(__openat_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
+    }
+    /// Opens; a candidate if it can only read.
+    __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+        let forks = process::forks();
+        opened(call_real!(__openat64_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
+    }
+    /// Opens for writing.
+    creat(path: *const c_char, mode: c_uint) -> c_int {
+        temporary(call_real!(creat(path => *const c_char, mode => c_uint) -> c_int))
+    }
+    /// Opens for writing.
+    creat64(path: *const c_char, mode: c_uint) -> c_int {
+        temporary(call_real!(creat64(path => *const c_char, mode => c_uint) -> c_int))
+    }
+    /// Opens what a handle names.
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
+        let fd = call_real!(open_by_handle_at(mount => c_int, handle => *mut c_void, flags => c_int) -> c_int);
+        appeared(fd);
+        fd
+    }
+    /// Opens shared memory.
+    shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let fd = call_real!(shm_open(name => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        appeared(fd);
+        fd
+    }
+    /// Makes a file in memory, which can be opened again by its number.
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int {
+        temporary(call_real!(memfd_create(name => *const c_char, flags => c_uint) -> c_int))
+    }
+
+    /// Opens for writing.
+    mkstemp(path: *mut c_char) -> c_int {
+        temporary(call_real!(mkstemp(path => *mut c_char) -> c_int))
+    }
+    /// Opens for writing.
+    mkstemp64(path: *mut c_char) -> c_int {
+        temporary(call_real!(mkstemp64(path => *mut c_char) -> c_int))
+    }
+    /// Opens for writing.
+    mkostemp(path: *mut c_char, flags: c_int) -> c_int {
+        temporary(call_real!(mkostemp(path => *mut c_char, flags => c_int) -> c_int))
+    }
+    /// Opens for writing.
+    mkostemp64(path: *mut c_char, flags: c_int) -> c_int {
+        temporary(call_real!(mkostemp64(path => *mut c_char, flags => c_int) -> c_int))
+    }
+    /// Opens for writing.
+    mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
+        temporary(call_real!(mkstemps(path => *mut c_char, suffix => c_int) -> c_int))
+    }
+    /// Opens for writing.
+    mkstemps64(path: *mut c_char, suffix: c_int) -> c_int {
+        temporary(call_real!(mkstemps64(path => *mut c_char, suffix => c_int) -> c_int))
+    }
+    /// Opens for writing.
+    mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+        temporary(call_real!(mkostemps(path => *mut c_char, suffix => c_int, flags => c_int) -> c_int))
+    }
+    /// Opens for writing.
+    mkostemps64(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+        temporary(call_real!(mkostemps64(path => *mut c_char, suffix => c_int, flags => c_int) -> c_int))
+    }
+
+    /// A stream: the C library reads it past us, so only writing matters.
+    fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
+        stream(call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void))
+    }
+    /// As `fopen`.
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void {
+        stream(call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void))
+    }
+    /// As `fopen`; the stream's old descriptor goes back first, if it was served.
+    freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
+        table::detach(real::stream_fd(old), Reason::Passed);
+        stream(call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
+    }
+    /// As `freopen`.
+    freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
+        table::detach(real::stream_fd(old), Reason::Passed);
+        stream(call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
+    }
+    /// As `fopen`.
+    tmpfile() -> *mut c_void {
+        stream(call_real!(tmpfile() -> *mut c_void))
+    }
+    /// As `fopen`.
+    tmpfile64() -> *mut c_void {
+        stream(call_real!(tmpfile64() -> *mut c_void))
+    }
+
+    /// Descriptors may arrive, and some of them may write.
+    recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize {
+        let answer = call_real!(recvmsg(socket => c_int, message => *mut Message, flags => c_int) -> isize);
+        if answer >= 0 && process::viewer().is_some() {
+            // SAFETY: the program's message, which the kernel has just filled.
+            unsafe { descriptors_in(message, appeared) };
+        }
+        answer
+    }
+    /// Descriptors may arrive, and some of them may write.
+    recvmmsg(socket: c_int, messages: *mut Messages, count: c_uint, flags: c_int, time: *mut c_void) -> c_int {
+        let answer = call_real!(recvmmsg(
+            socket => c_int, messages => *mut Messages, count => c_uint, flags => c_int, time => *mut c_void
+        ) -> c_int);
+        if answer > 0 && process::viewer().is_some() {
+            for i in 0..answer as usize {
+                // SAFETY: as in `recvmsg`; the kernel filled so many.
+                unsafe { descriptors_in(&raw mut (*messages.add(i)).message, appeared) };
+            }
+        }
+        answer
+    }
+
+    /// Gives everything back, then forks.
+    fork | __fork () -> c_int {
+        forking(|| call_real!(fork() -> c_int))
+    }
+    /// Gives everything back, then forks.
+    _Fork() -> c_int {
+        forking(|| call_real!(_Fork() -> c_int))
+    }
+    /// Gives everything back, then forks and goes on in the child.
+    daemon(directory: c_int, streams: c_int) -> c_int {
+        forking(|| call_real!(daemon(directory => c_int, streams => c_int) -> c_int))
+    }
+    /// Gives everything back, then forks.
+    forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
+        forking(|| call_real!(forkpty(
+            terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
+        ) -> c_int))
+    }
+    /// Gives everything back, then runs a program.
+    system(command: *const c_char) -> c_int {
+        forking(|| call_real!(system(command => *const c_char) -> c_int))
+    }
+    /// Gives everything back, then runs a program.
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+        forking(|| call_real!(popen(command => *const c_char, mode => *const c_char) -> *mut c_void))
+    }
+    /// Gives everything back, then runs a program.
+    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+        forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
+    }
+    /// Gives everything back, then runs a program.
+    posix_spawn(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        forking(|| call_real!(posix_spawn(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+    /// Gives everything back, then runs a program.
+    posix_spawnp(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        forking(|| call_real!(posix_spawnp(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+}
+
+/// Runs a call that makes a child. In a forked child there is nothing to end: it is switched off.
+#[inline]
+fn forking<T>(call: impl FnOnce() -> T) -> T {
+    let begun = process::begin_fork();
+    let answer = call();
+    if begun && process::viewer().is_some() {
+        process::end_fork();
+    }
+    answer
+}
+
+/// The C library's `struct msghdr`.
+#[repr(C)]
+pub struct Message {
+    name: *mut c_void,
+    name_len: u32,
+    parts: *mut c_void,
+    parts_len: usize,
+    control: *mut u8,
+    control_len: usize,
+    flags: c_int,
+}
+
+/// The C library's `struct mmsghdr`.
+#[repr(C)]
+pub struct Messages {
+    /// The message.
+    pub message: Message,
+    len: c_uint,
+}
+
+/// Calls `tell` for each descriptor in a message's control data.
+///
+/// # Safety
+/// `message` is null or a message whose control data can be read.
+pub unsafe fn descriptors_in(message: *const Message, tell: fn(c_int)) {
+    const HEADER: usize = 16;
+    const SOL_SOCKET_RIGHTS: [c_int; 2] = [1, 1];
+    if message.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let (control, len) = unsafe { ((*message).control, (*message).control_len) };
+    let mut at = 0;
+    while !control.is_null() && at + HEADER <= len {
+        // SAFETY: the header lies inside the control data.
+        let (bytes, kind) = unsafe {
+            let header = control.add(at);
+            (header.cast::<usize>().read_unaligned(), header.add(8).cast::<[c_int; 2]>().read_unaligned())
+        };
+        if bytes < HEADER || bytes > len - at {
+            return;
+        }
+        if kind == SOL_SOCKET_RIGHTS {
+            for i in 0..(bytes - HEADER) / 4 {
+                // SAFETY: the descriptor lies inside this part of the control data.
+                tell(unsafe { control.add(at + HEADER + 4 * i).cast::<c_int>().read_unaligned() });
+            }
+        }
+        at += bytes.next_multiple_of(8);
+    }
+}

@@ -1,0 +1,374 @@
+//! Passed: the calls that go to the real function, after a word from us.
+//!
+//! Each is a trampoline of a few instructions: save the registers that carry
+//! arguments, call the hook with the first six of them, put the registers back,
+//! jump. So a call with any arguments, however many, reaches the real function
+//! exactly as it was made, and whatever that does with its frame, unwinding for
+//! a cancelled thread or never coming back, is not our business.
+//!
+//! The hooks do one thing: whoever is about to use or share the kernel's offset
+//! finds it right, because the descriptor went back to the kernel for good.
+
+use core::arch::naked_asm;
+use core::ffi::c_int;
+
+use quinion::arena::control::Reason;
+
+use crate::kernel::{self, number};
+use crate::opened::{Message, Messages, descriptors_in};
+use crate::real::{self, find_for_trampoline};
+use crate::{process, table};
+
+/// Trampolines: `name => hook`, or `alias = real => hook`.
+macro_rules! before {
+    ($($(#[$doc:meta])* $name:ident = $real:ident => $hook:path;)*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function of this name.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "call {hook}",
+                "mov rax, qword ptr [rip + {real}]",
+                "test rax, rax",
+                "jnz 2f",
+                "lea rdi, [rip + {real}]",
+                "call {find}",
+                "2:",
+                "mov r11, rax",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                hook = sym $hook, real = sym real::$real, find = sym find_for_trampoline,
+            )
+        }
+    )* };
+}
+
+before! {
+    /// The two share their offset.
+    dup = dup => duplicated;
+    /// The two share their offset; the second is closed first.
+    dup2 = dup2 => duplicated_onto;
+    /// As `dup2`.
+    __dup2 = dup2 => duplicated_onto;
+    /// As `dup2`.
+    dup3 = dup3 => duplicated_onto;
+    /// May duplicate, lock from the offset on, or change flags.
+    fcntl = fcntl => controlled;
+    /// As `fcntl`.
+    __fcntl = fcntl => controlled;
+    /// As `fcntl`.
+    fcntl64 = fcntl64 => controlled;
+    /// May ask how much is left to read.
+    ioctl = ioctl => io_controlled;
+    /// Reads at the offset unless told where.
+    sendfile = sendfile => sent_file;
+    /// As `sendfile`.
+    sendfile64 = sendfile64 => sent_file;
+    /// Reads at the offset unless told where.
+    splice = splice => spliced;
+    /// Reads at the offset unless told where.
+    copy_file_range = copy_file_range => spliced;
+    /// The kernel's page cache is read from now on.
+    mmap = mmap => mapped;
+    /// As `mmap`.
+    mmap64 = mmap64 => mapped;
+    /// The C library reads from now on.
+    fdopen = fdopen => passed;
+    /// As `fdopen`.
+    _IO_fdopen = fdopen => passed;
+    /// Whoever locks a file wants to see what others write.
+    flock = flock => locked;
+    /// As `flock`; from the offset on.
+    lockf = lockf => locked;
+    /// As `lockf`.
+    lockf64 = lockf64 => locked;
+    /// Descriptors may be sent away.
+    sendmsg = sendmsg => sent_message;
+    /// As `sendmsg`.
+    sendmmsg = sendmmsg => sent_messages;
+    /// Changes a file without opening it.
+    truncate = truncate => truncated;
+    /// As `truncate`.
+    truncate64 = truncate64 => truncated;
+    /// Closes many.
+    close_range = close_range => closed_range;
+    /// Closes many.
+    closefrom = closefrom => closed_from;
+    /// The new program inherits what is not closed.
+    execve = execve => inherited;
+    /// As `execve`.
+    execv = execv => inherited;
+    /// As `execve`.
+    execvp = execvp => inherited;
+    /// As `execve`.
+    execvpe = execvpe => inherited;
+    /// As `execve`.
+    execl = execl => inherited;
+    /// As `execve`.
+    execlp = execlp => inherited;
+    /// As `execve`.
+    execle = execle => inherited;
+    /// As `execve`.
+    fexecve = fexecve => inherited;
+    /// As `execve`.
+    execveat = execveat => inherited;
+    /// Makes a child with the program's own choice of what is shared.
+    clone = clone => cloned;
+    /// As `clone`.
+    __clone = clone => cloned;
+    /// May split the table of descriptors.
+    unshare = unshare => unshared;
+    /// Takes a descriptor out of some process, perhaps this one.
+    pidfd_getfd = pidfd_getfd => everything_passed;
+    /// A ring reads and closes descriptors past everybody.
+    io_uring_queue_init = io_uring_queue_init => no_more;
+    /// As above.
+    io_uring_queue_init_params = io_uring_queue_init_params => no_more;
+    /// As above.
+    io_uring_queue_init_mem = io_uring_queue_init_mem => no_more;
+    /// As above.
+    io_uring_setup = io_uring_setup => no_more;
+    /// Any system call.
+    syscall = syscall => called;
+}
+
+/// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
+/// is kept in a register over the call, and the child and the parent return from it one after the other.
+///
+/// # Safety
+/// That of the C library's function of this name.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn vfork() -> c_int {
+    naked_asm!(
+        "sub rsp, 8",
+        "call {begin}",
+        "add rsp, 8",
+        "pop rdi",
+        "mov eax, {number}",
+        "syscall",
+        "push rdi",
+        "test rax, rax",
+        "jz 2f",
+        "sub rsp, 8",
+        "mov rdi, rax",
+        "call {end}",
+        "add rsp, 8",
+        "2:",
+        "ret",
+        begin = sym process::begin_vfork, end = sym process::end_vfork, number = const number::VFORK,
+    )
+}
+
+/// `vfork` by its other name.
+///
+/// # Safety
+/// As `vfork`.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn __vfork() -> c_int {
+    naked_asm!("jmp {vfork}", vfork = sym vfork)
+}
+
+// ---- the hooks ------------------------------------------------------------------------------------------
+
+#[inline]
+fn back(fd: usize, reason: Reason) {
+    if process::viewer().is_some() {
+        table::detach(fd as c_int, reason);
+    }
+}
+
+extern "C" fn duplicated(fd: usize) {
+    back(fd, Reason::Duplicated);
+}
+
+extern "C" fn duplicated_onto(fd: usize, onto: usize) {
+    back(fd, Reason::Duplicated);
+    if onto != fd {
+        back(onto, Reason::Duplicated); // not forgotten: the call may fail, and then it stays open
+    }
+}
+
+extern "C" fn controlled(fd: usize, command: usize) {
+    const F_DUPFD: c_int = 0;
+    const F_SETFL: c_int = 4;
+    const F_GETLK: c_int = 5;
+    const F_SETLKW: c_int = 7;
+    const F_OFD_GETLK: c_int = 36;
+    const F_OFD_SETLKW: c_int = 38;
+    const F_DUPFD_CLOEXEC: c_int = 1030;
+    match command as c_int {
+        F_DUPFD | F_DUPFD_CLOEXEC => back(fd, Reason::Duplicated),
+        F_SETFL => back(fd, Reason::Flags),
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => back(fd, Reason::Locked),
+        _ => {}
+    }
+}
+
+extern "C" fn io_controlled(fd: usize, command: usize) {
+    /// What terminals are asked, and what does not touch the offset: isatty, the window's size, close-on-exec.
+    const HARMLESS: [usize; 5] = [0x5401, 0x5413, 0x5450, 0x5451, 0x5421];
+    if !HARMLESS.contains(&(command & 0xffff_ffff)) {
+        back(fd, Reason::Passed);
+    }
+}
+
+extern "C" fn sent_file(_to: usize, from: usize, position: usize) {
+    if position == 0 {
+        back(from, Reason::Passed);
+    }
+}
+
+extern "C" fn spliced(from: usize, position: usize) {
+    if position == 0 {
+        back(from, Reason::Passed);
+    }
+}
+
+extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: usize, fd: usize) {
+    const MAP_ANONYMOUS: usize = 0x20;
+    if flags & MAP_ANONYMOUS == 0 {
+        back(fd, Reason::Mapped);
+    }
+}
+
+extern "C" fn passed(fd: usize) {
+    back(fd, Reason::Passed);
+}
+
+extern "C" fn locked(fd: usize) {
+    back(fd, Reason::Locked);
+}
+
+fn passed_on(fd: c_int) {
+    table::detach(fd, Reason::Passed);
+}
+
+extern "C" fn sent_message(_socket: usize, message: usize) {
+    if process::viewer().is_some() {
+        // SAFETY: the program's message; a wrong address is a fault here instead of an error.
+        unsafe { descriptors_in(message as *const Message, passed_on) };
+    }
+}
+
+extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
+    if process::viewer().is_some() && messages != 0 {
+        for i in 0..(count as u32).min(1024) as usize {
+            // SAFETY: as in `sent_message`; the program says there are `count`.
+            unsafe { descriptors_in(&raw const (*(messages as *const Messages).add(i)).message, passed_on) };
+        }
+    }
+}
+
+extern "C" fn truncated(path: usize) {
+    if process::viewer().is_some()
+        && let Some(stat) = kernel::stat(path)
+    {
+        table::file_is_written(stat.device, stat.inode);
+    }
+}
+
+extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
+    const UNSHARE: c_int = 2;
+    const CLOEXEC: c_int = 4;
+    if process::viewer().is_none() {
+        return;
+    }
+    match flags as c_int {
+        0 if first as u32 <= last as u32 => table::forget_range(first as u32, last as u32),
+        0 | CLOEXEC => {}
+        flags if flags & UNSHARE != 0 => process::stop(Reason::Passed),
+        _ => table::detach_all(Reason::Passed),
+    }
+}
+
+extern "C" fn closed_from(first: usize) {
+    if process::viewer().is_some() {
+        table::forget_range((first as c_int).max(0) as u32, u32::MAX);
+    }
+}
+
+extern "C" fn inherited() {
+    if process::viewer().is_some() {
+        table::detach_all(Reason::Forked);
+    }
+}
+
+extern "C" fn everything_passed() {
+    if process::viewer().is_some() {
+        table::detach_all(Reason::Passed);
+    }
+}
+
+extern "C" fn no_more() {
+    process::stop(Reason::Passed);
+}
+
+const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLONE_VM
+
+/// Not `fork` and not a thread: something of the two is shared, and we cannot follow it.
+extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
+    if flags & CLONE_THREAD_LIKE != CLONE_THREAD_LIKE {
+        process::stop(Reason::Forked);
+    }
+}
+
+extern "C" fn unshared(flags: usize) {
+    const CLONE_FILES: usize = 0x400;
+    if flags & CLONE_FILES != 0 {
+        process::stop(Reason::Passed);
+    }
+}
+
+/// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
+extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
+    if process::viewer().is_none() {
+        return;
+    }
+    match number {
+        number::GETTID
+        | number::FUTEX
+        | number::GETPID
+        | number::SCHED_YIELD
+        | number::GETRANDOM
+        | number::MEMBARRIER
+        | number::GETCPU
+        | number::TGKILL
+        | number::RSEQ
+        | number::CLOCK_GETTIME => {}
+        number::CLOSE => table::forget(a as c_int),
+        number::CLOSE_RANGE => closed_range(a, b, c),
+        number::EXECVE | number::EXECVEAT => inherited(),
+        number::OPEN if is_for_reading(b) => opened_unseen(),
+        number::OPENAT if is_for_reading(c) => opened_unseen(),
+        number::OPEN
+        | number::OPENAT
+        | number::OPENAT2
+        | number::CREAT
+        | number::TRUNCATE
+        | number::OPEN_BY_HANDLE_AT => process::stop(Reason::Writable),
+        number::CLONE => cloned(0, 0, a),
+        number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
+        number::UNSHARE => unshared(a),
+        number::PIDFD_GETFD => everything_passed(),
+        number::IO_URING_SETUP => process::stop(Reason::Passed),
+        number::SENDMSG => sent_message(a, b),
+        number::MMAP => mapped(a, b, c, d, e),
+        // Anything else that might name a served descriptor takes it back. A number that only looks like
+        // one costs that descriptor its speed.
+        _ => [a, b, c, d, e].into_iter().for_each(|argument| back(argument, Reason::Passed)),
+    }
+}
+
+fn is_for_reading(flags: usize) -> bool {
+    let flags = flags as c_int;
+    flags & (kernel::O_ACCMODE | kernel::O_TRUNC | kernel::O_TMPFILE_BIT) == 0
+}
+
+/// A descriptor we did not see opened: it is not in the table, so it is the kernel's.
+fn opened_unseen() {}

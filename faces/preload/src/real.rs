@@ -1,0 +1,169 @@
+//! Real: the functions that stand behind our wrappers.
+//!
+//! They are looked up once, by the constructor. Until then a wrapper may be
+//! called all the same, by an allocator that another object's constructor
+//! starts; so what is a plain system call begins as one, and needs no lookup.
+//! The others are looked up when they are first needed.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use quinion::viewer::sys::call;
+
+use crate::kernel::number;
+
+#[link(name = "c")]
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn __errno_location() -> *mut c_int;
+    fn fileno(stream: *mut c_void) -> c_int;
+    fn pthread_testcancel();
+}
+
+const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
+
+/// The place of one real function.
+#[repr(transparent)]
+pub struct Real(AtomicPtr<c_void>);
+
+/// Turns the kernel's answer into the C library's: -1 and `errno` for an error.
+pub fn answer(answer: isize) -> isize {
+    if (-4095..0).contains(&answer) {
+        // SAFETY: the C library gives the calling thread's errno.
+        unsafe { *__errno_location() = -answer as c_int };
+        return -1;
+    }
+    answer
+}
+
+/// The descriptor of a stream; negative if it has none.
+pub fn stream_fd(stream: *mut c_void) -> c_int {
+    // SAFETY: the caller got the stream from the C library just now.
+    unsafe { fileno(stream) }
+}
+
+/// Ends the thread here if somebody asked for that: a served read is a cancellation point as the real one is.
+#[inline]
+pub fn test_cancel() {
+    // SAFETY: no argument; wrappers that call this may be unwound.
+    unsafe { pthread_testcancel() }
+}
+
+impl Real {
+    const fn later() -> Self {
+        Self(AtomicPtr::new(core::ptr::null_mut()))
+    }
+    const fn call(raw: *mut c_void) -> Self {
+        Self(AtomicPtr::new(raw))
+    }
+
+    /// The function's address, looked up if it was not yet.
+    #[inline]
+    pub fn get(&self) -> *mut c_void {
+        // Relaxed: an address of code that was there before us.
+        let known = self.0.load(Ordering::Relaxed);
+        if known.is_null() { self.find() } else { known }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        let entry = ALL.iter().find(|(_, real)| core::ptr::eq(*real, self));
+        let found = entry.map_or(core::ptr::null_mut(), |(name, _)| look_up(name));
+        if found.is_null() {
+            return missing as *mut c_void;
+        }
+        self.0.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+fn look_up(name: &CStr) -> *mut c_void {
+    // SAFETY: the name is a string.
+    unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
+}
+
+/// Stands for a function the C library does not have: ENOSYS, as from a kernel that lacks the call.
+extern "C" fn missing() -> isize {
+    answer(-38)
+}
+
+/// The address behind a trampoline's place; for the assembly.
+pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
+    real.get()
+}
+
+/// Looks all functions up.
+pub fn resolve() {
+    for (name, real) in ALL {
+        let found = look_up(name);
+        if !found.is_null() {
+            real.0.store(found, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A system call in the shape of its C function: arguments and result in the same places.
+macro_rules! raw {
+    ($($name:ident = $number:ident;)*) => { $(
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+            // SAFETY: the arguments are the program's.
+            answer(unsafe { call(number::$number, [a, b, c, d, e, f]) })
+        }
+    )* };
+}
+mod raw {
+    use super::{answer, call, number};
+    raw! {
+        read = READ; pread64 = PREAD64; readv = READV; preadv = PREADV; lseek = LSEEK; close = CLOSE;
+        open = OPEN; openat = OPENAT; creat = CREAT; mmap = MMAP; dup = DUP; dup2 = DUP2; dup3 = DUP3; fcntl = FCNTL;
+        ioctl = IOCTL; sendfile = SENDFILE; splice = SPLICE; copy_file_range = COPY_FILE_RANGE;
+        flock = FLOCK; truncate = TRUNCATE; sendmsg = SENDMSG; recvmsg = RECVMSG; execve = EXECVE;
+        close_range = CLOSE_RANGE;
+    }
+}
+
+/// The places of the real functions, by name, and the list of them all.
+macro_rules! reals {
+    (calls { $($call:ident = $raw:ident),* $(,)? } functions { $($later:ident),* $(,)? }) => {
+        $(
+            #[allow(missing_docs, non_upper_case_globals, reason = "the C library's names")]
+            pub static $call: Real = Real::call(raw::$raw as *mut c_void);
+        )*
+        $(
+            #[allow(missing_docs, non_upper_case_globals, reason = "the C library's names")]
+            pub static $later: Real = Real::later();
+        )*
+        static ALL: &[(&CStr, &Real)] = &[
+            $((cstr(concat!(stringify!($call), "\0")), &$call),)*
+            $((cstr(concat!(stringify!($later), "\0")), &$later),)*
+        ];
+    };
+}
+
+const fn cstr(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name ends with a zero"),
+    }
+}
+
+reals! {
+    calls {
+        read = read, pread64 = pread64, readv = readv, preadv64 = preadv, lseek64 = lseek, close = close,
+        open = open, open64 = open, openat = openat, openat64 = openat, creat = creat, creat64 = creat,
+        mmap = mmap, mmap64 = mmap, dup = dup, dup2 = dup2, dup3 = dup3, fcntl = fcntl, fcntl64 = fcntl,
+        ioctl = ioctl, sendfile = sendfile, sendfile64 = sendfile, splice = splice,
+        copy_file_range = copy_file_range, flock = flock, truncate = truncate, truncate64 = truncate,
+        sendmsg = sendmsg, recvmsg = recvmsg, execve = execve, close_range = close_range,
+    }
+    functions {
+        preadv64v2, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
+        open_by_handle_at, shm_open, memfd_create,
+        mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
+        fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
+        fork, _Fork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
+        fdopen, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
+        execveat, clone, unshare, syscall, pidfd_getfd,
+        io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
+    }
+}

@@ -1,0 +1,484 @@
+//! Served: the calls that are answered from the cache.
+//!
+//! ```text
+//!   read(fd)   1 what is fd?           not served -> the real read, as a tail call
+//!              2 copy at its private offset, asking the owner for what is missing
+//!              3 the end of the file?  ask the kernel whether it still is there
+//!              4 move the offset on, if nobody did meanwhile      else -> 1
+//! ```
+//!
+//! Whatever is not plainly served goes to the real function, with the kernel's
+//! offset put right first: a bad argument, an error of the owner's, a file
+//! that changed. So an error the program sees is always the kernel's own.
+//!
+//! No lock, no allocation, no `errno`: a signal handler may read the very
+//! descriptor whose read it interrupted.
+
+use core::ffi::{c_int, c_long, c_void};
+use core::sync::atomic::Ordering;
+
+use quinion::arena::control::{Counter, Operation, Reason};
+use quinion::viewer::sys::Errno;
+use quinion::viewer::{ReadEnd, RequestError, Viewer};
+
+use crate::real::{self, Real, test_cancel};
+use crate::table::{self, Attachment, State, Word};
+use crate::{kernel, process, written};
+
+/// The most bytes one call reads, as in the kernel.
+const READ_BYTES_MAX: usize = 0x7fff_f000;
+/// The most parts of a scattered read.
+const PARTS_MAX: c_int = 1024;
+/// How often a read looks again after the file was seen to have grown.
+const REVALIDATIONS_MAX: u32 = 3;
+
+/// The kernel's `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Part {
+    base: *mut u8,
+    len: usize,
+}
+
+/// Where the bytes go.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    One(Part),
+    Many(&'a [Part]),
+}
+
+// ---- 1: what is fd? -----------------------------------------------------------------------------------
+
+/// The viewer and the word of a descriptor that is served; a candidate is attached on the way.
+#[inline]
+fn served(fd: c_int) -> Option<(&'static Viewer, Word)> {
+    let viewer = process::viewer()?;
+    let word = table::look(fd)?;
+    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word) }
+}
+
+#[cold]
+fn not_served_yet(viewer: &'static Viewer, fd: c_int, mut word: Word) -> Option<(&'static Viewer, Word)> {
+    loop {
+        match word.state() {
+            State::Served => return Some((viewer, word)),
+            State::Moving => kernel::yield_now(),
+            State::Candidate => attach(viewer, fd, word),
+            State::Kernel => {
+                viewer.count(Counter::KernelReads, 1);
+                return None;
+            }
+            State::Other => return None,
+            State::Unknown => settle_unknown(viewer, fd, word),
+        }
+        word = table::look(fd)?;
+    }
+}
+
+/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
+/// might have been served.
+fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
+    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
+    if regular {
+        viewer.count_reason(Reason::Foreign);
+    }
+    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
+}
+
+/// Asks the owner for the file behind a candidate. Afterwards it is a candidate no more.
+fn attach(viewer: &Viewer, fd: c_int, word: Word) {
+    match ask_to_attach(viewer, fd) {
+        Ok(to) => {
+            if table::publish(fd, word, to) {
+                viewer.count(Counter::Files, 1);
+            } else {
+                let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
+            }
+        }
+        Err(reason) => table::detach(fd, reason),
+    }
+}
+
+fn ask_to_attach(viewer: &Viewer, fd: c_int) -> Result<Attachment, Reason> {
+    let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
+    if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
+        return Err(Reason::NotRegular);
+    }
+    let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
+    if flags & kernel::O_ACCMODE != 0 || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
+        return Err(Reason::Flags);
+    }
+    if written::contains(stat.device, stat.inode) {
+        return Err(Reason::Writable);
+    }
+    let question = [fd as u64, stat.device, stat.inode];
+    let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
+    Ok(Attachment { handle, place, device: stat.device, inode: stat.inode })
+}
+
+/// File systems whose files are answers, made anew for each read.
+fn has_no_fixed_content(fd: c_int) -> bool {
+    const PROC: u64 = 0x9fa0;
+    const SYSFS: u64 = 0x6265_6572;
+    const DEBUGFS: u64 = 0x6462_6720;
+    const TRACEFS: u64 = 0x7472_6163;
+    const SECURITYFS: u64 = 0x7363_6673;
+    const SELINUX: u64 = 0xf97c_ff8c;
+    const CGROUP: u64 = 0x0027_e0eb;
+    const CGROUP2: u64 = 0x6367_7270;
+    const CONFIGFS: u64 = 0x6265_6570;
+    const EFIVARFS: u64 = 0xde5e_81e4;
+    const PSTORE: u64 = 0x6165_676c;
+    const BPF: u64 = 0xcafe_4a11;
+    const MQUEUE: u64 = 0x1980_0202;
+    const NSFS: u64 = 0x6e73_6673;
+    kernel::file_system(fd).is_none_or(|magic| {
+        matches!(
+            magic,
+            PROC | SYSFS
+                | DEBUGFS
+                | TRACEFS
+                | SECURITYFS
+                | SELINUX
+                | CGROUP
+                | CGROUP2
+                | CONFIGFS
+                | EFIVARFS
+                | PSTORE
+                | BPF
+                | MQUEUE
+                | NSFS
+        )
+    })
+}
+
+fn why(error: &RequestError) -> Reason {
+    match error {
+        RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
+        RequestError::OwnerGone | RequestError::NoSlot => Reason::NoOwner,
+    }
+}
+
+// ---- 2 and 3: copy, and the end of the file ---------------------------------------------------------------
+
+/// Reads at `position` of a served descriptor. `None`: it has been given back to the kernel, which has to
+/// answer.
+#[inline]
+fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part) -> Option<usize> {
+    let file = table::file(fd);
+    // SAFETY: the buffer is the program's, and it said it may be written.
+    let read = unsafe { viewer.read(&file, position, to.base, to.len) };
+    if read.end == ReadEnd::Full && read.asked == 0 {
+        return Some(read.bytes);
+    }
+    transfer_slowly(viewer, fd, position, to, read)
+}
+
+#[cold]
+fn transfer_slowly(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    mut read: quinion::viewer::ReadOutcome,
+) -> Option<usize> {
+    let file = table::file(fd);
+    let mut asked = read.asked;
+    let mut revalidations = 0;
+    let reason = loop {
+        let size = match read.end {
+            ReadEnd::Full => break None,
+            ReadEnd::EndOfFile(size) => size,
+            ReadEnd::Stale => break Some(Reason::Changed),
+            ReadEnd::Failed(error) => break Some(why(&error)),
+        };
+        if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
+            break None;
+        }
+        revalidations += 1;
+        if revalidations > REVALIDATIONS_MAX {
+            break Some(Reason::Changed);
+        }
+        if let Err(error) = viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
+            break Some(why(&error));
+        }
+        // SAFETY: as in `transfer`.
+        read = unsafe { viewer.read(&file, position, to.base, to.len) };
+        asked += read.asked;
+    };
+    if let Some(reason) = reason {
+        table::detach(fd, reason);
+        return None;
+    }
+    if asked > 0 {
+        viewer.count(Counter::Asked, 1);
+    }
+    Some(read.bytes)
+}
+
+#[inline]
+fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Option<usize> {
+    match to {
+        Target::One(part) => transfer(viewer, fd, position, part),
+        Target::Many(parts) => {
+            let mut done = 0;
+            for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
+                let len = len.min(READ_BYTES_MAX - done);
+                let bytes = transfer(viewer, fd, position + done as u64, Part { base, len })?;
+                done += bytes;
+                if bytes < len || done == READ_BYTES_MAX {
+                    break;
+                }
+            }
+            Some(done)
+        }
+    }
+}
+
+// ---- 4: whole calls -----------------------------------------------------------------------------------
+
+/// A read at the descriptor's offset. `None`: the real function has to answer.
+#[inline]
+fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
+    loop {
+        let (viewer, word) = served(fd)?;
+        test_cancel();
+        let bytes = transfer_all(viewer, fd, word.offset(), to)?;
+        let offset = word.offset() + bytes as u64;
+        if offset >= table::OFFSETS_MAX {
+            table::detach(fd, Reason::Number);
+        } else if table::advance(fd, word, offset) {
+            return Some(counted(viewer, bytes));
+        }
+    }
+}
+
+/// A read at `position`. `None`: the real function has to answer.
+#[inline]
+fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
+    loop {
+        let (viewer, word) = served(fd)?;
+        test_cancel();
+        let bytes = transfer_all(viewer, fd, position, to)?;
+        // The number may have been closed and opened anew under the copy.
+        if table::look(fd)?.is_same_opening(word) {
+            return Some(counted(viewer, bytes));
+        }
+    }
+}
+
+#[inline]
+fn counted(viewer: &Viewer, bytes: usize) -> isize {
+    viewer.count(Counter::Reads, 1);
+    viewer.count(Counter::Bytes, bytes as u64);
+    bytes as isize
+}
+
+/// A buffer as the kernel would take it; `None` if it has to complain.
+#[inline]
+fn one(base: *mut u8, len: usize) -> Option<Target<'static>> {
+    let fits = !base.is_null() && len <= isize::MAX as usize;
+    fits.then_some(Target::One(Part { base, len: len.min(READ_BYTES_MAX) }))
+}
+
+/// # Safety
+/// `parts` are `count` parts, as the program says.
+unsafe fn many<'a>(parts: *const Part, count: c_int) -> Option<Target<'a>> {
+    if parts.is_null() || !parts.is_aligned() || !(1..=PARTS_MAX).contains(&count) {
+        return None;
+    }
+    // SAFETY: the program's promise to `readv`.
+    let parts = unsafe { core::slice::from_raw_parts(parts, count as usize) };
+    let sum = parts.iter().try_fold(0usize, |sum, part| {
+        let is_bad = part.base.is_null() && part.len > 0;
+        sum.checked_add(part.len).filter(|&sum| !is_bad && sum <= isize::MAX as usize)
+    });
+    sum.map(|_| Target::Many(parts))
+}
+
+#[inline]
+fn at(position: i64) -> Option<u64> {
+    u64::try_from(position).ok().filter(|&position| position < table::OFFSETS_MAX)
+}
+
+/// Puts the kernel's offset right before a call that is not served uses it.
+#[inline]
+fn to_the_kernel(fd: c_int) {
+    if process::viewer().is_some() {
+        table::detach(fd, Reason::Passed);
+    }
+}
+
+/// Calls a real function of the given type.
+macro_rules! call_real {
+    ($name:ident($($argument:expr => $type:ty),*) -> $answer:ty) => {{
+        let function = Real::get(&real::$name);
+        // SAFETY: the address is that of the function of this name, which has this type.
+        unsafe {
+            core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $answer>(function)
+                ($($argument),*)
+        }
+    }};
+}
+pub(crate) use call_real;
+
+// ---- the functions themselves -------------------------------------------------------------------------
+
+/// Several names for one function.
+macro_rules! names {
+    ($($(#[$doc:meta])* $($name:ident)|+ ($($argument:ident: $type:ty),*) -> $answer:ty $body:block)*) => { $(
+        names!(@each [$($name)+] [$(#[$doc])*] ($($argument: $type),*) -> $answer $body);
+    )* };
+    (@each [$($name:ident)+] $docs:tt $arguments:tt -> $answer:ty $body:block) => {
+        $( names!(@one $name $docs $arguments -> $answer $body); )+
+    };
+    (@one $name:ident [$(#[$doc:meta])*] ($($argument:ident: $type:ty),*) -> $answer:ty $body:block) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function of this name.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $answer $body
+    };
+}
+pub(crate) use names;
+
+names! {
+    /// Served.
+    read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
+        match one(to, len).and_then(|to| read_on(fd, to)) {
+            Some(answer) => answer,
+            None => {
+                to_the_kernel(fd);
+                call_real!(read(fd => c_int, to => *mut u8, len => usize) -> isize)
+            }
+        }
+    }
+
+    /// Served; a length the buffer cannot have is the real function's to punish.
+    __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
+        if len <= room && let Some(answer) = one(to, len).and_then(|to| read_on(fd, to)) {
+            return answer;
+        }
+        to_the_kernel(fd);
+        call_real!(__read_chk(fd => c_int, to => *mut u8, len => usize, room => usize) -> isize)
+    }
+
+    /// Served.
+    pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
+        if let (Some(to), Some(position)) = (one(to, len), at(position))
+            && let Some(answer) = read_at(fd, to, position)
+        {
+            return answer;
+        }
+        call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
+    }
+
+    /// Served; a length the buffer cannot have is the real function's to punish.
+    __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
+        if len <= room
+            && let (Some(to), Some(position)) = (one(to, len), at(position))
+            && let Some(answer) = read_at(fd, to, position)
+        {
+            return answer;
+        }
+        call_real!(__pread64_chk(fd => c_int, to => *mut u8, len => usize, position => i64, room => usize) -> isize)
+    }
+
+    /// Served.
+    readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
+        // SAFETY: the program's promise.
+        if let Some(answer) = unsafe { many(parts, count) }.and_then(|to| read_on(fd, to)) {
+            return answer;
+        }
+        to_the_kernel(fd);
+        call_real!(readv(fd => c_int, parts => *const Part, count => c_int) -> isize)
+    }
+
+    /// Served.
+    preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
+        // SAFETY: the program's promise.
+        if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
+            && let Some(answer) = read_at(fd, to, position)
+        {
+            return answer;
+        }
+        call_real!(preadv64(fd => c_int, parts => *const Part, count => c_int, position => i64) -> isize)
+    }
+
+    /// Served without flags; position -1 means the descriptor's offset.
+    preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
+        // SAFETY: the program's promise.
+        if flags == 0 && let Some(to) = unsafe { many(parts, count) } {
+            let answer = match (position, at(position)) {
+                (-1, _) => read_on(fd, to),
+                (_, Some(position)) => read_at(fd, to, position),
+                _ => None,
+            };
+            if let Some(answer) = answer {
+                return answer;
+            }
+        }
+        if position == -1 {
+            to_the_kernel(fd);
+        }
+        call_real!(preadv64v2(
+            fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int
+        ) -> isize)
+    }
+
+    /// Served: the private offset moves.
+    lseek | lseek64 | __lseek (fd: c_int, offset: c_long, whence: c_int) -> c_long {
+        match seek(fd, offset, whence) {
+            Some(answer) => real::answer(answer) as c_long,
+            None => call_real!(lseek64(fd => c_int, offset => c_long, whence => c_int) -> c_long),
+        }
+    }
+
+    /// Forgets the descriptor, then closes it.
+    close | __close (fd: c_int) -> c_int {
+        if process::viewer().is_some() {
+            table::forget(fd);
+        }
+        call_real!(close(fd => c_int) -> c_int)
+    }
+}
+
+/// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
+/// has to answer.
+fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
+    let viewer = process::viewer()?;
+    loop {
+        let word = table::look(fd)?;
+        match word.state() {
+            State::Served => match seek_served(viewer, fd, word, offset, whence) {
+                Ok(to) if to >= table::OFFSETS_MAX => table::detach(fd, Reason::Number),
+                Ok(to) if table::advance(fd, word, to) => return Some(to as isize),
+                Ok(_) => {} // somebody was faster
+                Err(error) => return Some(-error.0 as isize),
+            },
+            State::Candidate => {
+                if let Some(answer) = table::seek_candidate(fd, word, offset, whence) {
+                    return Some(answer);
+                }
+            }
+            State::Moving => kernel::yield_now(),
+            _ => return None,
+        }
+    }
+}
+
+/// The offset a seek leads to. What is not plainly inside the file the kernel works out: it knows
+/// the size, the holes and its own limits, and its offset means nothing while the private one counts.
+fn seek_served(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Result<u64, Errno> {
+    let (target, whence) = match whence {
+        kernel::SEEK_SET => (offset, kernel::SEEK_SET),
+        kernel::SEEK_CUR => (offset.checked_add(word.offset() as i64).ok_or(Errno::INVAL)?, kernel::SEEK_SET),
+        other => (offset, other),
+    };
+    let size = viewer.arena().record(table::file(fd).cell).map_or(0, |r| r.size.load(Ordering::Relaxed));
+    if whence == kernel::SEEK_SET && u64::try_from(target).is_ok_and(|target| target <= size) {
+        return Ok(target as u64);
+    }
+    kernel::lseek(fd, target, whence).map(|to| to as u64)
+}

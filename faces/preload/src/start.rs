@@ -1,0 +1,162 @@
+//! Start: attaching, before the program's `main`.
+//!
+//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN`, two
+//! descriptors of the owner's process and a number in hexadecimal. The files
+//! are opened by way of `/proc`, checked, mapped and closed again.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr::NonNull;
+
+use quinion::viewer::{Mapped, Viewer};
+
+use crate::kernel::Access;
+use crate::{kernel, opened, process, real};
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
+
+/// Called by the dynamic linker with the program's arguments and environment.
+unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    real::resolve();
+    // SAFETY: the dynamic linker hands over the environment.
+    if let Some(place) = unsafe { find(environment, b"QUINION_VIEW=") }.and_then(Place::parse)
+        && let Some(viewer) = attach(&place)
+        && process::start(viewer, kernel::process()).is_some()
+    {
+        inherited_writers();
+    }
+}
+
+/// The value of the variable whose name and `=` are `prefix`.
+///
+/// # Safety
+/// `environment` is null or a list of strings that ends with null.
+unsafe fn find(environment: *const *const c_char, prefix: &[u8]) -> Option<&'static [u8]> {
+    if environment.is_null() {
+        return None;
+    }
+    let mut at = environment;
+    // SAFETY: the list ends with null, and each other entry is a string.
+    unsafe {
+        while !(*at).is_null() {
+            if let Some(value) = CStr::from_ptr(*at).to_bytes().strip_prefix(prefix) {
+                return Some(value);
+            }
+            at = at.add(1);
+        }
+    }
+    None
+}
+
+/// Where a cache is to be found.
+struct Place {
+    process: u64,
+    arena: u64,
+    control: u64,
+    token: u64,
+}
+
+impl Place {
+    fn parse(value: &[u8]) -> Option<Self> {
+        let mut fields = value.split(|&byte| byte == b':');
+        let mut next = |radix| number(fields.next()?, radix);
+        let place = Self { process: next(10)?, arena: next(10)?, control: next(10)?, token: next(16)? };
+        fields.next().is_none().then_some(place)
+    }
+}
+
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |sum, &digit| {
+        sum.checked_mul(u64::from(radix))?.checked_add(u64::from((digit as char).to_digit(radix)?))
+    })
+}
+
+fn attach(place: &Place) -> Option<Viewer> {
+    let arena = map_file(place.process, place.arena, Access::Read)?;
+    let Some(control) = map_file(place.process, place.control, Access::ReadWrite) else {
+        kernel::unmap(arena.base, arena.bytes as usize);
+        return None;
+    };
+    // SAFETY: both were mapped just now and stay mapped if this succeeds.
+    let viewer = unsafe { Viewer::attach(arena, control, place.token, kernel::process()) };
+    if viewer.is_err() {
+        kernel::unmap(arena.base, arena.bytes as usize);
+        kernel::unmap(control.base, control.bytes as usize);
+    }
+    viewer.ok()
+}
+
+fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
+    let mut path = [0u8; 64];
+    write_path(&mut path, process, descriptor);
+    let flags = if access == Access::Read { 0 } else { kernel::O_RDWR };
+    let fd = kernel::open(&path, flags).ok()?;
+    let mapped = map_sealed(fd, access);
+    kernel::close(fd);
+    mapped
+}
+
+/// Maps all of a file, if it is one whose size nobody can take away under us.
+fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
+    let seals = kernel::fcntl(fd, kernel::F_GET_SEALS).ok()?;
+    let stat = kernel::fstat(fd)?;
+    if seals & kernel::F_SEAL_SHRINK == 0 || !stat.is_regular() || stat.size < 4096 {
+        return None;
+    }
+    let base: NonNull<u8> = kernel::map_file(fd, stat.size as usize, access)?;
+    Some(Mapped { base, bytes: stat.size as u64 })
+}
+
+/// `/proc/PROCESS/fd/DESCRIPTOR` and a zero.
+fn write_path(path: &mut [u8; 64], process: u64, descriptor: u64) {
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        for &byte in bytes {
+            path[at] = byte;
+            at += 1;
+        }
+    };
+    put(b"/proc/");
+    decimal(process, &mut put);
+    put(b"/fd/");
+    decimal(descriptor, &mut put);
+}
+
+fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {
+    let mut digits = [0u8; 20];
+    let mut first = digits.len();
+    let mut rest = value;
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    put(&digits[first..]);
+}
+
+/// Descriptors the program was born with may write: their files are not served.
+fn inherited_writers() {
+    let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };
+    let mut entries = [0u64; 128];
+    loop {
+        let bytes = kernel::directory_entries(directory, &mut entries);
+        if bytes == 0 {
+            break;
+        }
+        kernel::entry_names(&entries, bytes, |name| {
+            if let Some(fd) = number(name, 10)
+                && fd != directory as u64
+            {
+                opened::appeared(fd as c_int);
+            }
+        });
+    }
+    kernel::close(directory);
+}

@@ -1,0 +1,384 @@
+//! Table: what we know of each descriptor.
+//!
+//! ```text
+//!   word    63    61 60          48 47                        0
+//!          [ state  | generation   | private offset in bytes   ]
+//!
+//!             open                first read                    close
+//!   UNKNOWN --------> CANDIDATE -----------> SERVED -------------------> UNKNOWN
+//!                         |                    |  ^ reads and seeks: offset only
+//!                         v                    v
+//!                       KERNEL <---lseek--- MOVING         for good, until the number is opened anew
+//! ```
+//!
+//! | state | meaning | whose offset counts |
+//! |---|---|---|
+//! | UNKNOWN | not opened by a call we saw, or closed | the kernel's |
+//! | CANDIDATE | opened for reading here; nobody else can have it | the kernel's |
+//! | SERVED | attached; `FILES` says to what | the private one |
+//! | MOVING | one thread, its signals held back, carries the offset over | wait |
+//! | KERNEL | a regular file that is left to the kernel | the kernel's |
+//! | OTHER | looked at once: no regular file | the kernel's |
+//!
+//! State and offset are one word, so a read that was served while the
+//! descriptor went back to the kernel fails its compare-exchange and starts
+//! over there. The generation tells one opening of a number from the next.
+//!
+//! Invariants:
+//!  1. The kernel's offset is right before any call that uses it runs: who wants one detaches first.
+//!  2. A descriptor is SERVED only while its description is this process's alone.
+//!  3. What `FILES` holds for a number changes only while its state is MOVING.
+//!  4. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
+//!
+//! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
+//! against forking, attaching against opening for writing, attaching against stopping. In their one order
+//! the second sees the first.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use quinion::arena::CellNumber;
+use quinion::arena::control::{Operation, Reason};
+use quinion::units::MappingId;
+use quinion::viewer::ViewedFile;
+
+use crate::kernel::{self, SignalsHeld};
+use crate::{process, written};
+
+/// Descriptors from this one on are left to the kernel.
+pub const DESCRIPTORS: usize = 1 << 16;
+/// The first descriptor that may be served: streams of the C library read 0 to 2 past us.
+pub const FIRST: i32 = 3;
+/// The first offset that does not fit.
+pub const OFFSETS_MAX: u64 = 1 << 48;
+
+/// What a descriptor is; see the head of this file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Not opened by a call we saw, or closed.
+    Unknown = 0,
+    /// Opened for reading, not attached yet.
+    Candidate = 1,
+    /// Attached.
+    Served = 2,
+    /// Its offset is being carried over.
+    Moving = 3,
+    /// A regular file left to the kernel.
+    Kernel = 4,
+    /// No regular file.
+    Other = 5,
+}
+
+/// A descriptor's word, as read at one moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl Word {
+    const GENERATION: u64 = 1 << 48;
+
+    /// The state.
+    #[inline]
+    pub fn state(self) -> State {
+        match self.0 >> 61 {
+            1 => State::Candidate,
+            2 => State::Served,
+            3 => State::Moving,
+            4 => State::Kernel,
+            5 => State::Other,
+            _ => State::Unknown,
+        }
+    }
+    /// The private offset, in bytes.
+    #[inline]
+    pub fn offset(self) -> u64 {
+        self.0 & (OFFSETS_MAX - 1)
+    }
+    /// The same word with another offset.
+    #[inline]
+    #[must_use]
+    pub fn with_offset(self, offset: u64) -> Self {
+        debug_assert!(offset < OFFSETS_MAX);
+        Self(self.0 & !(OFFSETS_MAX - 1) | offset)
+    }
+    #[must_use]
+    fn with_state(self, state: State) -> Self {
+        Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
+    }
+    /// The word of the next opening of this number.
+    fn opened(self, state: State) -> Self {
+        Self(self.0.wrapping_add(Self::GENERATION)).with_state(state).with_offset(0)
+    }
+    /// Whether both are of the same opening.
+    pub fn is_same_opening(self, other: Word) -> bool {
+        (self.0 ^ other.0) << 3 >> 51 == 0
+    }
+}
+
+/// What a served descriptor is attached to.
+struct File {
+    handle: AtomicU64,
+    /// The record's cell (low half) and the mapping's number (high half).
+    place: AtomicU64,
+    marker_told: AtomicU64,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+/// What [`publish`] is told.
+#[derive(Clone, Copy)]
+pub struct Attachment {
+    /// The owner's handle.
+    pub handle: u64,
+    /// The record's cell (low half) and the mapping's number (high half).
+    pub place: u64,
+    /// The file's device.
+    pub device: u64,
+    /// The file's inode.
+    pub inode: u64,
+}
+
+static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+static FILES: [File; DESCRIPTORS] = [const {
+    File {
+        handle: AtomicU64::new(0),
+        place: AtomicU64::new(0),
+        marker_told: AtomicU64::new(0),
+        device: AtomicU64::new(0),
+        inode: AtomicU64::new(0),
+    }
+}; DESCRIPTORS];
+/// One more than the highest descriptor that ever was a candidate.
+static END: AtomicU32 = AtomicU32::new(0);
+
+#[inline]
+fn place(fd: i32) -> Option<&'static AtomicU64> {
+    WORDS.get(usize::try_from(fd).ok()?)
+}
+
+/// The word of `fd`; `None` if the number is beyond the table.
+#[inline]
+pub fn look(fd: i32) -> Option<Word> {
+    // SeqCst for the pairs in the head of this file; it also is the Acquire whose partner is `publish`'s
+    // last store: who sees SERVED sees the file.
+    place(fd).map(|word| Word(word.load(Ordering::SeqCst)))
+}
+
+/// Replaces `from` by `to`; the word as it is now if it is not `from`.
+#[inline]
+fn exchange(fd: i32, from: Word, to: Word) -> Result<(), Word> {
+    let word = place(fd).expect("a descriptor that was looked at");
+    // SeqCst: see the head of this file.
+    match word.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => Ok(()),
+        Err(now) => Err(Word(now)),
+    }
+}
+
+/// Moves the private offset; whether nobody was faster.
+#[inline]
+pub fn advance(fd: i32, from: Word, offset: u64) -> bool {
+    exchange(fd, from, from.with_offset(offset)).is_ok()
+}
+
+/// The file behind a served descriptor.
+#[inline]
+pub fn file(fd: i32) -> ViewedFile<'static> {
+    let file = &FILES[fd as usize];
+    let place = file.place.load(Ordering::Relaxed); // ordered by `look`
+    ViewedFile {
+        handle: file.handle.load(Ordering::Relaxed),
+        cell: CellNumber(place as u32),
+        id: MappingId((place >> 32) as u32),
+        marker_told: &file.marker_told,
+    }
+}
+
+/// The word of `fd` once nobody is moving it.
+fn look_settled(fd: i32) -> Option<Word> {
+    loop {
+        let word = look(fd)?;
+        if word.state() != State::Moving {
+            return Some(word);
+        }
+        kernel::yield_now();
+    }
+}
+
+/// Takes `from` to MOVING with signals held back, does `work`, and goes on to the word it answers.
+fn moving(fd: i32, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> {
+    let _held = SignalsHeld::new();
+    exchange(fd, from, from.with_state(State::Moving))?;
+    let to = work();
+    // SeqCst: see the head of this file; also the Release for what `work` stored.
+    place(fd).expect("as above").store(to.0, Ordering::SeqCst);
+    Ok(())
+}
+
+// ---- opening and closing ---------------------------------------------------------------------------
+
+/// A descriptor was opened for reading by a call we saw. `forks` is what [`process::forks`] said before the
+/// call.
+pub fn opened(fd: i32, forks: u64) {
+    END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
+    set_opened(fd, State::Candidate);
+    if process::forked_since(forks) {
+        detach(fd, Reason::Forked);
+    } else if !process::may_serve_more() {
+        detach(fd, Reason::Passed);
+    }
+}
+
+/// A descriptor was opened in a way that is not served.
+pub fn opened_for_kernel(fd: i32, state: State) {
+    set_opened(fd, state);
+}
+
+fn set_opened(fd: i32, state: State) {
+    while let Some(word) = look_settled(fd) {
+        if exchange(fd, word, word.opened(state)).is_ok() {
+            return;
+        }
+    }
+}
+
+/// A descriptor was looked at once and is left alone from now on.
+pub fn settle(fd: i32, from: Word, state: State) {
+    let _ = exchange(fd, from, from.with_state(state)); // who was faster knew better
+}
+
+/// The descriptor is about to be closed.
+#[inline]
+pub fn forget(fd: i32) {
+    while let Some(word) = look_settled(fd) {
+        if word.state() == State::Unknown {
+            return;
+        }
+        let handle = file(fd).handle;
+        if exchange(fd, word, word.with_state(State::Unknown)).is_ok() {
+            if word.state() == State::Served {
+                give_back(handle);
+            }
+            return;
+        }
+    }
+}
+
+/// Tells the owner that a handle is not used any more.
+fn give_back(handle: u64) {
+    if let Some(viewer) = process::viewer() {
+        let _ = viewer.tell(Operation::Detach, [handle, 0, 0]); // the owner sees to it when we end
+    }
+}
+
+// ---- serving ------------------------------------------------------------------------------------------
+
+/// Makes a candidate served, from the kernel's offset on. `false` if it is no candidate any more.
+pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
+    let published = moving(fd, from, || {
+        let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
+        let file = &FILES[fd as usize];
+        file.handle.store(to.handle, Ordering::Relaxed);
+        file.place.store(to.place, Ordering::Relaxed);
+        file.marker_told.store(0, Ordering::Relaxed);
+        file.device.store(to.device, Ordering::Relaxed);
+        file.inode.store(to.inode, Ordering::Relaxed);
+        from.with_state(State::Served).with_offset(offset)
+    })
+    .is_ok();
+    if published && written::contains(to.device, to.inode) {
+        detach(fd, Reason::Writable);
+    } else if published && !process::may_serve_more() {
+        detach(fd, Reason::Passed);
+    }
+    published
+}
+
+fn kernel_offset(fd: i32) -> Option<u64> {
+    kernel::lseek(fd, 0, kernel::SEEK_CUR).ok().map(|offset| offset as u64).filter(|&o| o < OFFSETS_MAX)
+}
+
+/// Seeks in a candidate, while no other thread can begin to serve it. `None`: it is no candidate any more.
+pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<isize> {
+    let mut answer = 0;
+    moving(fd, from, || {
+        answer = match kernel::lseek(fd, offset, whence) {
+            Ok(now) => now as isize,
+            Err(error) => -error.0 as isize,
+        };
+        from
+    })
+    .ok()
+    .map(|()| answer)
+}
+
+// ---- going back to the kernel ---------------------------------------------------------------------------
+
+/// Leaves `fd` to the kernel for good; the kernel's offset is right afterwards.
+#[inline]
+pub fn detach(fd: i32, reason: Reason) {
+    let Some(word) = look(fd) else { return };
+    if !matches!(word.state(), State::Unknown | State::Kernel | State::Other) {
+        detach_now(fd, reason);
+    }
+}
+
+#[cold]
+fn detach_now(fd: i32, reason: Reason) {
+    while let Some(word) = look_settled(fd) {
+        let left = word.with_state(State::Kernel);
+        let done = match word.state() {
+            State::Candidate => exchange(fd, word, left).is_ok(),
+            State::Served => {
+                let handle = file(fd).handle;
+                let carry = || {
+                    let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
+                    left
+                };
+                let moved = moving(fd, word, carry).is_ok();
+                if moved {
+                    give_back(handle);
+                }
+                moved
+            }
+            _ => return,
+        };
+        if done {
+            if let Some(viewer) = process::viewer() {
+                viewer.count_reason(reason);
+            }
+            return;
+        }
+    }
+}
+
+/// Leaves all descriptors to the kernel.
+pub fn detach_all(reason: Reason) {
+    // SeqCst, partner: the `fetch_max` in `opened`.
+    for fd in 0..END.load(Ordering::SeqCst) {
+        detach(fd as i32, reason);
+    }
+}
+
+/// Forgets descriptors `first` to `last`.
+pub fn forget_range(first: u32, last: u32) {
+    // SeqCst, partner: the `fetch_max` in `opened`.
+    for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
+        forget(fd as i32);
+    }
+}
+
+/// The file is open for writing in this process from now on: no descriptor of it is served any more.
+pub fn file_is_written(device: u64, inode: u64) {
+    written::add(device, inode);
+    // SeqCst, partner: the `fetch_max` in `opened`.
+    for fd in 0..END.load(Ordering::SeqCst) {
+        let served = look_settled(fd as i32).is_some_and(|word| word.state() == State::Served);
+        let file = &FILES[fd as usize];
+        if served
+            && file.inode.load(Ordering::Relaxed) == inode
+            && file.device.load(Ordering::Relaxed) == device
+        {
+            detach(fd as i32, Reason::Writable);
+        }
+    }
+}

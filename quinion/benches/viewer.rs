@@ -1,0 +1,171 @@
+//! What does a hit cost in another process?
+//!
+//! The owner's `File::read_at` and a viewer's `Viewer::read`, over the same
+//! cached pages, in turn: the viewer is this program started again, and does a
+//! repetition when it is told to. Ratios of medians of CPU time; above 1 the
+//! viewer is the faster.
+//!
+//! Run: `cargo bench --bench viewer [-- MIB]` (the size of the file; 512 if not given).
+//! Answers recorded: BENCHMARKS.md.
+
+#![allow(unsafe_code, reason = "a viewer maps another process's memory and reads to addresses")]
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use quinion::arena::CellNumber;
+use quinion::arena::control::Operation;
+use quinion::serve::{Owner, Service};
+use quinion::units::MappingId;
+use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
+use quinion::{Cache, CacheOwner};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+
+const VIEW: &str = "QUINION_BENCH_VIEW";
+const REPEATS: u64 = 15;
+
+struct Row {
+    name: &'static str,
+    bytes: usize,
+    step: u64,
+    /// Positions lie below this; 0 for the whole file.
+    span: u64,
+    operations: u64,
+}
+
+const ROWS: [Row; 4] = [
+    Row { name: "4 KiB random", bytes: 4096, step: 4096, span: 0, operations: 200_000 },
+    Row { name: "64 B random", bytes: 64, step: 64, span: 0, operations: 400_000 },
+    Row { name: "4 KiB, one page", bytes: 4096, step: 4096, span: 4096, operations: 400_000 },
+    Row { name: "64 B, one page", bytes: 64, step: 64, span: 4096, operations: 1_000_000 },
+];
+
+fn cpu_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// CPU nanoseconds per read of one repetition.
+fn run(row: &Row, size: u64, seed: u64, read: impl Fn(&mut [u8], u64) -> usize) -> f64 {
+    let places = if row.span == 0 { size } else { row.span } / row.step;
+    let mut buffer = vec![0u8; row.bytes + 4096];
+    let start = buffer.as_ptr().align_offset(4096).min(4095);
+    let buffer = &mut buffer[start..start + row.bytes];
+    let mut state = seed;
+    let begin = cpu_ns();
+    for _ in 0..row.operations {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let place = (u128::from(state >> 11) * u128::from(places) >> 53) as u64;
+        assert_eq!(read(buffer, place * row.step), row.bytes);
+        std::hint::black_box(&buffer);
+    }
+    (cpu_ns() - begin) as f64 / row.operations as f64
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    match std::env::var(VIEW) {
+        Ok(view) => view_along(&view),
+        Err(_) => own(),
+    }
+}
+
+fn own() -> Result<(), Box<dyn std::error::Error>> {
+    let mib: u64 = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(512);
+    let mut temp = tempfile::NamedTempFile::new_in(std::env::current_dir()?)?;
+    for piece in 0..mib {
+        temp.write_all(&vec![piece as u8; 1 << 20])?;
+    }
+    temp.as_file().sync_all()?;
+    let size = mib << 20;
+    let cache = Cache::builder().memory(size + size / 16 + (64 << 20)).build()?;
+    let file = cache.open(temp.path())?;
+    let mut page = [0; 4096];
+    (0..size / 4096).try_for_each(|at| file.read_exact_at(&mut page, at * 4096))?;
+
+    let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()));
+    let arena = owner.arena();
+    let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
+    let us = std::process::id();
+    let view = format!("{us}:{data}:{control}:{}:{}", arena.token(), temp.path().display());
+    let service = Service::start(Arc::clone(&owner), 1)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(VIEW, view)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (mut tell, hear) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+    let mut answers = hear.lines();
+
+    println!("file {mib} MiB; CPU ns per read, medians of {REPEATS}");
+    println!("{:<20} {:>9} {:>9}   owner / viewer", "", "owner", "viewer");
+    for (number, row) in ROWS.iter().enumerate() {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for repeat in 0..REPEATS {
+            ours.push(run(row, size, repeat + 1, |buffer, at| file.read_at(buffer, at).expect("a hit")));
+            writeln!(tell, "{number} {repeat}")?;
+            theirs.push(answers.next().expect("the viewer answers")?.parse()?);
+        }
+        let (ours, theirs) = (median(ours), median(theirs));
+        println!("{:<20} {ours:>9.1} {theirs:>9.1}   {:>5.2}x", row.name, ours / theirs);
+    }
+    drop(tell);
+    child.wait()?;
+    service.stop();
+    Ok(())
+}
+
+/// Maps what another process made, where large pages can be used.
+fn map(path: &str, write: bool) -> Result<Mapped, Box<dyn std::error::Error>> {
+    let file = OpenOptions::new().read(true).write(write).open(path)?;
+    let bytes = file.metadata()?.len();
+    let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: reserves fresh address space, and maps the file over an aligned part of it; never unmapped.
+    let base = unsafe {
+        let room = bytes as usize + (2 << 20);
+        let reserved = mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?;
+        let aligned = reserved.byte_add(reserved.cast::<u8>().align_offset(2 << 20));
+        mmap(aligned, bytes as usize, protection, MapFlags::SHARED | MapFlags::FIXED, &file, 0)?
+    };
+    Ok(Mapped { base: NonNull::new(base.cast()).ok_or("mapped at 0")?, bytes })
+}
+
+fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let fields: Vec<&str> = view.splitn(5, ':').collect();
+    let [owner, data, control, token, path] = fields[..] else { return Err("not a view".into()) };
+    let arena = map(&format!("/proc/{owner}/fd/{data}"), false)?;
+    let control = map(&format!("/proc/{owner}/fd/{control}"), true)?;
+    // SAFETY: both were mapped just now and stay so.
+    let viewer = unsafe { Viewer::attach(arena, control, token.parse()?, std::process::id()) }
+        .map_err(|error| format!("{error:?}"))?;
+    let file = std::fs::File::open(path)?;
+    let known = file.metadata()?;
+    let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
+    let [handle, place] = viewer.request(Operation::Attach, question).map_err(|e| format!("{e:?}"))?;
+    let marker_told = AtomicU64::new(0);
+    let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
+    let viewed = ViewedFile { handle, cell, id, marker_told: &marker_told };
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let (number, repeat) = line.split_once(' ').ok_or("not a wish")?;
+        let row = &ROWS[number.parse::<usize>()?];
+        let ns = run(row, known.len(), repeat.parse::<u64>()? + 1, |buffer, at| {
+            // SAFETY: the buffer is a unique slice outside the arena.
+            let outcome = unsafe { viewer.read(&viewed, at, buffer.as_mut_ptr(), buffer.len()) };
+            assert_eq!((outcome.asked, outcome.end), (0, ReadEnd::Full), "only hits are measured");
+            outcome.bytes
+        });
+        println!("{ns}");
+    }
+    Ok(())
+}

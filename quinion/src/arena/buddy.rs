@@ -1,0 +1,480 @@
+//! Buddy: which frames are free, as naturally aligned runs of 2^order.
+//!
+//! ```text
+//!   frames   0   1   2   3   4   5   6   7          lists    order 0:  3
+//!           [  used ] u [3] [------ 4 ------]                order 1:
+//!                                                            order 2:  4
+//!   free(2): 2 and 3 are buddies -> one run of order 1 at 2; its buddy 0 is used: stop
+//! ```
+//!
+//! A free run is known by its first frame, the head: the order stands in the
+//! head's descriptor, and so do the links of the list of that order. There is
+//! nothing else, so a free frame costs no memory of its own. [`Links`] is what
+//! this room asks of whoever keeps the descriptors; tests keep them in a
+//! vector, with runs of at most 8 frames.
+//!
+//! Invariants (asserted by [`Buddy::check`]):
+//!  1. A free run of order n starts at a frame divisible by 2^n.
+//!  2. No two free runs overlap, and two buddies of one order below the top are never both free.
+//!  3. A frame is marked as head exactly while it is in the list of its order.
+//!
+//! Not an invariant: the order of a list. It is kept loosely by address, so
+//! that low frames are used first and high extents stay whole, and otherwise
+//! the last freed is the first used, because its lines may still be in a cache.
+//!
+//! Locks: the caller's; nothing here is shared. Cost: at most ten steps a call,
+//! and no memory.
+#![deny(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::units::{Frame, Order};
+
+/// The end of a list.
+const NIL: u32 = u32::MAX;
+/// Lists: one an order, 0 to 9.
+const ORDERS: usize = Order::MAX.0 as usize + 1;
+
+/// Where a free frame's order and list links are kept.
+pub trait Links {
+    /// The next and the previous head in the list of `frame`'s order, as they were last set.
+    fn links(&self, frame: Frame) -> [u32; 2];
+    /// Sets the next (0) or the previous (1) head.
+    fn set_link(&self, frame: Frame, which: usize, to: u32);
+    /// The order of the free run that `frame` heads; `None` if it heads none.
+    fn free_order(&self, frame: Frame) -> Option<Order>;
+    /// Makes `frame` the head of a free run, or no head.
+    fn set_free(&self, frame: Frame, order: Option<Order>);
+}
+
+const NEXT: usize = 0;
+const PREVIOUS: usize = 1;
+
+/// Frames that follow each other, for whoever asked to use as one folio or as many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// The first frame, divisible by `pages`.
+    pub frame: Frame,
+    /// How many: a power of two.
+    pub pages: u32,
+}
+
+/// The free runs, up to order `TOP`.
+#[derive(Debug)]
+pub struct Buddy<const TOP: u8> {
+    heads: [u32; ORDERS],
+    free_pages: u64,
+}
+
+impl<const TOP: u8> Default for Buddy<TOP> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const TOP: u8> Buddy<TOP> {
+    const TOP_ORDER: Order = {
+        assert!(TOP <= Order::MAX.0);
+        Order(TOP)
+    };
+
+    /// Nothing is free.
+    pub const fn new() -> Self {
+        Self { heads: [NIL; ORDERS], free_pages: 0 }
+    }
+
+    /// How many frames are free.
+    pub fn free_pages(&self) -> u64 {
+        self.free_pages
+    }
+
+    /// Adds a run of the top order, new or given back; it merges with nothing.
+    pub fn add_extent(&mut self, links: &impl Links, first: Frame) {
+        self.free(links, first, Self::TOP_ORDER);
+    }
+
+    /// Takes a run of `order`, out of the smallest that is free and large enough.
+    pub fn alloc(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
+        let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
+        let frame = self.pop(links, found)?;
+        // What is too much of it goes back, upper half first.
+        for half in (order.0..found.0).rev().map(Order) {
+            self.push(links, frame.plus(half.pages()), half);
+        }
+        Some(frame)
+    }
+
+    /// Takes the largest run of at most `pages` frames (at least 1) that is free.
+    pub fn alloc_run(&mut self, links: &impl Links, pages: u32) -> Option<Run> {
+        let largest = Order::fitting(pages).min(Self::TOP_ORDER);
+        if let Some(frame) = self.alloc(links, largest) {
+            return Some(Run { frame, pages: largest.pages() });
+        }
+        (0..largest.0).rev().map(Order).find_map(|order| {
+            let frame = self.pop(links, order)?;
+            Some(Run { frame, pages: order.pages() })
+        })
+    }
+
+    /// Takes the first run out of the list of `order`, whole.
+    fn pop(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
+        let head = self.heads[order.0 as usize];
+        if head == NIL {
+            return None;
+        }
+        self.remove(links, Frame(head), order);
+        Some(Frame(head))
+    }
+
+    /// Gives a run of `order` back and merges it with its buddies as far as they are free.
+    ///
+    /// # Panics
+    /// If the run is not aligned or its first frame is free already.
+    pub fn free(&mut self, links: &impl Links, frame: Frame, order: Order) {
+        assert!(order <= Self::TOP_ORDER && is_aligned(frame, order), "{frame:?} heads no run of {order:?}");
+        assert!(links.free_order(frame).is_none(), "{frame:?} is freed twice");
+        debug_assert!(!self.is_inside_free(links, frame), "{frame:?} is inside a free run and freed again");
+        let (mut head, mut merged) = (frame, order);
+        while merged < Self::TOP_ORDER {
+            let buddy = Frame(head.0 ^ merged.pages());
+            if links.free_order(buddy) != Some(merged) {
+                break;
+            }
+            self.remove(links, buddy, merged);
+            head = head.min(buddy);
+            merged = Order(merged.0 + 1);
+        }
+        self.push(links, head, merged);
+    }
+
+    /// Gives `pages` frames from `frame` on back, whatever their alignment.
+    pub fn free_run(&mut self, links: &impl Links, frame: Frame, pages: u32) {
+        let (mut frame, end) = (frame, frame.plus(pages));
+        while frame < end {
+            let aligned = Order((frame.0.trailing_zeros() as u8).min(TOP));
+            let order = aligned.min(Order::fitting(end.0 - frame.0));
+            self.free(links, frame, order);
+            frame = frame.plus(order.pages());
+        }
+    }
+
+    /// Puts a run into the list of its order: first if it lies below the first, else second.
+    fn push(&mut self, links: &impl Links, frame: Frame, order: Order) {
+        let first = self.heads[order.0 as usize];
+        let (before, after) = if first == NIL || frame.0 < first {
+            (NIL, first)
+        } else {
+            (first, links.links(Frame(first))[NEXT])
+        };
+        links.set_free(frame, Some(order));
+        links.set_link(frame, NEXT, after);
+        links.set_link(frame, PREVIOUS, before);
+        self.link(links, order, before, frame.0, after);
+        self.free_pages += u64::from(order.pages());
+    }
+
+    /// Takes a run out of the list of its order.
+    fn remove(&mut self, links: &impl Links, frame: Frame, order: Order) {
+        let [after, before] = links.links(frame);
+        if before == NIL {
+            self.heads[order.0 as usize] = after;
+        } else {
+            links.set_link(Frame(before), NEXT, after);
+        }
+        if after != NIL {
+            links.set_link(Frame(after), PREVIOUS, before);
+        }
+        links.set_free(frame, None);
+        self.free_pages -= u64::from(order.pages());
+    }
+
+    /// Makes the neighbours of `frame` in the list of `order` point to it.
+    fn link(&mut self, links: &impl Links, order: Order, before: u32, frame: u32, after: u32) {
+        if before == NIL {
+            self.heads[order.0 as usize] = frame;
+        } else {
+            links.set_link(Frame(before), NEXT, frame);
+        }
+        if after != NIL {
+            links.set_link(Frame(after), PREVIOUS, frame);
+        }
+    }
+
+    /// Whether a free run that starts before `frame` covers it.
+    fn is_inside_free(&self, links: &impl Links, frame: Frame) -> bool {
+        (1..=TOP).any(|order| {
+            let head = Frame(frame.0 & !(Order(order).pages() - 1));
+            head != frame && links.free_order(head).is_some_and(|free| free.0 >= order)
+        })
+    }
+
+    /// What is wrong with the lists, if anything; `frames` are all that may be free.
+    /// Cost: a step for each of them, and a bit of memory.
+    pub fn check(&self, links: &impl Links, frames: Range<u32>) -> Result<(), String> {
+        let listed = self.check_lists(links, &frames)?;
+        let marked = frames.clone().filter(|&f| links.free_order(Frame(f)).is_some()).count();
+        if listed != marked {
+            return Err(format!("{listed} free runs are listed, {marked} frames are marked as heads"));
+        }
+        let mut end = frames.start;
+        for head in frames.clone().map(Frame) {
+            let Some(order) = links.free_order(head) else { continue };
+            if head.0 < end {
+                return Err(format!("{head:?} heads a free run inside another"));
+            }
+            end = head.0 + order.pages();
+            let buddy = Frame(head.0 ^ order.pages());
+            if order.0 < TOP && frames.contains(&buddy.0) && links.free_order(buddy) == Some(order) {
+                return Err(format!("{head:?} and its buddy are both free at {order:?}"));
+            }
+        }
+        if end > frames.end { Err("a free run reaches beyond the arena".into()) } else { Ok(()) }
+    }
+
+    /// Follows every list and counts its runs.
+    fn check_lists(&self, links: &impl Links, frames: &Range<u32>) -> Result<usize, String> {
+        let (mut listed, mut pages) = (0, 0);
+        for order in (0..=TOP).map(Order) {
+            let (mut previous, mut at) = (NIL, self.heads[order.0 as usize]);
+            while at != NIL {
+                let frame = Frame(at);
+                if !frames.contains(&at) || !is_aligned(frame, order) {
+                    return Err(format!("{frame:?} cannot head a free run of {order:?}"));
+                }
+                if links.free_order(frame) != Some(order) || links.links(frame)[PREVIOUS] != previous {
+                    return Err(format!("{frame:?} is listed at {order:?} and marked otherwise"));
+                }
+                (listed, pages) = (listed + 1, pages + u64::from(order.pages()));
+                if pages > self.free_pages {
+                    return Err(format!("the lists hold more than the {} free frames", self.free_pages));
+                }
+                (previous, at) = (at, links.links(frame)[NEXT]);
+            }
+        }
+        if pages == self.free_pages {
+            Ok(listed)
+        } else {
+            Err(format!("{pages} frames are listed, {} counted", self.free_pages))
+        }
+    }
+}
+
+fn is_aligned(frame: Frame, order: Order) -> bool {
+    frame.0 & (order.pages() - 1) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::cell::RefCell;
+
+    /// Descriptors in a vector.
+    struct Table(RefCell<Vec<([u32; 2], Option<Order>)>>);
+
+    impl Table {
+        fn new(frames: u32) -> Self {
+            Self(RefCell::new(vec![([77, 77], None); frames as usize]))
+        }
+    }
+    impl Links for Table {
+        fn links(&self, frame: Frame) -> [u32; 2] {
+            self.0.borrow()[frame.0 as usize].0
+        }
+        fn set_link(&self, frame: Frame, which: usize, to: u32) {
+            self.0.borrow_mut()[frame.0 as usize].0[which] = to;
+        }
+        fn free_order(&self, frame: Frame) -> Option<Order> {
+            self.0.borrow()[frame.0 as usize].1
+        }
+        fn set_free(&self, frame: Frame, order: Option<Order>) {
+            self.0.borrow_mut()[frame.0 as usize].1 = order;
+        }
+    }
+
+    const TOP: u8 = 3;
+    const EXTENT: u32 = 1 << TOP;
+
+    /// The naive twin: a bit a frame.
+    struct Twin(Vec<bool>);
+
+    impl Twin {
+        fn set(&mut self, frame: Frame, pages: u32, free: bool) {
+            for bit in &mut self.0[frame.0 as usize..(frame.0 + pages) as usize] {
+                assert_ne!(*bit, free, "{frame:?} was so already");
+                *bit = free;
+            }
+        }
+        /// Whether some aligned run of `order` is free.
+        fn has(&self, order: Order) -> bool {
+            self.0.chunks_exact(order.pages() as usize).any(|run| run.iter().all(|&free| free))
+        }
+        fn count(&self) -> u64 {
+            self.0.iter().filter(|&&free| free).count() as u64
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Alloc(u8),
+        AllocRun(u32),
+        /// Frees one of the runs that are out, whole.
+        Free(usize),
+        /// Frees one of them in two unaligned parts, the second first.
+        FreeParts(usize, u32),
+        AddExtent,
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            4 => (0..=TOP).prop_map(Op::Alloc),
+            3 => (1..2 * EXTENT).prop_map(Op::AllocRun),
+            4 => any::<usize>().prop_map(Op::Free),
+            2 => (any::<usize>(), 0..EXTENT).prop_map(|(which, at)| Op::FreeParts(which, at)),
+            1 => Just(Op::AddExtent),
+        ];
+        prop::collection::vec(op, 1..120)
+    }
+
+    struct Rig {
+        buddy: Buddy<TOP>,
+        table: Table,
+        twin: Twin,
+        out: Vec<Run>,
+        extents: u32,
+    }
+    const EXTENTS_MAX: u32 = 4;
+
+    impl Rig {
+        fn new() -> Self {
+            let frames = EXTENTS_MAX * EXTENT;
+            Self {
+                buddy: Buddy::new(),
+                table: Table::new(frames),
+                twin: Twin(vec![false; frames as usize]),
+                out: Vec::new(),
+                extents: 0,
+            }
+        }
+
+        fn step(&mut self, op: &Op) {
+            match *op {
+                Op::Alloc(order) => {
+                    let order = Order(order);
+                    let got = self.buddy.alloc(&self.table, order);
+                    assert_eq!(got.is_some(), self.twin.has(order), "{order:?}");
+                    self.took(got.map(|frame| Run { frame, pages: order.pages() }));
+                }
+                Op::AllocRun(pages) => {
+                    let got = self.buddy.alloc_run(&self.table, pages);
+                    let best = (0..=TOP).rev().map(Order).find(|o| o.pages() <= pages && self.twin.has(*o));
+                    assert_eq!(got.map(|run| run.pages), best.map(Order::pages));
+                    self.took(got);
+                }
+                Op::Free(which) if !self.out.is_empty() => {
+                    let run = self.out.swap_remove(which % self.out.len());
+                    self.buddy.free(&self.table, run.frame, Order::fitting(run.pages));
+                    self.twin.set(run.frame, run.pages, true);
+                }
+                Op::FreeParts(which, at) if !self.out.is_empty() => {
+                    let run = self.out.swap_remove(which % self.out.len());
+                    let at = at % run.pages;
+                    self.buddy.free_run(&self.table, run.frame.plus(at), run.pages - at);
+                    self.buddy.free_run(&self.table, run.frame, at);
+                    self.twin.set(run.frame, run.pages, true);
+                }
+                Op::AddExtent if self.extents < EXTENTS_MAX => {
+                    let first = Frame(self.extents * EXTENT);
+                    self.buddy.add_extent(&self.table, first);
+                    self.twin.set(first, EXTENT, true);
+                    self.extents += 1;
+                }
+                _ => {}
+            }
+        }
+
+        fn took(&mut self, run: Option<Run>) {
+            let Some(run) = run else { return };
+            assert!(is_aligned(run.frame, Order::fitting(run.pages)));
+            self.twin.set(run.frame, run.pages, false);
+            self.out.push(run);
+        }
+
+        fn check(&self) {
+            assert_eq!(self.buddy.check(&self.table, 0..EXTENTS_MAX * EXTENT), Ok(()));
+            assert_eq!(self.buddy.free_pages(), self.twin.count());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_bitmap(ops in ops()) {
+            let mut rig = Rig::new();
+            for op in &ops {
+                rig.step(op);
+                rig.check();
+            }
+            // Whatever happened, all that is out merges back into whole extents.
+            for _ in 0..rig.out.len() {
+                rig.step(&Op::FreeParts(0, 3));
+            }
+            for _ in 0..rig.extents {
+                prop_assert!(rig.buddy.alloc(&rig.table, Order(TOP)).is_some());
+            }
+            prop_assert_eq!(rig.buddy.free_pages(), 0);
+        }
+    }
+
+    fn whole(extents: u32) -> (Buddy<TOP>, Table) {
+        let (mut buddy, table) = (Buddy::new(), Table::new(EXTENTS_MAX * EXTENT));
+        for extent in 0..extents {
+            buddy.add_extent(&table, Frame(extent * EXTENT));
+        }
+        (buddy, table)
+    }
+
+    #[test]
+    fn a_small_run_comes_out_of_what_is_broken_already() {
+        let (mut buddy, table) = whole(2);
+        let first = buddy.alloc(&table, Order(0)).unwrap();
+        for _ in 1..EXTENT {
+            assert_eq!(buddy.alloc(&table, Order(0)).unwrap().0 / EXTENT, first.0 / EXTENT);
+        }
+        assert!(buddy.alloc(&table, Order(TOP)).is_some(), "the other extent is whole");
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn a_head_freed_twice_is_caught() {
+        let (mut buddy, table) = whole(1);
+        let frame = buddy.alloc(&table, Order(1)).unwrap();
+        buddy.free(&table, frame, Order(1));
+        buddy.free(&table, frame, Order(1));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "inside a free run")]
+    fn an_inner_frame_freed_twice_is_caught() {
+        let (mut buddy, table) = whole(1);
+        let frame = buddy.alloc(&table, Order(2)).unwrap();
+        buddy.free(&table, frame, Order(2));
+        buddy.free(&table, frame.plus(1), Order(0));
+    }
+
+    #[test]
+    fn check_sees_what_it_claims_to_see() {
+        let range = 0..EXTENTS_MAX * EXTENT;
+        let (mut buddy, table) = whole(2);
+        let frame = buddy.alloc(&table, Order(0)).unwrap();
+        buddy.check(&table, range.clone()).unwrap();
+        table.set_free(frame, Some(Order(0)));
+        assert!(buddy.check(&table, range.clone()).is_err(), "a head that is not listed");
+        table.set_free(frame, None);
+        table.set_link(Frame(EXTENT), PREVIOUS, 5);
+        assert!(buddy.check(&table, range.clone()).is_err(), "a list that does not lead back");
+        table.set_link(Frame(EXTENT), PREVIOUS, NIL);
+        buddy.free_pages += 1;
+        assert!(buddy.check(&table, range).is_err(), "a miscount");
+    }
+}

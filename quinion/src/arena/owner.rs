@@ -1,0 +1,1065 @@
+//! Owner: the arena as the process that owns it sees it.
+//!
+//! ```text
+//!   extents   0         1      2       3      4            max
+//!           | meta    | data | cells | data |  not yet ... |       bound = max extents + control file
+//!                       |       |                   |
+//!                     buddy   cells               growth: populate, then publish, then hand out
+//!                       `---stock---'
+//! ```
+//!
+//! The first extents hold the header and the tables. All others come one after
+//! the other, when somebody asks and nothing is free, and go to the buddy as
+//! data or are cut into cells. Cells and data trade whole extents afterwards;
+//! what is grown is never given back to the machine, in this version.
+//!
+//! A **reserve** of extents is kept for cells, so that a cache full of data can
+//! still index it: one in 64, and at least one. Cells may take more, like data,
+//! where there is more. `None` is the whole answer to a shortage: the path that
+//! asked calls reclaim and asks again. Nothing here calls up.
+//!
+//! Invariants (the first five asserted by [`Arena::check`]):
+//!  1. The two files together are never larger than the bound; they are sealed to that.
+//!  2. Every extent that is grown is exactly one of: meta, data, cells.
+//!  3. A frame that no folio heads has an odd descriptor, from the day the arena was built.
+//!  4. Extents not grown, and those of cells, are together at least the reserve.
+//!  5. Frames below `frames_grown` have memory; nobody touches one at or above it.
+//!  6. A cell is all zeros when it is handed out.
+//!
+//! Not an invariant: that an allocation succeeds while there is memory below
+//! the bound. The machine may have none; that is counted and answered `None`.
+//!
+//! Locks: `Rank::Growth` around growing, which may take milliseconds, and
+//! `Rank::Arena` around the lists, for a few steps. Populating happens under
+//! the first only, so who finds something free never waits for the kernel.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::buddy::{Buddy, Links, Run};
+use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
+use super::control::{CONTROL_BYTES, ControlView};
+use super::limits::process_limit;
+use super::segment::{PageSize, Segment, Sharing};
+use super::view::{CellNumber, View};
+use super::{Layout, NodeHead};
+use crate::sync::{Rank, RankedMutex};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, PAGE_SIZE};
+
+/// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
+/// the control file.
+pub(super) const MEMORY_MAX: u64 = CELL_EXTENTS_MAX as u64 * EXTENT_SIZE as u64 + CONTROL_BYTES as u64;
+/// After the machine refused memory, as many further wishes to grow are refused without asking it.
+const WISHES_REFUSED: u32 = 64;
+
+/// What an arena is built with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ArenaOptions {
+    /// The bound, in bytes: the arena and the control file together never take more. At least
+    /// [`Arena::MEMORY_MIN`]; what is not a whole number of extents (2 MiB) is not used.
+    pub memory: u64,
+}
+
+/// Why an arena could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaError {
+    /// The bound is below the least with which a cache works.
+    #[error("{asked} bytes of memory are too few for a cache: give it at least {min}")]
+    TooSmall {
+        /// The bound asked for, in bytes.
+        asked: u64,
+        /// The least, in bytes.
+        min: u64,
+    },
+    /// The bound is above what this machine, container or version allows.
+    #[error("{asked} bytes of memory are more than this process may use: give the cache at most {max}")]
+    TooLarge {
+        /// The bound asked for, in bytes.
+        asked: u64,
+        /// The most, in bytes.
+        max: u64,
+    },
+    /// The system refused something an arena needs.
+    #[error(
+        "no memory for a cache: {call} failed ({source}); ask for less memory, or raise the limit it met"
+    )]
+    System {
+        /// The call that failed.
+        call: &'static str,
+        /// What it answered.
+        source: std::io::Error,
+    },
+}
+
+/// Numbers of an arena at one moment. Bytes and pages are of the machine's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ArenaStats {
+    /// The bound the arena was built with.
+    pub bound_bytes: u64,
+    /// Memory taken so far, the control file not included: `meta_bytes + cell_bytes + data_bytes`.
+    pub grown_bytes: u64,
+    /// The header's and the tables' part of it.
+    pub meta_bytes: u64,
+    /// The part that is cut into cells, for index nodes and mapping records.
+    pub cell_bytes: u64,
+    /// Cells handed out.
+    pub cells_used: u64,
+    /// The part that is for data, free or not.
+    pub data_bytes: u64,
+    /// Pages of `data_bytes` that nobody has.
+    pub free_pages: u64,
+    /// Extents that are one page of 2 MiB.
+    pub extents_huge: u64,
+    /// Extents that are pages of 4 KiB, because the kernel had no larger one.
+    pub extents_small: u64,
+    /// The control file's size, all of which counts against the bound.
+    pub control_bytes: u64,
+    /// How often the machine had no memory for an extent that the bound would have allowed.
+    pub growth_failures: u64,
+}
+
+/// The memory of one cache: frames, cells and what viewers share. Built once, used by all threads.
+///
+/// A forked child has no arena: its mappings are not inherited, and touching one is a fault.
+#[derive(Debug)]
+pub struct Arena {
+    view: View,
+    control: ControlView,
+    /// Extents kept for cells.
+    reserve: u32,
+    bound: u64,
+    token: u64,
+    growth: RankedMutex<Growth>,
+    stock: RankedMutex<Stock>,
+    // The views above are used by nobody once these are dropped.
+    arena_segment: Segment,
+    control_segment: Segment,
+}
+
+/// A [`View`] together with a share of its arena.
+#[derive(Debug)]
+pub struct KeepingView {
+    view: View,
+    arena: Arc<Arena>,
+}
+
+impl KeepingView {
+    /// The arena it keeps.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl std::ops::Deref for KeepingView {
+    type Target = View;
+    #[inline]
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+/// What growing needs to know.
+#[derive(Debug, Default)]
+struct Growth {
+    failures: u64,
+    /// Wishes to refuse before the machine is asked again.
+    refuse: u32,
+}
+
+/// All that is grown, and which of it is free.
+#[derive(Debug)]
+struct Stock {
+    extents_grown: u32,
+    buddy: Buddy<{ Order::MAX.0 }>,
+    cells: Cells,
+    extents_huge: u32,
+}
+
+/// What an extent is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    Data,
+    Cells,
+}
+
+/// With what somebody who wants frames is content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    /// What was asked for.
+    Whole,
+    /// Less, if there is no more.
+    Pieces,
+}
+
+/// Whether it is worth looking again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Grown {
+    /// There is an extent more than there was.
+    Yes,
+    /// The bound, the reserve or the machine forbids it.
+    No,
+}
+
+impl Arena {
+    /// The least bound, in bytes.
+    pub const MEMORY_MIN: u64 = 16 << 20;
+
+    /// Builds an arena. Takes the memory of its tables at once (0.9 % of the bound, in whole extents) and
+    /// all other when it is needed. May wait for the machine to find it.
+    pub fn build(options: ArenaOptions) -> Result<Self, ArenaError> {
+        let layout = layout_for(options.memory)?;
+        let arena_segment =
+            Segment::create(c"quinion-arena", layout.bytes_max() as usize, Sharing::ReadOnly)?;
+        let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::ReadWrite)?;
+        let extents_grown = layout.frames_meta / EXTENT_PAGES;
+        let extents_huge = populate_meta(&arena_segment, extents_grown)?;
+        control_segment.populate_bytes(0, PAGE_SIZE).map_err(no_memory)?;
+        // SAFETY: the segment maps `bytes_max` bytes and is dropped with the view, in `Arena`.
+        let view = unsafe { View::new(arena_segment.base(), layout) };
+        // SAFETY: the segment maps CONTROL_BYTES bytes and is dropped with the view, in `Arena`.
+        let control = unsafe { ControlView::new(control_segment.base()) };
+        let (token, owner) = (random(), std::process::id());
+        make_descriptors_odd(&view);
+        view.header().publish(&layout, token, owner);
+        control.control().publish(token, owner);
+        let stock = Stock { extents_grown, buddy: Buddy::new(), cells: Cells::new(), extents_huge };
+        Ok(Self {
+            view,
+            control,
+            reserve: u32::max(1, extents_max(&layout) / 64),
+            bound: options.memory,
+            token,
+            growth: RankedMutex::new(Rank::Growth, Growth::default()),
+            stock: RankedMutex::new(Rank::Arena, stock),
+            arena_segment,
+            control_segment,
+        })
+    }
+
+    /// The arena by numbers, as viewers have it too.
+    #[inline]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+    /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
+    pub fn keeping_view(self: &Arc<Self>) -> KeepingView {
+        // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
+        KeepingView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+    }
+    /// The control file by its parts.
+    #[inline]
+    pub fn control(&self) -> &ControlView {
+        &self.control
+    }
+    /// The arena's file, for viewers to map read-only. Its mode is 0400: a viewer opens it anew for
+    /// reading (`/proc/self/fd`) and passes that on; this descriptor itself can write.
+    pub fn arena_fd(&self) -> BorrowedFd<'_> {
+        self.arena_segment.file()
+    }
+    /// The control file, for viewers to map and write.
+    pub fn control_fd(&self) -> BorrowedFd<'_> {
+        self.control_segment.file()
+    }
+    /// The random number that stands in both files; never 0.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Takes the memory of the control file (2 MiB), of which [`Arena::build`] takes the first page only. To be
+    /// called before a viewer is given the file: viewers look for a free page of it by themselves, and where
+    /// the machine has no memory for that page they would be killed.
+    pub fn populate_control(&self) -> Result<(), ArenaError> {
+        self.control_segment.populate_bytes(0, CONTROL_BYTES).map_err(no_memory)
+    }
+
+    // ---- frames ---------------------------------------------------------------------------------
+
+    /// Takes a naturally aligned run of `order` (at most 9). Its bytes are arbitrary, its descriptors odd.
+    /// `None`: nothing is free and the arena may not grow; reclaim and ask again.
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
+    pub fn alloc(&self, order: Order) -> Option<Frame> {
+        assert!(order <= Order::MAX, "{order:?} is larger than an extent");
+        self.alloc_growing(|stock, _| stock.buddy.alloc(&self.view, order))
+    }
+
+    /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
+    /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
+    /// many. Otherwise as [`Arena::alloc`].
+    pub fn alloc_run(&self, pages: u32) -> Option<Run> {
+        debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
+        self.alloc_growing(|stock, wish| stock.take_run(&self.view, pages, wish))
+    }
+
+    /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
+    /// for a lock. Never waits.
+    pub fn try_alloc_run(&self, pages: u32) -> Option<Run> {
+        self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
+    }
+
+    /// Takes `pages` pages in as few runs as can be had, each as from [`Arena::alloc_run`], appends them to
+    /// `runs` and says how many pages they are together. Fewer than asked: as `None` there.
+    pub fn alloc_runs(&self, pages: u32, runs: &mut Vec<Run>) -> u32 {
+        let mut left = pages;
+        self.alloc_growing(|stock, wish| {
+            while left > 0 {
+                let run = stock.take_run(&self.view, left, wish)?;
+                left -= run.pages;
+                runs.push(run);
+            }
+            Some(())
+        });
+        pages - left
+    }
+
+    /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
+    /// all its frames alone: their folios are retired and not held.
+    /// Locks: Arena. Panics if the frames are no data frames of this arena, or free already.
+    pub fn free(&self, frame: Frame, order: Order) {
+        self.free_all(&[(frame, order)]);
+    }
+
+    /// Gives `pages` frames from `frame` on back, whatever their alignment; as [`Arena::free`].
+    pub fn free_run(&self, frame: Frame, pages: u32) {
+        let mut stock = self.stock.lock();
+        self.assert_ours(&stock, frame, pages);
+        stock.buddy.free_run(&self.view, frame, pages);
+    }
+
+    /// Gives many runs back under one lock; as [`Arena::free`].
+    pub fn free_all(&self, runs: &[(Frame, Order)]) {
+        let mut stock = self.stock.lock();
+        for &(frame, order) in runs {
+            self.assert_ours(&stock, frame, order.pages());
+            stock.buddy.free(&self.view, frame, order);
+        }
+    }
+
+    /// Asks `take` for the whole wish, again after each extent that could be grown, and for pieces in the end.
+    /// Growing goes before pieces: frames that follow each other make large requests.
+    fn alloc_growing<T>(&self, mut take: impl FnMut(&mut Stock, Wish) -> Option<T>) -> Option<T> {
+        loop {
+            let seen = {
+                let mut stock = self.stock.lock();
+                let taken = take(&mut stock, Wish::Whole);
+                if taken.is_some() {
+                    return taken;
+                }
+                if !self.may_grow(&stock, Wanted::Data) {
+                    return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
+                }
+                stock.extents_grown
+            };
+            if self.grow(Wanted::Data, seen) == Grown::No {
+                return take(&mut self.stock.lock(), Wish::Pieces);
+            }
+        }
+    }
+
+    fn assert_ours(&self, stock: &Stock, frame: Frame, pages: u32) {
+        let end = u64::from(frame.0) + u64::from(pages);
+        let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_grown());
+        assert!(inside, "{frame:?} and {pages} pages are no data of this arena");
+        debug_assert!(!stock.cells.has_extent(frame.extent()), "{frame:?} holds cells");
+        debug_assert!(
+            (frame.0..frame.0 + pages).map(|f| self.view.own(Frame(f)).word()).all(is_nobodys),
+            "a folio at {frame:?} is freed while it lives or is held"
+        );
+    }
+
+    // ---- cells ----------------------------------------------------------------------------------
+
+    /// Takes a cell: its slots and its node head are all zeros. `None` as for [`Arena::alloc`].
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
+    pub fn alloc_cell(&self) -> Option<CellNumber> {
+        let mut one = Vec::with_capacity(1);
+        self.alloc_cells(1, &mut one);
+        one.pop()
+    }
+
+    /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`].
+    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
+        let first = cells.len();
+        loop {
+            // 1 what is there, free data extents included once the reserve is used up
+            let seen = self.take_cells(first + wanted, cells);
+            // 2 more, or else what is free of the data after all
+            if cells.len() == first + wanted
+                || (self.grow(Wanted::Cells, seen) == Grown::No && !self.stock.lock().cut_free(&self.view))
+            {
+                break;
+            }
+        }
+        // 3 outside the lock: the cells are ours
+        cells[first..].iter().for_each(|&cell| self.clear(cell));
+        cells.len() - first
+    }
+
+    /// As [`Arena::alloc_cell`], out of the extents that are cut already; `None` also when that would need
+    /// waiting for a lock. Never waits.
+    pub fn try_alloc_cell(&self) -> Option<CellNumber> {
+        let cell = self.stock.try_lock()?.cells.alloc(&self.view)?;
+        self.clear(cell);
+        Some(cell)
+    }
+
+    /// Gives a cell back that nobody can reach any more but readers who are late.
+    /// Locks: Arena. Panics if it was not handed out, as far as that can be seen.
+    pub fn free_cell(&self, cell: CellNumber) {
+        let mut stock = self.stock.lock();
+        if let Freed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
+            && stock.cells.extents() > self.reserve
+        {
+            stock.cells.remove_extent(extent);
+            stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES));
+        }
+    }
+
+    /// Fills `cells` up to `len` as far as that needs no growing. Returns how many extents there were.
+    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>) -> u32 {
+        let mut stock = self.stock.lock();
+        while cells.len() < len {
+            match stock.cells.alloc(&self.view) {
+                Some(cell) => cells.push(cell),
+                None if stock.cells.extents() >= self.reserve && stock.cut_free(&self.view) => {}
+                None => break,
+            }
+        }
+        stock.extents_grown
+    }
+
+    /// Makes a cell all zeros. Late readers may look on: zero is the empty entry, and no mapping's number.
+    fn clear(&self, cell: CellNumber) {
+        let slots = self.view.slots(cell).expect("a cell of our own arena exists");
+        slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+        let head: &NodeHead = self.view.head(cell).expect("a cell of our own arena exists");
+        head.clear();
+    }
+
+    // ---- growing --------------------------------------------------------------------------------
+
+    /// Grows by an extent for `wanted`, unless there are more than the `seen` extents already.
+    fn grow(&self, wanted: Wanted, seen: u32) -> Grown {
+        // 1 one at a time; who waited here may find it done
+        let mut growth = self.growth.lock();
+        let extent = {
+            let stock = self.stock.lock();
+            if stock.extents_grown != seen {
+                return Grown::Yes;
+            }
+            if !self.may_grow(&stock, wanted) {
+                return Grown::No;
+            }
+            stock.extents_grown
+        };
+        // 2 memory, while others go on allocating
+        let Some(size) = growth.ask(|| self.arena_segment.populate(extent)) else { return Grown::No };
+        // 3 known to viewers, then handed out
+        let mut stock = self.stock.lock();
+        stock.extents_grown += 1;
+        stock.extents_huge += u32::from(size == PageSize::Huge);
+        // Relaxed: a reader that sees the new number finds memory there, which the kernel gave above, and
+        // descriptors that have been odd since before the header was published.
+        self.view.header().frames_grown.store(stock.frames_grown(), Ordering::Relaxed);
+        match wanted {
+            Wanted::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
+            Wanted::Cells => stock.cells.add_extent(extent),
+        }
+        Grown::Yes
+    }
+
+    /// Whether the bound, and for data the reserve, allow one extent more.
+    fn may_grow(&self, stock: &Stock, wanted: Wanted) -> bool {
+        let left = extents_max(self.view.layout()) - stock.extents_grown;
+        match wanted {
+            Wanted::Cells => left > 0,
+            Wanted::Data => left > self.reserve.saturating_sub(stock.cells.extents()),
+        }
+    }
+
+    // ---- looking at it --------------------------------------------------------------------------
+
+    /// The arena's numbers now. Locks: Growth, Arena.
+    pub fn stats(&self) -> ArenaStats {
+        let growth = self.growth.lock();
+        let stock = self.stock.lock();
+        let bytes = |extents: u32| u64::from(extents) * EXTENT_SIZE as u64;
+        let meta = self.view.layout().frames_meta / EXTENT_PAGES;
+        ArenaStats {
+            bound_bytes: self.bound,
+            grown_bytes: bytes(stock.extents_grown),
+            meta_bytes: bytes(meta),
+            cell_bytes: bytes(stock.cells.extents()),
+            cells_used: stock.cells.used(),
+            data_bytes: bytes(stock.extents_grown - meta - stock.cells.extents()),
+            free_pages: stock.buddy.free_pages(),
+            extents_huge: u64::from(stock.extents_huge),
+            extents_small: u64::from(stock.extents_grown - stock.extents_huge),
+            control_bytes: CONTROL_BYTES as u64,
+            growth_failures: growth.failures,
+        }
+    }
+
+    /// What is wrong with the arena, if anything; for bug reports and tests. Looks at every frame.
+    /// Locks: Arena, for as long as that takes.
+    pub fn check(&self) -> Result<(), String> {
+        let stock = self.stock.lock();
+        let layout = self.view.layout();
+        if layout.bytes_max() + CONTROL_BYTES as u64 > self.bound {
+            return Err("the files are larger than the bound".into());
+        }
+        if self.view.frames_grown() != stock.frames_grown() {
+            return Err("the header tells another size than the stock".into());
+        }
+        if extents_max(layout) - stock.extents_grown + stock.cells.extents() < self.reserve {
+            return Err("the reserve for cells was given away".into());
+        }
+        stock.buddy.check(&self.view, layout.frames_meta..stock.frames_grown())?;
+        stock.cells.check(&self.view)?;
+        self.check_frames(&stock)
+    }
+
+    /// Every frame that must not be a folio's: the tables', the cells', and all of every free run.
+    fn check_frames(&self, stock: &Stock) -> Result<(), String> {
+        let meta = self.view.layout().frames_meta;
+        let mut free_until = 0;
+        for frame in (0..stock.frames_grown()).map(Frame) {
+            let word = self.view.own(frame).word();
+            let taken = frame.0 < meta || stock.cells.has_extent(frame.extent());
+            if let Some(order) = self.view.own(frame).free_order() {
+                if taken {
+                    return Err(format!("{frame:?} is no data and yet free"));
+                }
+                free_until = frame.0 + order.pages();
+            }
+            if (taken || frame.0 < free_until) && !is_nobodys(word) {
+                return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stock {
+    fn frames_grown(&self) -> u32 {
+        self.extents_grown * EXTENT_PAGES
+    }
+
+    /// Takes a run of at most `pages` frames (at least 1): of the power of two that fits, or of any below.
+    fn take_run(&mut self, view: &View, pages: u32, wish: Wish) -> Option<Run> {
+        let order = Order::fitting(pages);
+        match wish {
+            Wish::Whole => self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }),
+            Wish::Pieces => self.buddy.alloc_run(view, order.pages()),
+        }
+    }
+
+    /// Cuts a free extent of data into cells, and says whether there was one.
+    fn cut_free(&mut self, view: &View) -> bool {
+        let Some(frame) = self.buddy.alloc(view, Order::MAX) else { return false };
+        self.cells.add_extent(frame.extent());
+        true
+    }
+}
+
+impl Growth {
+    /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
+    /// expensive where memory is short, and whoever was told "none" is about to ask again.
+    fn ask(&mut self, populate: impl FnOnce() -> std::io::Result<PageSize>) -> Option<PageSize> {
+        if self.refuse > 0 {
+            self.refuse -= 1;
+            return None;
+        }
+        match populate() {
+            Ok(size) => Some(size),
+            Err(_) => {
+                self.failures += 1;
+                self.refuse = WISHES_REFUSED;
+                None
+            }
+        }
+    }
+}
+
+impl Links for View {
+    fn links(&self, frame: Frame) -> [u32; 2] {
+        self.own(frame).links()
+    }
+    fn set_link(&self, frame: Frame, which: usize, to: u32) {
+        self.own(frame).set_link(which, to);
+    }
+    fn free_order(&self, frame: Frame) -> Option<Order> {
+        self.own(frame).free_order()
+    }
+    fn set_free(&self, frame: Frame, order: Option<Order>) {
+        self.own(frame).set_free(order);
+    }
+}
+
+impl CellLinks for View {
+    fn link(&self, cell: CellNumber) -> u32 {
+        self.slots(cell).map_or(0, |slots| slots[0].load(Ordering::Relaxed))
+    }
+    fn set_link(&self, cell: CellNumber, to: u32) {
+        self.slots(cell).expect("a cell of our own arena exists")[0].store(to, Ordering::Relaxed);
+    }
+}
+
+/// Whether a descriptor's word is that of a frame no folio heads and nobody holds.
+fn is_nobodys(word: super::Word) -> bool {
+    !word.is_live() && word.holds() == 0
+}
+
+fn extents_max(layout: &Layout) -> u32 {
+    layout.frames_max / EXTENT_PAGES
+}
+
+/// The layout for a bound of `memory` bytes, if it is one.
+fn layout_for(memory: u64) -> Result<Layout, ArenaError> {
+    if memory < Arena::MEMORY_MIN {
+        return Err(ArenaError::TooSmall { asked: memory, min: Arena::MEMORY_MIN });
+    }
+    let max = MEMORY_MAX.min(process_limit());
+    if memory > max {
+        return Err(ArenaError::TooLarge { asked: memory, max });
+    }
+    Ok(Layout::new(memory - CONTROL_BYTES as u64).expect("the bound is between the least and the most"))
+}
+
+/// Takes the memory of the header and the tables; how many of its extents are huge pages.
+fn populate_meta(segment: &Segment, extents: u32) -> Result<u32, ArenaError> {
+    let sizes = (0..extents).map(|extent| segment.populate(extent));
+    sizes
+        .map(|size| size.map(|size| u32::from(size == PageSize::Huge)))
+        .sum::<Result<_, _>>()
+        .map_err(no_memory)
+}
+
+fn no_memory(source: std::io::Error) -> ArenaError {
+    ArenaError::System { call: "madvise(MADV_POPULATE_WRITE)", source }
+}
+
+/// Gives every frame that will ever be a descriptor that names nothing: the tables are zeros, and a zero
+/// is an even sequence. Done for all at once, so that growing has nothing to publish.
+fn make_descriptors_odd(view: &View) {
+    let frames = view.layout().frames_max;
+    // Nobody else sees the arena yet: `publish` sets the true number.
+    view.header().frames_grown.store(frames, Ordering::Relaxed);
+    for frame in (0..frames).map(Frame) {
+        view.own(frame).set_free(None);
+    }
+}
+
+/// A number that nobody can guess; never 0.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::control::VIEWERS_MAX;
+    use super::*;
+    use proptest::prelude::*;
+    use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+    use rustix::fs::{Mode, OFlags, fstat, ftruncate};
+    use rustix::io::Errno;
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+    use std::collections::HashMap;
+    use std::ptr::{NonNull, null_mut};
+
+    const SMALL: u64 = Arena::MEMORY_MIN;
+
+    fn arena(memory: u64) -> Arena {
+        Arena::build(ArenaOptions { memory }).unwrap()
+    }
+
+    /// Memory that both files have taken, in bytes.
+    fn taken(arena: &Arena) -> u64 {
+        [arena.arena_fd(), arena.control_fd()]
+            .iter()
+            .map(|fd| fstat(fd).unwrap().st_blocks as u64 * 512)
+            .sum()
+    }
+
+    fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
+        std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
+    }
+
+    #[test]
+    fn a_bound_out_of_range_is_refused_with_the_range() {
+        let build = |memory| Arena::build(ArenaOptions { memory });
+        let small = build(SMALL - 1).unwrap_err();
+        assert!(matches!(small, ArenaError::TooSmall { min: SMALL, .. }));
+        assert!(small.to_string().contains("16777216"), "{small}");
+        assert!(matches!(build(u64::MAX), Err(ArenaError::TooLarge { max, .. }) if max <= MEMORY_MAX));
+    }
+
+    #[test]
+    fn it_grows_to_its_bound_and_not_a_byte_further() {
+        // The second is no whole number of extents, nor of pages.
+        for memory in [SMALL, (40 << 20) + 4097] {
+            let arena = arena(memory);
+            assert!(taken(&arena) < 5 << 20, "only the tables are there at first");
+            let mut runs = drain(&arena, Order(4));
+            assert!(!runs.is_empty() && arena.alloc(Order(0)).is_none() && arena.alloc_run(512).is_none());
+            let mut cells = Vec::new();
+            assert_eq!(arena.alloc_cells(usize::MAX / 2, &mut cells), 6144, "the reserve is one extent");
+            arena.populate_control().unwrap();
+            let stats = arena.stats();
+            assert_eq!(stats.grown_bytes + stats.control_bytes, memory & !(EXTENT_SIZE as u64 - 1));
+            assert_eq!(stats.grown_bytes, taken(&arena) - CONTROL_BYTES as u64, "what is counted is there");
+            assert_eq!(stats.data_bytes / 65536, runs.len() as u64);
+            assert_eq!(stats.grown_bytes, stats.meta_bytes + stats.cell_bytes + stats.data_bytes);
+            assert_eq!((stats.free_pages, stats.cells_used, stats.growth_failures), (0, 6144, 0));
+            assert!(taken(&arena) <= memory);
+            arena.check().unwrap();
+            // And all of it merges back into whole extents.
+            runs.reverse();
+            arena.free_all(&runs);
+            assert_eq!(drain(&arena, Order::MAX).len() as u64, stats.data_bytes / EXTENT_SIZE as u64);
+            arena.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn handed_out_frames_have_odd_descriptors_too() {
+        let arena = arena(SMALL);
+        let run = arena.alloc_run(100).unwrap();
+        assert_eq!((run.pages, run.frame.0 % 64), (64, 0));
+        for frame in (0..arena.view().frames_grown()).map(Frame) {
+            let word = arena.view().own(frame).word();
+            assert!(!word.is_live(), "{frame:?}: {word:?}");
+        }
+        assert!(arena.view().descriptor(Frame(arena.view().frames_grown())).is_none());
+        arena.free_run(run.frame, run.pages);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn check_sees_a_folio_among_the_free_frames() {
+        let arena = arena(SMALL);
+        let frame = arena.alloc(Order(3)).unwrap();
+        arena.free(frame, Order(3));
+        arena.check().unwrap();
+        let inner = arena.view().own(frame.plus(5));
+        inner.prepare(crate::units::MappingId(1), crate::units::PageIndex(0), Order(0), false);
+        assert!(arena.check().is_err());
+    }
+
+    #[test]
+    fn a_wish_is_met_by_growing_before_it_is_broken_into_pieces() {
+        let arena = arena(SMALL);
+        let one = arena.alloc(Order(0)).unwrap();
+        assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
+        let rest = drain(&arena, Order::MAX);
+        let mut runs = Vec::new();
+        assert_eq!(arena.alloc_runs(1000, &mut runs), 511);
+        assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
+        assert_eq!(arena.alloc_runs(1, &mut runs), 0);
+        arena.free_all(&rest);
+        assert_eq!(arena.alloc_runs(600, &mut runs), 600);
+        arena.free(one, Order(0));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn a_cell_is_all_zeros_whatever_was_there() {
+        let arena = arena(SMALL);
+        // Two extents, so that one that data used is cut next.
+        let scribble = drain(&arena, Order::MAX);
+        for &(frame, order) in &scribble {
+            let bytes = arena.view().bytes(frame).unwrap();
+            // SAFETY: the frames are ours, and nobody reads them.
+            unsafe { bytes.write_bytes(0xa5, order.bytes()) };
+        }
+        arena.free_all(&scribble);
+        let mut cells = Vec::new();
+        assert_eq!(arena.alloc_cells(8000, &mut cells), 8000);
+        for &cell in &cells {
+            let zero = |number: &std::sync::atomic::AtomicU32| number.load(Ordering::Relaxed) == 0;
+            assert!(arena.view().slots(cell).unwrap().iter().all(zero), "{cell:?}");
+            let head = arena.view().head(cell).unwrap();
+            assert!(head.words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        }
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn cells_and_data_trade_extents() {
+        let arena = arena(SMALL);
+        let extents = (arena.stats().bound_bytes - arena.stats().control_bytes - arena.stats().meta_bytes)
+            / EXTENT_SIZE as u64;
+        let mut cells = Vec::new();
+        let all = arena.alloc_cells(usize::MAX / 2, &mut cells);
+        assert_eq!(all as u64, extents * 6144, "cells may have all there is");
+        assert!(arena.alloc(Order(0)).is_none());
+        cells.drain(..).for_each(|cell| arena.free_cell(cell));
+        arena.check().unwrap();
+        assert_eq!(arena.stats().cell_bytes, EXTENT_SIZE as u64, "all but the reserve went back");
+        assert_eq!(drain(&arena, Order::MAX).len() as u64, extents - 1);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn cells_are_cut_out_of_free_data_when_the_machine_has_no_more() {
+        let arena = arena(SMALL);
+        let frame = arena.alloc(Order(0)).unwrap();
+        arena.free(frame, Order(0));
+        arena.growth.lock().refuse = u32::MAX;
+        assert_eq!(arena.alloc_cells(7000, &mut Vec::new()), 6144);
+        assert_eq!((arena.stats().data_bytes, arena.alloc(Order(0))), (0, None));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn who_waited_for_another_to_grow_does_not_grow_again() {
+        let arena = arena(SMALL);
+        let seen = arena.stock.lock().extents_grown;
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.stock.lock().extents_grown, seen + 1);
+    }
+
+    #[test]
+    fn who_must_not_wait_gets_what_is_there_and_no_more() {
+        let arena = arena(SMALL);
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
+        let (frame, cell) = (arena.alloc(Order(0)).unwrap(), arena.alloc_cell().unwrap());
+        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8);
+        assert_ne!(arena.try_alloc_cell().unwrap(), cell);
+        let _locked = arena.stock.lock();
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "{frame:?}");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Alloc(u8),
+        Runs(u32),
+        Free(usize),
+        Cells(usize),
+        FreeCells(usize, usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            3 => (0..=9u8).prop_map(Op::Alloc),
+            2 => (1..1500u32).prop_map(Op::Runs),
+            4 => any::<usize>().prop_map(Op::Free),
+            1 => prop_oneof![1..30usize, 4000..9000usize].prop_map(Op::Cells),
+            1 => (any::<usize>(), prop_oneof![1..30usize, 4000..9000usize]).prop_map(|(a, b)| Op::FreeCells(a, b)),
+        ];
+        prop::collection::vec(op, 1..60)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and
+        /// nobody else's; and nothing is refused that is free.
+        #[test]
+        fn nothing_is_handed_out_twice(ops in ops()) {
+            let arena = arena(SMALL);
+            let (mut runs, mut cells) = (Vec::<Run>::new(), Vec::<CellNumber>::new());
+            for op in ops {
+                match op {
+                    Op::Alloc(order) => match arena.alloc(Order(order)) {
+                        Some(frame) => runs.push(Run { frame, pages: 1 << order }),
+                        None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
+                    },
+                    Op::Runs(pages) => {
+                        let got = arena.alloc_runs(pages, &mut runs);
+                        prop_assert!(got == pages || arena.stats().free_pages == 0);
+                    }
+                    Op::Free(which) if !runs.is_empty() => {
+                        let run = runs.swap_remove(which % runs.len());
+                        arena.free_run(run.frame, run.pages);
+                    }
+                    Op::Cells(wanted) => {
+                        let got = arena.alloc_cells(wanted, &mut cells);
+                        let stats = arena.stats();
+                        let full = stats.cells_used * EXTENT_SIZE as u64 == stats.cell_bytes * 6144;
+                        prop_assert!(got == wanted || full);
+                    }
+                    Op::FreeCells(from, many) => for _ in 0..many.min(cells.len()) {
+                        let cell = cells.swap_remove(from % cells.len());
+                        arena.free_cell(cell);
+                    },
+                    Op::Free(_) => {}
+                }
+                prop_assert_eq!(arena.check(), Ok(()));
+                prop_assert_eq!(check_owners(&arena, &runs, &cells), Ok(()));
+            }
+        }
+    }
+
+    fn check_owners(arena: &Arena, runs: &[Run], cells: &[CellNumber]) -> Result<(), String> {
+        let mut owners = HashMap::new();
+        for (number, run) in runs.iter().enumerate() {
+            for frame in run.frame.0..run.frame.0 + run.pages {
+                if frame >= arena.view().frames_grown() || run.frame.0 % run.pages != 0 {
+                    return Err(format!("{run:?} is no run"));
+                }
+                if owners.insert(frame, number).is_some() {
+                    return Err(format!("frame {frame} is handed out twice"));
+                }
+            }
+        }
+        let mut distinct: Vec<u32> = cells.iter().map(|cell| cell.0).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        if distinct.len() != cells.len() || cells.iter().any(|cell| owners.contains_key(&cell.frame().0)) {
+            return Err("a cell is handed out twice, or lies in a run".into());
+        }
+        let stats = arena.stats();
+        let pages = stats.free_pages + owners.len() as u64;
+        if pages * PAGE_SIZE as u64 != stats.data_bytes || stats.cells_used != cells.len() as u64 {
+            return Err(format!("frames or cells got lost: {stats:?}"));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn four_threads_at_once() {
+        let arena = arena(24 << 20);
+        std::thread::scope(|scope| {
+            for thread in 0..4u32 {
+                let arena = &arena;
+                scope.spawn(move || churn(arena, thread));
+            }
+        });
+        arena.check().unwrap();
+        let stats = arena.stats();
+        assert_eq!(stats.free_pages * PAGE_SIZE as u64, stats.data_bytes, "all came back");
+        assert_eq!(stats.cells_used, 0);
+    }
+
+    /// Takes and gives back; what a thread has it writes its number on, and finds it there again.
+    fn churn(arena: &Arena, thread: u32) {
+        let mut random = 0x9e37_79b9u32.wrapping_mul(thread + 1);
+        let mut runs = Vec::new();
+        let mut cells = Vec::new();
+        for round in 0..3000u32 {
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            match arena.alloc_run(1 << (random % 8)) {
+                Some(run) => {
+                    let mark = arena.view().own(run.frame);
+                    mark.set_link(0, thread);
+                    runs.push((run, thread));
+                }
+                None => runs.drain(..).for_each(|(run, _)| give_back(arena, run, thread)),
+            }
+            if random.is_multiple_of(3) && !runs.is_empty() {
+                let (run, _) = runs.swap_remove(random as usize % runs.len());
+                give_back(arena, run, thread);
+            }
+            if round % 64 < 32 {
+                let first = cells.len();
+                arena.alloc_cells(40, &mut cells);
+                for &cell in &cells[first..] {
+                    arena.view().slots(cell).unwrap()[9].store(thread, Ordering::Relaxed);
+                }
+            } else {
+                for cell in cells.drain(cells.len().saturating_sub(50)..) {
+                    assert_eq!(arena.view().slots(cell).unwrap()[9].load(Ordering::Relaxed), thread);
+                    arena.free_cell(cell);
+                }
+            }
+        }
+        runs.into_iter().for_each(|(run, _)| give_back(arena, run, thread));
+        cells.into_iter().for_each(|cell| arena.free_cell(cell));
+    }
+
+    fn give_back(arena: &Arena, run: Run, thread: u32) {
+        assert_eq!(arena.view().own(run.frame).links()[0], thread, "{run:?} was somebody else's too");
+        arena.free_run(run.frame, run.pages);
+    }
+
+    #[test]
+    fn a_machine_without_memory_is_asked_now_and_then() {
+        let mut growth = Growth::default();
+        let mut asked = 0;
+        for _ in 0..3 * (WISHES_REFUSED + 1) {
+            let refused = growth.ask(|| {
+                asked += 1;
+                Err(Errno::NOMEM.into())
+            });
+            assert_eq!(refused, None);
+        }
+        assert_eq!((asked, growth.failures), (3, 3));
+        assert_eq!(growth.ask(|| Ok(PageSize::Small)), Some(PageSize::Small));
+        assert_eq!(growth.ask(|| Ok(PageSize::Huge)), Some(PageSize::Huge));
+    }
+
+    // ---- what others may do with the files ---------------------------------------------------------
+
+    /// The arena's file as a viewer gets it.
+    fn reopened(file: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    fn map(file: &OwnedFd, bytes: usize, access: ProtFlags) -> rustix::io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mmap(null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+        mapped.map(|at| NonNull::new(at.cast()).unwrap())
+    }
+
+    #[test]
+    fn nobody_can_resize_the_files() {
+        let arena = arena(SMALL);
+        for file in [arena.arena_fd(), arena.control_fd()] {
+            let size = fstat(file).unwrap().st_size as u64;
+            assert_eq!(ftruncate(file, size - 4096), Err(Errno::PERM));
+            assert_eq!(ftruncate(file, size + 4096), Err(Errno::PERM));
+            assert_eq!(ftruncate(file, 0), Err(Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn a_viewer_maps_the_arena_for_reading_only() {
+        let arena = arena(SMALL);
+        let bytes = arena.view().layout().bytes_max() as usize;
+        let file = reopened(arena.arena_fd(), OFlags::RDONLY).unwrap();
+        assert_eq!(map(&file, bytes, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::ACCESS));
+        let base = map(&file, bytes, ProtFlags::READ).unwrap();
+        // SAFETY: the mapping is ours; were it to succeed, nobody would use it.
+        let made_writable = unsafe { mprotect(base.as_ptr().cast(), bytes, MprotectFlags::WRITE) };
+        assert_eq!(made_writable, Err(Errno::ACCESS));
+        if !rustix::process::geteuid().is_root() {
+            assert_eq!(reopened(arena.arena_fd(), OFlags::RDWR).err(), Some(Errno::ACCESS));
+        }
+
+        // SAFETY: all of it is mapped until the end of this test.
+        let view = unsafe { View::attach(base, bytes as u64) }.unwrap();
+        assert_eq!(view.header().token.load(Ordering::Relaxed), arena.token());
+        let before = view.frames_grown();
+        let frame = arena.alloc(Order(0)).unwrap();
+        assert_eq!(view.frames_grown(), before + EXTENT_PAGES, "growth is seen");
+        assert_eq!(view.own(frame).word(), arena.view().own(frame).word());
+        // SAFETY: the view is not used any more.
+        unsafe { munmap(base.as_ptr().cast(), bytes) }.unwrap();
+    }
+
+    #[test]
+    fn a_viewer_maps_the_control_file_for_writing() {
+        let arena = arena(SMALL);
+        arena.populate_control().unwrap();
+        let file = reopened(arena.control_fd(), OFlags::RDWR).unwrap();
+        let base = map(&file, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        // SAFETY: all of it is mapped until the end of this test.
+        let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
+        assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
+        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), base.addr().get() + PAGE_SIZE);
+        let last = VIEWERS_MAX - 1;
+        view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
+        assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);
+        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+        // SAFETY: the view is not used any more.
+        unsafe { munmap(base.as_ptr().cast(), CONTROL_BYTES) }.unwrap();
+    }
+}

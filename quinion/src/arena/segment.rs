@@ -1,0 +1,315 @@
+//! Segment: one sealed memory file and its mapping.
+//!
+//! ```text
+//!   reserved    |......|==========================================|....|     address space only
+//!                      ^ aligned to 2 MiB
+//!   the file            | populated |  not yet (no memory)  |
+//! ```
+//!
+//! The file has its full size from the start and is sealed against any other,
+//! so it can never hold more bytes than that: the size *is* the bound. Memory
+//! is taken by [`Segment::populate`], an extent at a time, and by
+//! [`Segment::populate_bytes`]. Both answer an error when the machine or the
+//! container is out of memory. Nobody may touch a byte that was not populated:
+//! that too would take memory, and end in SIGBUS where this ends in an error.
+//!
+//! Invariants:
+//!  1. The mapping stays where it is, in full, until the segment is dropped.
+//!  2. The file's size never changes; a viewer that maps all of it never meets its end.
+//!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
+//!     something else may live there by then.
+//!
+//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had
+//! one to give, and [`PageSize`] says so. That a shortage is always answered: a
+//! kernel that is out of memory, or a control group at its limit, may first kill
+//! a process of its choice. So the bound is held against the limits beforehand.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::ArenaError;
+use crate::units::EXTENT_SIZE;
+
+/// What the kernel backed an extent with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageSize {
+    /// One page of 2 MiB.
+    Huge,
+    /// 512 pages of 4 KiB.
+    Small,
+}
+
+/// Who may open the file behind a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// Viewers read it: mode 0400, memory in pages of 2 MiB where there are any.
+    ReadOnly,
+    /// Viewers write it: mode 0600, memory page by page.
+    ReadWrite,
+}
+
+/// A memory file and its mapping in this process.
+#[derive(Debug)]
+pub struct Segment {
+    file: OwnedFd,
+    /// The whole reservation, for the drop.
+    reserved: (NonNull<u8>, usize),
+    base: NonNull<u8>,
+    bytes: usize,
+    /// The process that mapped it; a forked child has no mapping.
+    process: u32,
+}
+
+// SAFETY: a segment owns its mapping as a box owns its bytes; what it hands out is an address.
+unsafe impl Send for Segment {}
+// SAFETY: as above; no method changes the segment.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// A memory file of `bytes` bytes (whole pages), named `name` in `/proc`, mapped for reading and
+    /// writing. It takes address space, and no memory yet. The size is below `ulimit -f`, or a signal
+    /// (SIGXFSZ) ends the process: [`super::process_limit`] counts it.
+    pub fn create(name: &CStr, bytes: usize, sharing: Sharing) -> Result<Self, ArenaError> {
+        let file = create_file(name, bytes, sharing)?;
+        let reserved_bytes = bytes + EXTENT_SIZE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let reserved = unsafe {
+            rustix::mm::mmap_anonymous(
+                null_mut(),
+                reserved_bytes,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let reserved =
+            NonNull::new(reserved.map_err(system("mmap"))?.cast::<u8>()).expect("not at address 0");
+        let base = align_up(reserved);
+        // From here on the drop undoes the reservation.
+        let segment =
+            Self { file, reserved: (reserved, reserved_bytes), base, bytes, process: std::process::id() };
+        segment.map_file()?;
+        segment.advise(sharing)?;
+        Ok(segment)
+    }
+
+    /// The address of the first byte, a multiple of 2 MiB.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    /// The file behind it.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine has to
+    /// fetch the memory first. An error (ENOMEM, EFAULT, EHWPOISON) if there is not enough; some of it may
+    /// have been taken then, which a later try uses.
+    pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
+        let offset = extent as usize * EXTENT_SIZE;
+        assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
+        // An extent without any page cannot be collapsed, so it gets one first.
+        self.populate_bytes(offset, crate::units::PAGE_SIZE)?;
+        if self.collapse(offset).is_ok() {
+            return Ok(PageSize::Huge);
+        }
+        self.populate_bytes(offset, EXTENT_SIZE)?;
+        Ok(PageSize::Small)
+    }
+
+    /// Gives `bytes` bytes at `offset` (whole pages) their memory, in pages of any size.
+    pub fn populate_bytes(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
+        match self.madvise(offset, bytes, Advice::LinuxPopulateWrite) {
+            // A kernel before 5.14 does not know the advice; the file system can do most of it.
+            Err(Errno::INVAL) => self.allocate(offset, bytes),
+            done => Ok(done?),
+        }
+    }
+
+    /// Takes memory for a range of the file without mapping it here.
+    fn allocate(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset as u64, bytes as u64)?)
+    }
+
+    /// Makes an extent that has at least one page into one page of 2 MiB.
+    fn collapse(&self, offset: usize) -> io::Result<()> {
+        /// Of Linux 6.1; older kernels answer EINVAL.
+        const MADV_COLLAPSE: i32 = 25;
+        // SAFETY: the range lies in our mapping (`populate` checked); the bytes in it do not change.
+        let result =
+            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), EXTENT_SIZE, MADV_COLLAPSE) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Puts the file over the aligned part of the reservation.
+    fn map_file(&self) -> Result<(), ArenaError> {
+        // SAFETY: the range lies inside our reservation, in which nothing lives yet.
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                self.base.as_ptr().cast(),
+                self.bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED,
+                &self.file,
+                0,
+            )
+        };
+        mapped.map(drop).map_err(system("mmap"))
+    }
+
+    /// Tells the kernel what this memory is. That cores and children leave it out matters; that huge
+    /// pages are welcome is a hint, which a kernel without them refuses.
+    fn advise(&self, sharing: Sharing) -> Result<(), ArenaError> {
+        self.madvise(0, self.bytes, Advice::LinuxDontDump).map_err(system("madvise"))?;
+        self.madvise(0, self.bytes, Advice::LinuxDontFork).map_err(system("madvise"))?;
+        if sharing == Sharing::ReadOnly {
+            let _hint = self.madvise(0, self.bytes, Advice::LinuxHugepage);
+        }
+        Ok(())
+    }
+
+    fn madvise(&self, offset: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
+        debug_assert!(offset + bytes <= self.bytes);
+        // SAFETY: the range lies in our mapping, and none of our advices changes the bytes in it.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            return; // invariant 3
+        }
+        let (start, bytes) = self.reserved;
+        // SAFETY: the reservation is ours; who has a view of it promised not to use it any more.
+        let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "our own reservation can be unmapped");
+    }
+}
+
+/// The file, of its final size and sealed.
+fn create_file(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
+    let mode = match sharing {
+        Sharing::ReadOnly => Mode::RUSR,
+        Sharing::ReadWrite => Mode::RUSR | Mode::WUSR,
+    };
+    rustix::fs::fchmod(&file, mode).map_err(system("fchmod"))?;
+    rustix::fs::ftruncate(&file, bytes as u64).map_err(system("ftruncate"))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(system("fcntl(F_ADD_SEALS)"))?;
+    Ok(file)
+}
+
+fn align_up(address: NonNull<u8>) -> NonNull<u8> {
+    let missing = address.as_ptr().align_offset(EXTENT_SIZE);
+    // SAFETY: the caller reserved an extent more than it needs, so the result lies inside.
+    unsafe { address.add(missing) }
+}
+
+fn system(call: &'static str) -> impl Fn(Errno) -> ArenaError {
+    move |errno| ArenaError::System { call, source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::PAGE_SIZE;
+    use rustix::fs::fstat;
+
+    fn segment() -> Segment {
+        Segment::create(c"quinion-test", 2 * EXTENT_SIZE, Sharing::ReadOnly).unwrap()
+    }
+    fn taken(segment: &Segment) -> usize {
+        fstat(segment.file()).unwrap().st_blocks as usize * 512
+    }
+    fn byte(segment: &Segment, offset: usize) -> *mut u8 {
+        assert!(offset < segment.bytes);
+        // SAFETY: the offset lies in the segment.
+        unsafe { segment.base().as_ptr().add(offset) }
+    }
+
+    #[test]
+    fn memory_is_taken_when_it_is_asked_for() {
+        let segment = segment();
+        assert_eq!(segment.base().as_ptr().align_offset(EXTENT_SIZE), 0);
+        assert_eq!(taken(&segment), 0);
+        segment.populate(1).unwrap();
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+        segment.populate(1).unwrap();
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+        let mode = fstat(segment.file()).unwrap().st_mode & 0o777;
+        assert_eq!(mode, 0o400);
+    }
+
+    #[test]
+    fn where_there_are_no_huge_pages_small_ones_do() {
+        let segment = segment();
+        segment.madvise(0, segment.bytes, Advice::LinuxNoHugepage).unwrap();
+        assert_eq!(segment.populate(0).unwrap(), PageSize::Small);
+        assert_eq!(taken(&segment), EXTENT_SIZE);
+    }
+
+    #[test]
+    fn where_the_advice_is_unknown_the_file_is_allocated() {
+        let segment = segment();
+        segment.allocate(EXTENT_SIZE, 3 * PAGE_SIZE).unwrap();
+        assert_eq!(taken(&segment), 3 * PAGE_SIZE);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond the segment")]
+    fn what_is_beyond_is_not_populated() {
+        let _ = segment().populate(2);
+    }
+
+    /// The name in `/proc/self/maps` tells our mapping from whatever other tests map there meanwhile.
+    #[test]
+    fn a_dropped_segment_leaves_no_mapping() {
+        let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("quinion-dropped");
+        let segment = Segment::create(c"quinion-dropped", EXTENT_SIZE, Sharing::ReadWrite).unwrap();
+        assert!(mapped());
+        drop(segment);
+        assert!(!mapped());
+    }
+
+    /// A child that was forked maps something where the parent has the segment, drops its copy of the
+    /// segment, and finds its own mapping untouched.
+    #[test]
+    fn a_forked_child_drops_it_without_harm() {
+        let segment = segment();
+        segment.populate(0).unwrap();
+        // SAFETY: the child makes system calls only, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the address is a free one in the child; the copy of the segment is dropped once.
+            unsafe {
+                let at = segment.base().as_ptr();
+                let (access, how) =
+                    (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                let fixed = how | libc::MAP_FIXED_NOREPLACE;
+                let mapped = libc::mmap(at.cast(), PAGE_SIZE, access, fixed, -1, 0);
+                if mapped != at.cast() {
+                    libc::_exit(1); // the mapping was inherited
+                }
+                at.write_volatile(7);
+                drop(std::ptr::read(&segment));
+                let alive = libc::msync(at.cast(), PAGE_SIZE, libc::MS_ASYNC) == 0;
+                libc::_exit(if alive && at.read_volatile() == 7 { 0 } else { 2 });
+            }
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's exit status");
+        // SAFETY: the byte is populated and ours.
+        unsafe { byte(&segment, 5).write_volatile(9) };
+    }
+}

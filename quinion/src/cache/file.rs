@@ -1,0 +1,266 @@
+//! File: what a program reads from.
+//!
+//! A [`File`] is one stream through one file: it has a position for
+//! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
+//! starts another stream at the same position; threads that each read their
+//! own way should each have a clone, though one `File` may be shared.
+
+use std::io::{self, Read, Seek, SeekFrom};
+use std::sync::Arc;
+
+use crate::arena::{CellNumber, KeepingView};
+use crate::error::{Error, Repr, Result};
+use crate::filemap::{Patience, Stopped, read_hits_into, touch};
+use crate::folio::Pinned;
+use crate::readahead::Readahead;
+use crate::stats::Counters;
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
+use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
+
+use super::Handle;
+
+/// How a read behaves; the default waits for what it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ReadOptions {
+    /// Never waits: not for a lock, memory or the device. Takes free pages, evicts clean ones and starts
+    /// reads, so that a later call finds the bytes.
+    pub nowait: bool,
+    /// Takes what is in the cache and starts nothing, readahead included.
+    pub cached_only: bool,
+}
+
+impl ReadOptions {
+    /// The default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Sets [`ReadOptions::nowait`].
+    #[must_use]
+    pub fn nowait(mut self, nowait: bool) -> Self {
+        self.nowait = nowait;
+        self
+    }
+    /// Sets [`ReadOptions::cached_only`].
+    #[must_use]
+    pub fn cached_only(mut self, cached_only: bool) -> Self {
+        self.cached_only = cached_only;
+        self
+    }
+
+    fn patience(self) -> Patience {
+        match (self.cached_only, self.nowait) {
+            (true, _) => Patience::CacheOnly,
+            (false, true) => Patience::Now,
+            (false, false) => Patience::Wait,
+        }
+    }
+}
+
+/// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
+#[derive(Debug)]
+pub struct File {
+    // What a hit needs, side by side.
+    view: KeepingView,
+    cell: CellNumber,
+    id: MappingId,
+    process: ForkGuard,
+    counters: Arc<Counters>,
+    handle: Arc<Handle>,
+    readahead: RankedMutex<Readahead>,
+    position: u64,
+}
+
+impl File {
+    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        Self {
+            view: handle.shared.filemap.arena.keeping_view(),
+            cell: handle.mapping.cell(),
+            id: handle.mapping.id(),
+            process: handle.shared.process,
+            counters: Arc::clone(&handle.shared.filemap.counters),
+            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
+            handle,
+            position: 0,
+        }
+    }
+
+    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read:
+    /// all of them, or fewer at the end of the file, or fewer because something went wrong after some bytes
+    /// (the next call tells what). 0 means the end of the file, or an empty buffer.
+    ///
+    /// A hit takes no lock, makes no system call and stores nothing that other threads look at. A miss
+    /// waits for the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory),
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); nothing is read then.
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.read_at_with(buffer, position, ReadOptions::default())
+    }
+
+    /// As [`File::read_at`], with options.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the
+    /// first byte can be had without what the options forbid.
+    #[inline]
+    pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        if buffer.is_empty() || position >= FILE_BYTES_MAX {
+            return Ok(0);
+        }
+        let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
+        if hits.stopped == Stopped::Full && hits.marker.is_none() {
+            self.counters.add_hit(hits.bytes as u64);
+            return Ok(hits.bytes);
+        }
+        self.read_slowly(buffer, position, options)
+    }
+
+    #[cold]
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
+    }
+
+    /// Reads exactly `buffer.len()` bytes at `position`.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file
+    /// ends before. The buffer's content is unspecified then.
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position.saturating_add(done as u64);
+            match self.read_at(&mut buffer[done..], at)? {
+                0 => {
+                    let wanted = buffer.len();
+                    let text = format!(
+                        "cannot read {wanted} bytes at byte {position}: the file ends at \
+                         byte {}; ask for less, or use read_at",
+                        self.len()
+                    );
+                    return Err(Repr::InvalidInput(text).into());
+                }
+                bytes => done += bytes,
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins `len` bytes at `position`, or as many as the file has there: waits until they are in the cache
+    /// and keeps them there, unchanged, until the [`Pinned`] is dropped. No byte is copied.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
+    /// beside what is pinned already.
+    pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+    }
+
+    /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read
+    /// meets its end.
+    pub fn len(&self) -> u64 {
+        self.handle.mapping.size()
+    }
+
+    /// Whether the file is empty, as last known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Looks at the file again; if it changed since its pages were cached, they are forgotten. Returns
+    /// whether it had. Waits for the file system.
+    ///
+    /// # Errors
+    /// The backend cannot say what the file is now.
+    pub fn revalidate(&self) -> Result<bool> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        shared.filemap.revalidate(mapping)
+    }
+
+    /// Where viewers find the file's record, and the number it has there.
+    pub(crate) fn record(&self) -> (CellNumber, MappingId) {
+        (self.cell, self.id)
+    }
+    /// Whether it is this file of this machine, in `fstat`'s numbers.
+    pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {
+        let identity = self.handle.mapping.identity();
+        (identity.device, identity.inode) == (device, inode)
+    }
+    /// Makes the page at `position` ready for a reader who wants `len` bytes there.
+    pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.make_ready(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len)
+    }
+    /// A reader met the marker on `page`.
+    pub(crate) fn advance(&self, page: PageIndex) {
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.advance(mapping, &self.readahead, page, Patience::Wait);
+    }
+
+    /// How the file is read: the name of its backend's mechanism.
+    pub fn mechanism(&self) -> &'static str {
+        self.handle.mapping.backend().name()
+    }
+
+    /// Whether the file is read past the kernel's page cache, as far as is known: `false` for a backend that
+    /// is not a file of the system, and from the moment on when the file system refused such a read.
+    pub fn is_direct(&self) -> bool {
+        self.handle.mapping.backend().is_direct()
+    }
+
+    /// Pages of this file that are in the cache.
+    pub fn cached_pages(&self) -> u64 {
+        if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.lock().pages() }
+    }
+}
+
+impl Clone for File {
+    fn clone(&self) -> Self {
+        let mut clone = Self::new(Arc::clone(&self.handle));
+        clone.position = self.position;
+        clone
+    }
+}
+
+impl Read for File {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.read_at(buffer, self.position)?;
+        self.position += bytes as u64;
+        Ok(bytes)
+    }
+}
+
+impl Seek for File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let (base, offset) = match to {
+            SeekFrom::Start(position) => (position, 0),
+            SeekFrom::Current(offset) => (self.position, offset),
+            SeekFrom::End(offset) => {
+                self.revalidate()?;
+                (self.len(), offset)
+            }
+        };
+        let position = base.checked_add_signed(offset).filter(|&position| position <= FILE_BYTES_MAX);
+        self.position = position.ok_or_else(|| {
+            let text = format!(
+                "cannot seek {offset} bytes from byte {base}: positions go from 0 to {FILE_BYTES_MAX}"
+            );
+            io::Error::from(Error::from(Repr::InvalidInput(text)))
+        })?;
+        Ok(self.position)
+    }
+}

@@ -1,0 +1,468 @@
+//! Cache: the door. One bounded memory, and the files that are read through it.
+//!
+//! A [`Cache`] is a handle: clones share one cache, which ends when the last
+//! clone, file and pin is gone. A [`File`] is one stream through one file; it
+//! is in `file.rs` beside. The table here says which file is which mapping:
+//! two opens of one file share folios, and a file that changed between two
+//! opens is read anew (**close-to-open**: an open sees all that was written and
+//! closed before it).
+//!
+//! ```text
+//!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it
+//!                                                                         changed: forget its folios, share it
+//! ```
+//!
+//! A mapping that nobody has open is kept for its folios; the oldest such one
+//! goes when there are too many, because each keeps a descriptor of the system
+//! open.
+//!
+//! Invariants:
+//!  1. At most one mapping for an identity.
+//!  2. No call of a forked child reaches the arena, a lock or a ring.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::arena::{Arena, ArenaOptions, ArenaStats, default_memory};
+use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
+use crate::error::{Error, Repr, Result};
+use crate::filemap::Filemap;
+use crate::mapping::Mapping;
+use crate::stats::Count;
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
+use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
+
+mod file;
+
+pub use file::{File, ReadOptions};
+
+/// A page cache of this process. Cheap to clone; clones share it.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the clones of a cache share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) filemap: Arc<Filemap>,
+    engine: Engine,
+    table: RankedMutex<Table>,
+    pub(crate) process: ForkGuard,
+    pub(crate) readahead_pages_max: u32,
+    idle_files_max: usize,
+}
+
+/// Which mapping is which file's.
+#[derive(Debug, Default)]
+struct Table {
+    files: HashMap<Identity, Known>,
+    /// Mappings without handles, by when they became so.
+    idle: BTreeMap<u64, Identity>,
+    idle_clock: u64,
+    last_id: u32,
+}
+
+#[derive(Debug)]
+struct Known {
+    mapping: Arc<Mapping>,
+    handles: usize,
+    idle_since: Option<u64>,
+}
+
+/// How to build a [`Cache`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    memory: Option<u64>,
+    readahead: u64,
+    idle_files_max: usize,
+    folio_order_max: Order,
+    engine: EngineOptions,
+}
+
+impl Builder {
+    /// The byte bound: data, descriptors, index nodes, mapping records, viewers' pages and reads in flight
+    /// together never exceed it. At least [`Cache::MEMORY_MIN`]; rounded down to whole 2 MiB. Without it, a
+    /// quarter of what the machine or the container allows.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+    /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most a sixteenth
+    /// of `memory` is used. The default is 4 MiB.
+    #[must_use]
+    pub fn readahead(mut self, bytes: u64) -> Self {
+        self.readahead = bytes;
+        self
+    }
+    /// How many files that nobody has open keep their pages, and a descriptor of the system each. The
+    /// default is 1024, or a quarter of the descriptors this process may have.
+    #[must_use]
+    pub fn idle_files_max(mut self, files: usize) -> Self {
+        self.idle_files_max = files;
+        self
+    }
+    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
+    /// Larger folios make hits on large files cheaper and eviction coarser.
+    #[must_use]
+    pub fn folio_order_max(mut self, order: u8) -> Self {
+        self.folio_order_max = Order(order).min(Order::MAX);
+        self
+    }
+    /// How files are read: by io_uring, by a pool of threads, or by the first if the system lets us (the
+    /// default).
+    #[must_use]
+    pub fn mechanism(mut self, mechanism: Mechanism) -> Self {
+        self.engine.mechanism = mechanism;
+        self
+    }
+
+    /// Builds the cache: reserves its address space, populates its tables, starts nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above what can be
+    /// numbered, or if the system refuses memory.
+    pub fn build(self) -> Result<Cache> {
+        let process = ForkGuard::new();
+        let memory = self.memory.unwrap_or_else(|| default_memory().max(Cache::MEMORY_MIN));
+        let arena = Arena::build(ArenaOptions { memory }).map_err(|e| Repr::Build(Box::new(e)))?;
+        let room = Arc::new(WaitRoom::new());
+        let engine = Engine::new(Arc::clone(&room), self.engine);
+        let filemap = Filemap::new(Arc::new(arena), room, self.folio_order_max);
+        let readahead = self.readahead.min(memory / 16) / PAGE_SIZE as u64;
+        let shared = Shared {
+            filemap: Arc::new(filemap),
+            engine,
+            table: RankedMutex::new(Rank::Mappings, Table::default()),
+            process,
+            readahead_pages_max: readahead as u32,
+            idle_files_max: self.idle_files_max,
+        };
+        Ok(Cache { shared: Arc::new(shared) })
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            memory: None,
+            readahead: 4 << 20,
+            idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
+            folio_order_max: Order::ZERO,
+            engine: EngineOptions::default(),
+        }
+    }
+}
+
+impl Cache {
+    /// The least `memory` a cache can be built with, in bytes: 16 MiB.
+    pub const MEMORY_MIN: u64 = Arena::MEMORY_MIN;
+
+    /// Starts building a cache.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Opens a file for reading through the cache. Files with a fixed content on a file system and block
+    /// devices can be opened. If the file changed since its pages were cached, they are forgotten.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Open`](crate::ErrorKind::Open): it cannot be opened, or is a directory, a pipe, a
+    /// socket, a terminal, or a file of a pseudo file system such as procfs.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.check_process()?;
+        let path = path.as_ref();
+        let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
+        let backend = self.shared.engine.open(path).map_err(|e| failed(Box::new(e)))?;
+        self.open_backend(Arc::new(backend)).map_err(|error| match error.raw_os_error() {
+            Some(code) => failed(Box::new(std::io::Error::from_raw_os_error(code))),
+            None => error,
+        })
+    }
+
+    /// Opens the file behind a descriptor that somebody opened for reading, without using the descriptor's
+    /// own description: its offset and flags stay as they are.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub fn adopt(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> Result<File> {
+        self.check_process()?;
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
+        self.open(path)
+    }
+
+    /// Opens whatever `backend` reads. Backends with equal identities share pages.
+    ///
+    /// # Errors
+    /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
+    pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
+        self.check_process()?;
+        backend.attach(&self.shared.filemap.room);
+        let attributes = backend.attributes().map_err(Repr::Attributes)?;
+        let mapping = self.shared.mapping_of(backend, &attributes)?;
+        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping })))
+    }
+
+    /// Numbers of this cache; each documented at its field.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Whether every invariant of the cache holds; what does not, in words, for a bug report. Takes each
+    /// mapping's lock in turn and looks at every page's descriptor: it is slow.
+    ///
+    /// # Errors
+    /// What is broken.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        self.check_process().map_err(|e| e.to_string())?;
+        let mappings: Vec<_> = {
+            let table = self.shared.table.lock();
+            table.files.values().map(|known| Arc::clone(&known.mapping)).collect()
+        };
+        mappings.iter().try_for_each(|mapping| mapping.check())?;
+        self.shared.filemap.arena.check()
+    }
+
+    /// The memory this cache is made of.
+    pub fn arena(&self) -> &Arena {
+        &self.shared.filemap.arena
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.shared.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
+    }
+}
+
+impl Shared {
+    /// The mapping of the file that `attributes` are of, with one handle more.
+    fn mapping_of(&self, backend: Arc<dyn Backend>, attributes: &Attributes) -> Result<Arc<Mapping>> {
+        let mut table = self.table.lock();
+        if let Some(known) = table.files.get_mut(&attributes.identity) {
+            known.handles += 1;
+            let mapping = Arc::clone(&known.mapping);
+            if let Some(since) = known.idle_since.take() {
+                table.idle.remove(&since);
+            }
+            drop(table);
+            self.renew(&mapping, attributes);
+            return Ok(mapping);
+        }
+        let id = table.next_id(&self.filemap);
+        let arena = Arc::clone(&self.filemap.arena);
+        let Some(mapping) = Mapping::new(arena, id, backend, attributes, self.process) else {
+            let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
+            return Err(Repr::NoMemory { position: 0, pages }.into());
+        };
+        let mapping = Arc::new(mapping);
+        self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
+        let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
+        table.files.insert(attributes.identity, known);
+        Ok(mapping)
+    }
+
+    /// Forgets the folios of a mapping whose file is not what they were filled from.
+    fn renew(&self, mapping: &Mapping, now: &Attributes) {
+        let known = mapping.version();
+        let same = known.settled
+            && (known.modified, known.changed) == (now.version.modified, now.version.changed)
+            && mapping.size() == now.size;
+        if !same {
+            self.filemap.counters.add(Count::Invalidated, mapping.invalidate(now));
+        }
+    }
+
+    /// A handle on `mapping` is gone.
+    fn release(&self, mapping: &Arc<Mapping>) {
+        let mut gone = Vec::new();
+        let mut table = self.table.lock();
+        let Some(identity) = table.identity_of(mapping) else { return };
+        let known = table.files.get_mut(&identity).expect("its identity was just found");
+        known.handles -= 1;
+        if known.handles == 0 {
+            gone.extend(table.retire(identity, self.idle_files_max));
+        }
+        drop(table);
+        for mapping in gone {
+            self.filemap.reclaim.remove_mapping(mapping.id());
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let counters = &self.filemap.counters;
+        let arena: ArenaStats = self.filemap.arena.stats();
+        let mappings = self.table.lock().files.len() as u64;
+        Stats {
+            memory_bytes: arena.bound_bytes,
+            grown_bytes: arena.grown_bytes + arena.control_bytes,
+            data_bytes: arena.data_bytes,
+            index_bytes: arena.cell_bytes,
+            free_bytes: arena.free_pages * PAGE_SIZE as u64,
+            huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
+            files: mappings,
+            reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
+            read_bytes: counters.sum(Count::Bytes),
+            hits: counters.sum(Count::Hits),
+            misses: counters.sum(Count::Misses),
+            device_reads: counters.sum(Count::DeviceReads),
+            device_bytes: counters.sum(Count::DeviceBytes),
+            device_errors: counters.sum(Count::DeviceErrors),
+            inserted_pages: counters.sum(Count::Inserted),
+            readahead_pages: counters.sum(Count::Readahead),
+            evicted_pages: counters.sum(Count::Evicted),
+            invalidated_pages: counters.sum(Count::Invalidated),
+            in_flight: self.filemap.in_flight(),
+            mechanism: self.engine.mechanism().name(),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.process.is_forked() {
+            return;
+        }
+        // What is in flight writes into the arena: it ends before anything else does.
+        self.engine.drain();
+        for (_, known) in self.table.lock().files.drain() {
+            self.filemap.reclaim.remove_mapping(known.mapping.id());
+        }
+    }
+}
+
+impl Table {
+    /// A number that no known mapping has.
+    fn next_id(&mut self, filemap: &Filemap) -> MappingId {
+        loop {
+            self.last_id = self.last_id.wrapping_add(1).max(1);
+            let id = MappingId(self.last_id);
+            if !filemap.reclaim.knows(id) {
+                return id;
+            }
+        }
+    }
+
+    fn identity_of(&self, mapping: &Arc<Mapping>) -> Option<Identity> {
+        let identity = mapping.identity();
+        self.files
+            .get(&identity)
+            .is_some_and(|known| Arc::ptr_eq(&known.mapping, mapping))
+            .then_some(identity)
+    }
+
+    /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle and the oldest
+    /// idle ones go that are too many. Returns those that go.
+    fn retire(&mut self, identity: Identity, idle_max: usize) -> Vec<Arc<Mapping>> {
+        let now = self.idle_clock;
+        self.idle_clock += 1;
+        self.idle.insert(now, identity);
+        let known = self.files.get_mut(&identity).expect("an idle mapping is known");
+        known.idle_since = Some(now);
+        let mut gone = Vec::new();
+        if known.mapping.lock().pages() == 0 {
+            gone.extend(self.forget(now));
+        }
+        while self.idle.len() > idle_max {
+            let (&oldest, _) = self.idle.first_key_value().expect("there are some");
+            gone.extend(self.forget(oldest));
+        }
+        gone
+    }
+
+    fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
+        let identity = self.idle.remove(&since)?;
+        self.files.remove(&identity).map(|known| known.mapping)
+    }
+}
+
+/// One open of a file; the last clone gives its mapping back.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) mapping: Arc<Mapping>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.shared.process.is_forked() {
+            self.shared.release(&self.mapping);
+        }
+    }
+}
+
+/// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own
+/// process's calls (viewers count for themselves).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The bound the cache was built with.
+    pub memory_bytes: u64,
+    /// What of the bound is in use by the system's account: tables, nodes, data, viewers' pages.
+    pub grown_bytes: u64,
+    /// Memory for file data that has been grown so far, free pages included.
+    pub data_bytes: u64,
+    /// Memory for index nodes and mapping records.
+    pub index_bytes: u64,
+    /// Of `data_bytes`, pages that hold nothing.
+    pub free_bytes: u64,
+    /// How much of the arena is in 2 MiB pages.
+    pub huge_bytes: u64,
+    /// Files known, open or idle.
+    pub files: u64,
+    /// Read calls.
+    pub reads: u64,
+    /// Bytes given to readers.
+    pub read_bytes: u64,
+    /// Read calls answered from the cache alone.
+    pub hits: u64,
+    /// Read calls that waited for bytes, or would have.
+    pub misses: u64,
+    /// Requests sent to backends, one for each contiguous run.
+    pub device_reads: u64,
+    /// Bytes that backends delivered.
+    pub device_bytes: u64,
+    /// Requests that failed.
+    pub device_errors: u64,
+    /// Pages put into the cache.
+    pub inserted_pages: u64,
+    /// Pages of windows that were started ahead of the reader.
+    pub readahead_pages: u64,
+    /// Pages evicted to make room.
+    pub evicted_pages: u64,
+    /// Pages forgotten because their file changed.
+    pub invalidated_pages: u64,
+    /// Requests at the backends now.
+    pub in_flight: u64,
+    /// How files are read: "io_uring" or "threads".
+    pub mechanism: &'static str,
+}
+
+impl Stats {
+    /// Every number with its name, in the order of the fields; for reports.
+    pub fn numbers(&self) -> [(&'static str, u64); 19] {
+        [
+            ("memory_bytes", self.memory_bytes),
+            ("grown_bytes", self.grown_bytes),
+            ("data_bytes", self.data_bytes),
+            ("index_bytes", self.index_bytes),
+            ("free_bytes", self.free_bytes),
+            ("huge_bytes", self.huge_bytes),
+            ("files", self.files),
+            ("reads", self.reads),
+            ("read_bytes", self.read_bytes),
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("device_reads", self.device_reads),
+            ("device_bytes", self.device_bytes),
+            ("device_errors", self.device_errors),
+            ("inserted_pages", self.inserted_pages),
+            ("readahead_pages", self.readahead_pages),
+            ("evicted_pages", self.evicted_pages),
+            ("invalidated_pages", self.invalidated_pages),
+            ("in_flight", self.in_flight),
+        ]
+    }
+}

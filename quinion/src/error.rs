@@ -1,0 +1,117 @@
+//! Errors: what was asked, what is wrong, what to do.
+//!
+//! One opaque [`Error`] for the whole library. [`Error::kind`] is what a program
+//! decides by; the message is for people and always ends with a remedy where
+//! there is one. An input or output error keeps its source.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What a call of this library could not do, and why.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Error(Box<Repr>);
+
+/// The result of a call of this library.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What kind of error it is; more kinds may come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A cache could not be built: its options are wrong, or the system refused.
+    Build,
+    /// A file could not be opened, or is of a kind that cannot be cached.
+    Open,
+    /// A device or file system failed. The next reader tries again; nothing of it was cached.
+    Io,
+    /// The bytes are not there and the call was told not to wait.
+    WouldBlock,
+    /// No page can be had: all are pinned, held or in flight.
+    NoMemory,
+    /// The cache belongs to the parent process.
+    Forked,
+    /// An argument is out of its range.
+    InvalidInput,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Repr {
+    #[error("cannot build a cache: {0}")]
+    Build(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("cannot open {}: {source}", path.display())]
+    Open { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error(
+        "cannot read {len} bytes at byte {position}: {source}; nothing was cached, a later read tries again"
+    )]
+    Read { position: u64, len: usize, source: io::Error },
+    #[error("cannot look at the file again: {0}")]
+    Attributes(#[source] io::Error),
+    #[error(
+        "the bytes at byte {position} are not in the cache and the call was told not to wait; \
+         call again later, or without nowait and cached_only"
+    )]
+    WouldBlock { position: u64 },
+    #[error(
+        "no page can be had for byte {position}: all {pages} pages of the cache are pinned or in flight; \
+         drop some pins, or build the cache with more memory"
+    )]
+    NoMemory { position: u64, pages: u64 },
+    #[error("this folio is held {holds} times already; drop some pins of this range")]
+    TooManyPins { holds: u32 },
+    #[error(
+        "this cache belongs to the process that built it, and this is a fork of it; \
+         build a cache after the fork, or open the file directly"
+    )]
+    Forked,
+    #[error("{0}")]
+    InvalidInput(String),
+}
+
+impl Error {
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        match *self.0 {
+            Repr::Build(_) => ErrorKind::Build,
+            Repr::Open { .. } => ErrorKind::Open,
+            Repr::Read { .. } | Repr::Attributes(_) => ErrorKind::Io,
+            Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
+            Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
+            Repr::Forked => ErrorKind::Forked,
+            Repr::InvalidInput(_) => ErrorKind::InvalidInput,
+        }
+    }
+
+    /// The system's error number, where a system call was the cause.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
+        while let Some(error) = source {
+            if let Some(io) = error.downcast_ref::<io::Error>() {
+                return io.raw_os_error();
+            }
+            source = error.source();
+        }
+        None
+    }
+}
+
+impl From<Repr> for Error {
+    fn from(repr: Repr) -> Self {
+        Self(Box::new(repr))
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
+            ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
+            ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
+            ErrorKind::Forked => io::ErrorKind::Unsupported,
+            _ => error
+                .raw_os_error()
+                .map_or(io::ErrorKind::Other, |code| io::Error::from_raw_os_error(code).kind()),
+        };
+        io::Error::new(kind, error)
+    }
+}

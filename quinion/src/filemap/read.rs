@@ -1,0 +1,358 @@
+//! Read: the story of one read call, for the owner's threads and on behalf of viewers.
+//!
+//! ```text
+//!   read      hits as far as they go --end--> look at the file again, once, if nothing was read
+//!                  ^        |
+//!                  |      a page is missing
+//!                  |        v
+//!             copy <-- hold_folio: there and readable? hold it
+//!                           |   being filled? wait for that
+//!                           |   absent?       fill_miss: judge, fill, wait for the page asked for
+//!                           +-- and again, until it is held, an error is its own, or the file ends
+//! ```
+//!
+//! How far a caller goes for its bytes is its [`Patience`]; each step that may
+//! wait asks it first.
+//!
+//! A window that failed says little about the page that was asked for: the bad
+//! sector may lie anywhere in it. So the next attempt reaches for the page
+//! alone, and only an error of that one is the reader's.
+//!
+//! Invariants:
+//!  1. No lock is held while the device or memory is waited for.
+//!  2. Bytes are shown only up to a size that was looked at after they were copied or held.
+//!  3. An error is returned only if no byte was read; otherwise it comes with the next call.
+//!
+//! Not an invariant: that a page which was filled is still there when its
+//! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
+use crate::backend::{Reap, Version};
+use crate::error::{Error, Repr};
+use crate::folio::Held;
+use crate::mapping::Mapping;
+use crate::readahead::{Readahead, Window};
+use crate::stats::Count;
+use crate::sync::RankedMutex;
+use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
+
+use super::fill::{Batch, Filemap, Filled, Need};
+use super::hit::{Stopped, read_hits_into};
+
+/// How far a read may go for bytes that are not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Patience {
+    /// It waits for what it needs.
+    #[default]
+    Wait,
+    /// It starts what it can and waits for no device, no memory and no lock.
+    Now,
+    /// It takes what is in the cache and starts nothing.
+    CacheOnly,
+}
+
+impl Patience {
+    /// `wait`, or `now` if this caller does not wait.
+    pub(crate) fn wait_or<T>(self, wait: impl FnOnce() -> T, now: impl FnOnce() -> Option<T>) -> Option<T> {
+        match self {
+            Patience::Wait => Some(wait()),
+            Patience::Now | Patience::CacheOnly => now(),
+        }
+    }
+}
+
+/// How often a page is sought before the read gives up: each time it was there and gone again, or its
+/// fill ended without it and without an error.
+const SEEKS: u32 = 1000;
+
+/// Notes that a folio was read: sets its referenced byte if it is clear.
+#[inline]
+pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
+    if let Some(referenced) = grown.referenced(frame)
+        && referenced.load(Ordering::Relaxed) == 0
+    {
+        referenced.store(1, Ordering::Relaxed);
+    }
+}
+
+impl Filemap {
+    /// Reads up to `to.len()` bytes at `position`. Returns how many: fewer than asked at the end of the
+    /// file, or if bytes were read before something went wrong or would have had to be waited for.
+    pub fn read(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+    ) -> Result<usize, Error> {
+        let mut done = 0;
+        let mut hit = true;
+        let mut end_checked = false;
+        let outcome = loop {
+            let view = self.arena.view();
+            let rest = &mut to[done..];
+            let at = position + done as u64;
+            let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+            done += hits.bytes;
+            if let Some(page) = hits.marker {
+                self.advance(mapping, readahead, page, patience);
+            }
+            match hits.stopped {
+                Stopped::Full => break Ok(()),
+                Stopped::EndOfFile(_) if done > 0 || end_checked || patience != Patience::Wait => {
+                    break Ok(());
+                }
+                Stopped::EndOfFile(_) => {
+                    end_checked = true;
+                    if let Err(error) = self.revalidate(mapping) {
+                        break Err(error);
+                    }
+                }
+                Stopped::Absent | Stopped::Filling | Stopped::Stale => {
+                    debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
+                    hit = false;
+                    match self.read_folio(
+                        mapping,
+                        readahead,
+                        patience,
+                        position + done as u64,
+                        &mut to[done..],
+                    ) {
+                        Ok(bytes) => done += bytes,
+                        Err(error) => break Err(error),
+                    }
+                }
+            }
+        };
+        self.count_read(done, hit);
+        // What was read counts; the error comes again with the next call.
+        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+    }
+
+    pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
+        self.counters.add(Count::Bytes, bytes as u64);
+        self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
+    }
+
+    /// Reads what the folio at `position` holds of `to`, filling it first if need be. Returns 0 only if
+    /// the file ends there.
+    fn read_folio(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+    ) -> Result<usize, Error> {
+        let Some(held) = self.hold_folio(mapping, readahead, patience, position, to.len())? else {
+            return Ok(0);
+        };
+        touch(self.arena.view().grown(), held.frame());
+        let bytes = held.copy_out(position, to);
+        if held.has_marker() {
+            self.advance(mapping, readahead, held.first(), patience);
+        }
+        // The size, after the data is held.
+        let left = mapping.size().saturating_sub(position);
+        Ok(left.min(bytes as u64) as usize)
+    }
+
+    /// Holds the readable folio that covers `position`, filling it first if need be; a read of `len` bytes
+    /// is going on there. `None` if the file ends there.
+    pub(crate) fn hold_folio<'m>(
+        self: &Arc<Self>,
+        mapping: &'m Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        len: usize,
+    ) -> Result<Option<Held<'m>>, Error> {
+        let index = PageIndex::of_byte(position);
+        let mut reach = Reach::Window;
+        for _ in 0..SEEKS {
+            if position >= mapping.size() {
+                return Ok(None);
+            }
+            match mapping.try_hold(index) {
+                Ok(held) => match self.wait_readable(mapping, &held, patience) {
+                    Readable::Yes => return Ok(Some(held)),
+                    Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
+                    Readable::Never => reach = Reach::Page,
+                },
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+                Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
+                    let miss = Miss { index, position, len, reach };
+                    match self.fill_miss(mapping, readahead, patience, miss)? {
+                        Missed::Ready(held) => return Ok(Some(held)),
+                        Missed::Again(further) => reach = further,
+                    }
+                }
+            }
+        }
+        Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
+    }
+
+    /// Waits, if the caller does, until the folio is filled or will never be.
+    fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, patience: Patience) -> Readable {
+        match patience {
+            Patience::Wait => {
+                let backend = &**mapping.backend();
+                self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+            }
+            Patience::Now => {
+                mapping.backend().reap(Reap::Ready, &mut || false);
+            }
+            Patience::CacheOnly => {}
+        }
+        held.is_readable()
+    }
+
+    /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
+    /// after a failed window, the page alone; after the page alone has failed, the error.
+    fn fill_miss<'m>(
+        self: &Arc<Self>,
+        mapping: &'m Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        miss: Miss,
+    ) -> Result<Missed<'m>, Error> {
+        let Miss { index, position, len, reach } = miss;
+        let would_block = || Error::from(Repr::WouldBlock { position });
+        if patience == Patience::CacheOnly {
+            return Err(would_block());
+        }
+        let window = match reach {
+            Reach::Page => Window { start: index, pages: 1, marker: None },
+            Reach::Window => {
+                let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+                let Some(mut guard) = guard else { return Err(would_block()) };
+                let size_pages = mapping.size_pages();
+                if index.0 >= size_pages {
+                    return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
+                }
+                let asked = pages_of_bytes(position % PAGE_SIZE as u64 + len as u64);
+                guard.on_miss(
+                    index,
+                    asked.clamp(1, size_pages - index.0).min(u64::from(u32::MAX)) as u32,
+                    size_pages,
+                )
+            }
+        };
+        let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
+        match self.fill_window(mapping, window, need, patience) {
+            Filled::Nothing => Ok(Missed::Again(reach)),
+            Filled::Busy => Err(would_block()),
+            Filled::NoMemory if patience == Patience::Now => Err(would_block()),
+            Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
+            Filled::Submitted(batch) => {
+                if let Ok(held) = mapping.try_hold(index) {
+                    match self.wait_readable(mapping, &held, patience) {
+                        Readable::Yes => return Ok(Missed::Ready(held)),
+                        Readable::NotYet => return Err(would_block()),
+                        Readable::Never => {}
+                    }
+                }
+                judge_failure(&batch, miss).map(Missed::Again)
+            }
+        }
+    }
+
+    /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
+    /// of it.
+    pub fn advance(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        page: PageIndex,
+        patience: Patience,
+    ) {
+        if patience == Patience::CacheOnly {
+            return;
+        }
+        let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock()) else { return };
+        if !mapping.take_marker(page) {
+            return;
+        }
+        let before = *state;
+        let Some(window) = state.on_marker(page, mapping.size_pages()) else { return };
+        self.counters.add(Count::Readahead, u64::from(window.pages));
+        match self.fill_window(mapping, window, Need::Ahead, patience) {
+            Filled::Submitted(_) | Filled::Nothing => {}
+            Filled::NoMemory | Filled::Busy => *state = before, // the stream goes on with a miss
+        }
+    }
+
+    /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
+    pub fn make_ready(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        position: u64,
+        len: usize,
+    ) -> Result<(), Error> {
+        let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len)?;
+        if let Some(held) = held {
+            touch(self.arena.view().grown(), held.frame());
+        }
+        Ok(())
+    }
+
+    /// Looks at the file again; if it is not what the folios were filled from, forgets them. Returns
+    /// whether it had changed.
+    pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
+        let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
+        let known = mapping.version();
+        let times = |v: Version| (v.modified, v.changed);
+        let changed = now.size != mapping.size() || times(now.version) != times(known);
+        if changed {
+            self.counters.add(Count::Invalidated, mapping.invalidate(&now));
+        }
+        Ok(changed)
+    }
+
+    fn pages_max(&self) -> u64 {
+        let layout = self.arena.view().layout();
+        u64::from(layout.frames_max - layout.frames_meta)
+    }
+}
+
+/// A page that is not there, and the read that wants it.
+#[derive(Clone, Copy, Debug)]
+struct Miss {
+    index: PageIndex,
+    position: u64,
+    len: usize,
+    reach: Reach,
+}
+
+/// How much is read on a miss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// What readahead says.
+    Window,
+    /// The page alone, because a longer read that covered it failed: the fault may lie elsewhere in it.
+    Page,
+}
+
+/// What came of a miss.
+enum Missed<'m> {
+    /// The folio, filled.
+    Ready(Held<'m>),
+    /// Look again, and reach so far if it is still not there.
+    Again(Reach),
+}
+
+/// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
+fn judge_failure(batch: &Batch, miss: Miss) -> Result<Reach, Error> {
+    match (batch.take_failure(miss.index), miss.reach) {
+        (Some(source), Reach::Page) => {
+            Err(Repr::Read { position: miss.position, len: miss.len, source }.into())
+        }
+        (Some(_), Reach::Window) => Ok(Reach::Page),
+        (None, reach) => Ok(reach),
+    }
+}

@@ -1,0 +1,116 @@
+//! Held: a hold on a folio, as a value. Dropping it gives the hold back.
+//!
+//! ```text
+//!   take --> Held --drop--> put:  not the last, or still in the index   nothing more
+//!              |                  the last of a detached folio          its frames go back to the arena
+//!              +--into_pin--> a user's pin --unpin--> put
+//! ```
+//!
+//! The ticket is what the folio was when it was taken: its first index, its
+//! order and its sequence. None of them changes while it is held, so they are
+//! read from the ticket and not from the descriptor.
+//!
+//! Invariants:
+//!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
+//!  2. Bytes are copied out only when the folio was seen readable.
+//!  3. Whoever puts the last hold of a detached folio frees its frames, and nobody else does.
+//!
+//! Not an invariant: that a held folio is in the index, or will ever be
+//! readable. A fill may fail, and a change of the file detaches it.
+
+use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket};
+use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+
+use super::copy;
+
+/// A folio that this value keeps from being reused. It may leave the index all the same.
+#[derive(Debug)]
+pub struct Held<'a> {
+    arena: &'a Arena,
+    frame: Frame,
+    ticket: Ticket,
+}
+
+impl<'a> Held<'a> {
+    /// Holds the folio that `frame` heads, filled or not, if it is `mapping`'s and covers `index`.
+    pub fn take(
+        arena: &'a Arena,
+        frame: Frame,
+        mapping: MappingId,
+        index: PageIndex,
+    ) -> Result<Self, HoldRefused> {
+        let descriptor = arena.view().descriptor(frame).ok_or(HoldRefused::Mismatch)?;
+        let ticket = descriptor.try_hold_unfilled(mapping, index)?;
+        Ok(Self { arena, frame, ticket })
+    }
+
+    /// The folio's first frame.
+    pub fn frame(&self) -> Frame {
+        self.frame
+    }
+    /// The folio's first index.
+    pub fn first(&self) -> PageIndex {
+        self.ticket.first
+    }
+    /// The folio's order.
+    pub fn order(&self) -> Order {
+        self.ticket.order()
+    }
+    /// Whether it carried the readahead marker when it was held.
+    pub fn has_marker(&self) -> bool {
+        self.ticket.has_marker()
+    }
+    /// What may be done with it now.
+    pub fn is_readable(&self) -> Readable {
+        self.arena.view().own(self.frame).is_readable(self.ticket)
+    }
+
+    /// Copies the folio's bytes from file position `position` on into `to`, as many as there are; returns
+    /// how many.
+    ///
+    /// # Panics
+    /// If the folio is not readable or does not cover `position`.
+    pub fn copy_out(&self, position: u64, to: &mut [u8]) -> usize {
+        assert_eq!(self.is_readable(), Readable::Yes, "only a readable folio is copied from");
+        let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
+        let inside = inside as usize;
+        assert!(inside < self.order().bytes(), "the folio covers the position");
+        let bytes = to.len().min(self.order().bytes() - inside);
+        // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them, and `to` is a
+        // unique slice of at least `bytes`.
+        unsafe { copy::copy_out(self.bytes().add(inside), to.as_mut_ptr(), bytes) };
+        bytes
+    }
+
+    /// The address of the folio's first byte; valid for `PAGE_SIZE << order` bytes of reads while held.
+    pub fn bytes(&self) -> *const u8 {
+        debug_assert_eq!(self.frame.offset() % PAGE_SIZE, 0);
+        self.arena.view().bytes(self.frame).expect("a held folio has frames")
+    }
+
+    /// Turns the hold into a user's pin, to be given back by [`unpin`].
+    pub fn into_pin(self) -> (Frame, Ticket) {
+        self.arena.view().own(self.frame).pin();
+        let parts = (self.frame, self.ticket);
+        std::mem::forget(self);
+        parts
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        put(self.arena, self.frame);
+    }
+}
+
+/// Gives back a pin made by [`Held::into_pin`].
+pub fn unpin(arena: &Arena, frame: Frame) {
+    arena.view().own(frame).unpin();
+    put(arena, frame);
+}
+
+fn put(arena: &Arena, frame: Frame) {
+    if let Put::Last(order) = arena.view().own(frame).put() {
+        arena.free(frame, order);
+    }
+}

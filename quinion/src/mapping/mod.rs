@@ -1,0 +1,41 @@
+//! Mapping: which folio holds which pages of one file.
+//!
+//! ```text
+//!      index   0   1   2   3   4   5   6   7          F  folio of order 2 at 0
+//!              [------ F -----] [G] [s]  .  .         G  order 0      s  shadow of an evicted folio
+//! ```
+//!
+//! A mapping is a [`Record`](crate::arena::Record) in the arena, which readers in any process look
+//! at, and what only the owner needs, on the heap: the lock of its tree, its
+//! invalidate lock, the backend its bytes come from.
+//!
+//! Readers take no lock: see [`find`] here and the hit above. Changes go through
+//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock.
+//! A folio enters the tree locked and not up to date, with a hold that is the
+//! fill's; only the end of the fill makes it readable.
+//!
+//! The **invalidate lock** is another one: whoever adds folios holds it shared
+//! from the insertion until the fills are submitted, whoever empties a range
+//! holds it alone. So no folio appears in a range that is being emptied.
+//!
+//! Invariants (asserted by `Mapping::check`):
+//!  1. A folio in the tree is live, belongs to this mapping, and stands at its own index.
+//!  2. The number of pages counted is the number of pages in the tree.
+//!  3. The record's size is stored before any page beyond it is let go.
+//!
+//! Not an invariant: that a folio found without the lock is still there. The
+//! descriptor tells.
+//!
+//! A mapping dies when no handle is left and it has no folios, or when the
+//! cache has too many that nobody has open; its number is not used again while
+//! any descriptor may carry it.
+//!
+//! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
+
+mod lookup;
+#[cfg(feature = "std")]
+mod owner;
+
+pub use lookup::{NODE_BITS, find, find_with_leaf};
+#[cfg(feature = "std")]
+pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX, Seen};

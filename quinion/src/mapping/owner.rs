@@ -1,0 +1,453 @@
+//! Owner: a mapping as the process that changes it sees it: its locks, and every change of its tree.
+//!
+//! ```text
+//!   add_folio_range   prepare each descriptor --> insert a prefix of them --> unprepare the rest
+//!   evict             retire if nobody holds it --> erase --> frames to the caller, to free
+//!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
+//!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
+//! ```
+//!
+//! A descriptor is prepared before its entry can be found. It is retired under
+//! the same hold of the tree lock under which the entry goes, before or after.
+//! In between a reader may find the one without the other; it looks at the
+//! descriptor, and the descriptor alone decides.
+//!
+//! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
+//! held for a batch and never while anybody waits for a device; the arena's
+//! lock is taken under it, for a node or a list of frames.
+//!
+//! Invariants: those of the door, `mapping/mod.rs`, and
+//!  1. What `add_folio_range` did not insert is the caller's again, as if it had not been prepared.
+//!  2. A version is replaced only under the invalidate lock, together with the size.
+//!
+//! Not an invariant: that the size only falls while nobody holds the lock. An
+//! invalidation may make it larger at any time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Readable, Record, Retire, Run, View};
+use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
+use crate::folio::Held;
+use crate::mapping::{NODE_BITS, find};
+use crate::sync::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
+use crate::sys::fork::ForkGuard;
+use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
+use crate::xarray::{AddedRange, Entry, Head, INDICES_MAX, Kind, Root, Slab, Stop, XArray};
+
+/// Pages of the longest run that [`MappingGuard::add_folio_range`] takes.
+pub const RUN_PAGES_MAX: u32 = 64;
+
+/// One file's folios.
+#[derive(Debug)]
+pub struct Mapping {
+    id: MappingId,
+    cell: CellNumber,
+    arena: Arc<Arena>,
+    backend: Arc<dyn Backend>,
+    tree: RankedMutex<Tree>,
+    /// The invalidate lock, and the content the folios were filled from.
+    invalidate: RankedRwLock<Version>,
+    identity: Identity,
+    process: ForkGuard,
+}
+
+/// What the tree lock guards besides the tree itself.
+#[derive(Debug, Default)]
+struct Tree {
+    /// Pages of all folios in the tree.
+    pages: u64,
+}
+
+/// What a reader finds at an index without a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// Nothing, as far as can be seen.
+    Absent,
+    /// A folio that is being filled.
+    Filling,
+    /// A folio that can be read.
+    Ready,
+}
+
+/// What [`MappingGuard::add_folio_range`] put in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Added {
+    /// Pages inserted, from the start of the run on. The rest of the run is still the caller's.
+    pub pages: u32,
+    /// Why it stopped there.
+    pub stop: Stop,
+}
+
+/// The nodes of the cache's trees: cells of the arena.
+#[derive(Debug)]
+struct Nodes<'a>(&'a Arena);
+
+impl Slab for Nodes<'_> {
+    fn slots(&self, node: u32) -> &[AtomicU32] {
+        self.0.view().slots(CellNumber(node)).expect("a node of ours is a cell")
+    }
+    fn head(&self, node: u32) -> &Head {
+        &self.0.view().head(CellNumber(node)).expect("a node of ours is a cell").words
+    }
+    fn alloc(&self) -> Option<u32> {
+        self.0.alloc_cell().map(|cell| cell.0)
+    }
+    fn free(&self, node: u32) {
+        self.0.free_cell(CellNumber(node));
+    }
+    fn order(&self, folio: u32) -> u8 {
+        self.0.view().own(Frame(folio)).word().order().0
+    }
+}
+
+impl Mapping {
+    /// A mapping of no folios for the file behind `backend`. `None` if the arena has no cell for its record.
+    pub fn new(
+        arena: Arc<Arena>,
+        id: MappingId,
+        backend: Arc<dyn Backend>,
+        attributes: &Attributes,
+        process: ForkGuard,
+    ) -> Option<Self> {
+        let cell = arena.alloc_cell()?;
+        let record = arena.view().record(cell).expect("a cell of ours can be a record");
+        record.root.store(Root::EMPTY.bits(), Ordering::Relaxed);
+        record.size.store(attributes.size, Ordering::Relaxed);
+        record.device.store(attributes.identity.device, Ordering::Relaxed);
+        record.inode.store(attributes.identity.inode, Ordering::Relaxed);
+        // Release, partner: the Acquire in `read_hits`: who sees the number sees the rest.
+        record.id.store(id.0, Ordering::Release);
+        Some(Self {
+            id,
+            cell,
+            arena,
+            backend,
+            tree: RankedMutex::new(Rank::Tree, Tree::default()),
+            invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
+            identity: attributes.identity,
+            process,
+        })
+    }
+
+    /// The mapping's number.
+    pub fn id(&self) -> MappingId {
+        self.id
+    }
+    /// Where its record is.
+    pub fn cell(&self) -> CellNumber {
+        self.cell
+    }
+    /// Where its bytes come from.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+    /// Which file it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+    /// The arena its folios are in.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+    /// The file's size in bytes, as last known.
+    pub fn size(&self) -> u64 {
+        self.record().size.load(Ordering::Relaxed)
+    }
+    /// The file's size in pages, as last known.
+    pub fn size_pages(&self) -> u64 {
+        pages_of_bytes(self.size())
+    }
+    /// The file was found to end at `bytes`: nothing beyond is shown from now on. Never makes it longer.
+    pub fn shrink_size(&self, bytes: u64) {
+        self.record().size.fetch_min(bytes, Ordering::Relaxed);
+    }
+    /// The content this mapping is filled from. Waits for an invalidation.
+    pub fn version(&self) -> Version {
+        *self.invalidate.read()
+    }
+
+    fn record(&self) -> &Record {
+        self.arena.view().record(self.cell).expect("a mapping has its record")
+    }
+    fn view(&self) -> &View {
+        self.arena.view()
+    }
+
+    /// Takes the tree lock; waits for it.
+    pub fn lock(&self) -> MappingGuard<'_> {
+        MappingGuard { mapping: self, tree: self.tree.lock() }
+    }
+    /// Takes the tree lock if nobody holds it.
+    pub fn try_lock(&self) -> Option<MappingGuard<'_>> {
+        Some(MappingGuard { mapping: self, tree: self.tree.try_lock()? })
+    }
+    /// Holds off invalidation while folios are added and their fills submitted.
+    pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
+        self.invalidate.read()
+    }
+    /// As [`Mapping::hold_off_invalidation`], without waiting.
+    pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
+        self.invalidate.try_read()
+    }
+
+    // ---- without the lock -----------------------------------------------------------------------
+
+    /// What stands at `index`, without a lock; [`Seen::Absent`] may be out of date.
+    pub fn look(&self, index: PageIndex) -> Seen {
+        let Some(descriptor) = self.find(index) else { return Seen::Absent };
+        match descriptor.begin_read(self.id, index) {
+            Ok(_) => Seen::Ready,
+            Err(crate::arena::NotReady::Filling) => Seen::Filling,
+            Err(crate::arena::NotReady::Mismatch) => Seen::Absent,
+        }
+    }
+
+    /// Takes the marker off the folio at `index`; true if it was there and this call took it.
+    pub fn take_marker(&self, index: PageIndex) -> bool {
+        let Some(descriptor) = self.find(index) else { return false };
+        descriptor.begin_read(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
+    }
+
+    /// Holds the folio at `index`, filled or not.
+    pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
+        let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
+        Held::take(&self.arena, frame, self.id, index)
+    }
+
+    /// The ready folios that follow each other from `index` on and cover no more than up to `last`, at
+    /// most `max` of them, each held. Stops at the first that is absent or not ready, and takes no step
+    /// past the folio that covers `last`.
+    pub fn get_read_batch(&self, index: PageIndex, last: PageIndex, max: usize) -> Vec<Held<'_>> {
+        let mut batch = Vec::new();
+        let mut at = index;
+        while at <= last && batch.len() < max {
+            let Ok(held) = self.try_hold(at) else { break };
+            if held.is_readable() != Readable::Yes {
+                break;
+            }
+            at = held.first().plus(u64::from(held.order().pages()));
+            batch.push(held);
+        }
+        batch
+    }
+
+    fn find_frame(&self, index: PageIndex) -> Option<Frame> {
+        match find(&self.view().grown(), self.record(), index).kind() {
+            Kind::Folio(frame) => Some(Frame(frame)),
+            _ => None,
+        }
+    }
+
+    fn find(&self, index: PageIndex) -> Option<&Descriptor> {
+        self.find_frame(index).and_then(|frame| self.view().descriptor(frame))
+    }
+
+    // ---- the whole mapping ---------------------------------------------------------------------
+
+    /// Forgets every folio and takes the file's new attributes. Pinned and held bytes live on with
+    /// those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
+    /// between insertion and submission. Returns the pages forgotten.
+    pub fn invalidate(&self, attributes: &Attributes) -> u64 {
+        let mut version = self.invalidate.write();
+        // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
+        // so that none takes the zeroes after the old end for the file's.
+        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
+        *version = attributes.version;
+        let pages = self.lock().remove_all();
+        // Release, partner: the Acquire in `read_hits`.
+        self.record().size.store(attributes.size, Ordering::Release);
+        pages
+    }
+
+    /// Whether every invariant holds; what does not, in words. Takes the tree lock.
+    pub fn check(&self) -> Result<(), String> {
+        let guard = self.lock();
+        let nodes = Nodes(&self.arena);
+        let tree = guard.xarray(&nodes);
+        tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
+        let (mut from, mut pages) = (0, 0);
+        while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
+            if let Kind::Folio(frame) = entry.kind() {
+                let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
+                descriptor
+                    .check_folio(Frame(frame), self.id, PageIndex(first))
+                    .map_err(|what| format!("{:?}, page {first}: {what}", self.id))?;
+                pages += 1u64 << order;
+            }
+            from = first + (1 << order);
+        }
+        if pages != guard.tree.pages {
+            return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.process.is_forked() {
+            return; // the arena is not mapped here
+        }
+        self.lock().remove_all();
+        self.record().id.store(MappingId::NONE.0, Ordering::Relaxed);
+        // Partner: the Acquire fence before a reader's second look at the number. Who sees anything that
+        // the cell is used for next sees that it is no mapping's record any more.
+        fence(Ordering::Release);
+        self.arena.free_cell(self.cell);
+    }
+}
+
+/// The tree lock of a mapping, held.
+#[derive(Debug)]
+pub struct MappingGuard<'a> {
+    mapping: &'a Mapping,
+    tree: RankedGuard<'a, Tree>,
+}
+
+impl<'a> MappingGuard<'a> {
+    fn xarray<'n>(&self, nodes: &'n Nodes<'a>) -> XArray<'n, Nodes<'a>, NODE_BITS>
+    where
+        'a: 'n,
+    {
+        XArray::new(nodes, &self.mapping.record().root)
+    }
+
+    /// Pages of all folios.
+    pub fn pages(&self) -> u64 {
+        self.tree.pages
+    }
+
+    /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
+    /// indices follow on each other there.
+    pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
+        let nodes = Nodes(&self.mapping.arena);
+        let tree = self.xarray(&nodes);
+        let mut at = from.0;
+        while at < end.0 {
+            match Self::next_folio(&tree, at, end.0) {
+                Some((first, order)) if first <= at => at = first + (1 << order),
+                Some((first, _)) => return Some((PageIndex(at), first - at)),
+                None => return Some((PageIndex(at), end.0 - at)),
+            }
+        }
+        None
+    }
+
+    fn next_folio(tree: &XArray<'_, Nodes<'_>, NODE_BITS>, from: u64, end: u64) -> Option<(u64, u8)> {
+        let mut at = from;
+        loop {
+            let (first, entry, order) = tree.next(at, end - 1)?;
+            match entry.kind() {
+                Kind::Folio(_) => return Some((first, order)),
+                _ => at = first + (1 << order),
+            }
+            if at >= end {
+                return None;
+            }
+        }
+    }
+
+    /// Puts a run of fresh frames in at `index`, as folios of at most `order_max`, each as large as its
+    /// alignment allows; all locked, not up to date, with the fill's hold. The folio that covers `marker`
+    /// carries the marker. Inserts a prefix: everything before the first conflict or shortage of nodes.
+    /// Shadows in the way are consumed.
+    ///
+    /// # Panics
+    /// If the run is longer than [`RUN_PAGES_MAX`].
+    pub fn add_folio_range(
+        &mut self,
+        index: PageIndex,
+        run: Run,
+        order_max: Order,
+        marker: Option<PageIndex>,
+    ) -> Added {
+        assert!(run.pages <= RUN_PAGES_MAX, "a run is at most {RUN_PAGES_MAX} pages");
+        let mut batch = [(0u8, 0u32); RUN_PAGES_MAX as usize];
+        let mut folios = 0;
+        for (at, frame, order) in folios_of(index, run, order_max) {
+            let marked = marker.is_some_and(|m| m.align_down(order) == at);
+            self.mapping.view().own(frame).prepare(self.mapping.id, at, order, marked);
+            batch[folios] = (order.0, frame.0);
+            folios += 1;
+        }
+        let nodes = Nodes(&self.mapping.arena);
+        let added: AddedRange =
+            self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), |_, _| {});
+        for &(_, frame) in &batch[added.added..folios] {
+            self.mapping.view().own(Frame(frame)).unprepare();
+        }
+        let pages = batch[..added.added].iter().map(|&(order, _)| 1u32 << order).sum();
+        self.tree.pages += u64::from(pages);
+        Added { pages, stop: added.stop }
+    }
+
+    /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
+    /// its order then, and its frames are the caller's to free.
+    pub fn evict(&mut self, index: PageIndex, frame: Frame) -> Option<Order> {
+        let nodes = Nodes(&self.mapping.arena);
+        let mut tree = self.xarray(&nodes);
+        if tree.load(index.0) != Entry::folio(frame.0) {
+            return None;
+        }
+        let order = self.mapping.view().own(frame).try_retire()?;
+        tree.erase(index.0);
+        self.tree.pages -= u64::from(order.pages());
+        Some(order)
+    }
+
+    /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still
+    /// held by the fill, so its frames are freed when the fill gives that hold back.
+    pub fn remove_failed(&mut self, run: FillRun, valid: u32) {
+        let nodes = Nodes(&self.mapping.arena);
+        let mut tree = self.xarray(&nodes);
+        let mut page = 0;
+        while page < run.pages {
+            let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+            let descriptor = self.mapping.view().own(frame);
+            let order = descriptor.word().order();
+            let ours = page >= valid && tree.load(index.0) == Entry::folio(frame.0);
+            if ours {
+                let retired = descriptor.retire();
+                debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
+                tree.erase(index.0);
+                self.tree.pages -= u64::from(order.pages());
+            }
+            page += order.pages();
+        }
+    }
+
+    /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
+    pub fn remove_all(&mut self) -> u64 {
+        let arena = &self.mapping.arena;
+        let nodes = Nodes(arena);
+        let mut free = Vec::new();
+        self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
+            if let Kind::Folio(frame) = entry.kind()
+                && arena.view().own(Frame(frame)).retire() == Retire::Free
+            {
+                free.push((Frame(frame), Order(order)));
+            }
+        });
+        arena.free_all(&free);
+        std::mem::take(&mut self.tree.pages)
+    }
+}
+
+/// The folios a run of frames at `index` is made of: each the largest that index, frame, rest and
+/// `order_max` allow.
+fn folios_of(
+    index: PageIndex,
+    run: Run,
+    order_max: Order,
+) -> impl Iterator<Item = (PageIndex, Frame, Order)> {
+    let mut page = 0;
+    std::iter::from_fn(move || {
+        let rest = run.pages - page;
+        let (at, frame) = (index.plus(u64::from(page)), run.frame.plus(page));
+        let aligned = (at.0 | u64::from(frame.0)).trailing_zeros() as u8;
+        let order = Order(aligned.min(order_max.0).min(Order::fitting(rest.max(1)).0));
+        page += order.pages();
+        (rest > 0).then_some((at, frame, order))
+    })
+}

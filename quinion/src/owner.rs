@@ -1,0 +1,99 @@
+//! Owner: a cache on behalf of viewers in other processes.
+//!
+//! ```text
+//!   viewer: attach(its process, its descriptor) --> we open the very same file through /proc,
+//!                                                   with our own description and our own rights
+//!           fill, advance, revalidate(handle)   --> the paths of the cache, with that handle's readahead
+//! ```
+//!
+//! A handle is an open [`File`]: it keeps its mapping, so the record that a
+//! viewer looks at stays what it is until the viewer has let go.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arena::Arena;
+use crate::cache::{Cache, File};
+use crate::error::{Error, ErrorKind};
+use crate::filemap::touch;
+use crate::serve::{Attached, Owner};
+use crate::sync::{Rank, RankedMutex};
+use crate::units::{Frame, PageIndex};
+use crate::viewer::sys::Errno;
+
+/// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
+#[derive(Debug)]
+pub struct CacheOwner {
+    cache: Cache,
+    files: RankedMutex<HashMap<u64, Arc<File>>>,
+    last: AtomicU64,
+}
+
+impl CacheOwner {
+    /// Makes `cache` the owner.
+    pub fn new(cache: Cache) -> Self {
+        let files = RankedMutex::new(Rank::Viewer, HashMap::new());
+        Self { cache, files, last: AtomicU64::new(0) }
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn file(&self, handle: u64) -> Result<Arc<File>, Errno> {
+        self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))
+    }
+}
+
+fn errno(error: &Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(match error.kind() {
+        ErrorKind::NoMemory => libc::ENOMEM,
+        ErrorKind::Open => libc::EINVAL,
+        _ => libc::EIO,
+    }))
+}
+
+impl Owner for CacheOwner {
+    fn arena(&self) -> &Arena {
+        self.cache.arena()
+    }
+
+    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
+        let file = self.cache.open(format!("/proc/{process}/fd/{descriptor}")).map_err(|e| errno(&e))?;
+        if !file.is_inode(device, inode) {
+            return Err(Errno(libc::ESTALE));
+        }
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let (cell, id) = file.record();
+        self.files.lock().insert(handle, Arc::new(file));
+        Ok(Attached { handle, cell, id })
+    }
+
+    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+        let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        self.file(handle)?.make_ready(position, len).map_err(|e| errno(&e))
+    }
+
+    fn advance(&self, handle: u64, page: PageIndex) {
+        if let Ok(file) = self.file(handle) {
+            file.advance(page);
+        }
+    }
+
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
+        let file = self.file(handle)?;
+        file.revalidate().map_err(|e| errno(&e))?;
+        Ok(file.len())
+    }
+
+    fn detach(&self, handle: u64) {
+        let gone = self.files.lock().remove(&handle);
+        drop(gone); // outside the lock: it may be the file's last handle
+    }
+
+    fn touched(&self, frame: Frame) {
+        touch(self.cache.arena().view().grown(), frame);
+    }
+}

@@ -1,0 +1,509 @@
+//! Serve: the owner's side of what viewers ask.
+//!
+//! ```text
+//!   control file                 workers (4)                       Owner
+//!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
+//!     slot DONE    <--------  answer, wake                      <--
+//!
+//!   ten times a second, one thread:  heartbeat + 1
+//!                                    access rings  --frames, checked--> touched
+//!                                    dead viewers  --their handles----> detach, page free again
+//! ```
+//!
+//! Nothing a viewer writes is trusted. A number is checked before it is used, a
+//! handle must have been given to the viewer that names it, and what a viewer
+//! does to its own page while the owner is at work hurts only that viewer. The
+//! owner's own notes about viewers, the **seats**, lie in the owner's memory.
+//!
+//! A viewer that dies is noticed by its process descriptor, so a new process
+//! with the same number is not mistaken for it. Its page is cleared and freed
+//! when no worker is at work for it.
+//!
+//! Invariants:
+//!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
+//!  2. No lock of this room is held while the [`Owner`] is called.
+//!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
+//!  4. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+
+use crate::arena::control::{
+    ABANDONED, Control, Counter, Operation, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage, state,
+};
+use crate::arena::{Arena, CellNumber};
+use crate::sync::{Rank, RankedMutex};
+use crate::units::{Frame, MappingId, PageIndex};
+use crate::viewer::sys::{Errno, futex_wait, futex_wake};
+
+/// How many threads answer viewers unless somebody says otherwise.
+pub const WORKERS: usize = 4;
+/// The time between two heartbeats, in milliseconds.
+const BEAT_MILLIS: u32 = 100;
+/// How long a worker sleeps at most, in milliseconds, if nobody rings.
+const NAP_MILLIS: u32 = 1000;
+
+/// A file as the owner attached it for a viewer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attached {
+    /// The owner's number for this attachment, different from all others that are not detached yet.
+    pub handle: u64,
+    /// Where the file's record is.
+    pub cell: CellNumber,
+    /// The mapping's number.
+    pub id: MappingId,
+}
+
+/// What a cache does for its viewers. Called by several threads at a time; every call may wait.
+///
+/// Handles are checked before they get here: one that arrives was given by `attach` and not detached
+/// yet, except that `detach` may come while another call with the same handle is under way.
+pub trait Owner: Send + Sync + fmt::Debug {
+    /// The memory viewers look at.
+    fn arena(&self) -> &Arena;
+    /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
+    /// descriptor may have been closed and used again since. Size and times are looked at now.
+    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
+    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist.
+    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno>;
+    /// A reader met the readahead marker on the folio whose first page is `page`.
+    fn advance(&self, handle: u64, page: PageIndex);
+    /// Looks at the file's size and times again, publishes the size in its record and returns it, in bytes.
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
+    /// The handle is not used any more.
+    fn detach(&self, handle: u64);
+    /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now.
+    fn touched(&self, frame: Frame);
+}
+
+/// What all viewers did, dead ones included. Counted by themselves, so worth what they are.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ViewerTotals {
+    /// Processes that attached.
+    pub viewers: u64,
+    /// Read calls served, wholly from the cache's side.
+    pub reads: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Of the reads, those that had to ask.
+    pub asked: u64,
+    /// Questions for bytes.
+    pub misses: u64,
+    /// Files attached.
+    pub files: u64,
+    /// Read calls on regular files that were left to the kernel.
+    pub kernel_reads: u64,
+    /// Descriptors left to the kernel, in the order of [`Reason::ALL`].
+    pub reasons: [u64; Reason::ALL.len()],
+}
+
+impl ViewerTotals {
+    fn add(&mut self, page: &ViewerPage) {
+        let counted = |place: usize| page.counters[place].load(Ordering::Relaxed);
+        let sums = [
+            (&mut self.reads, Counter::Reads),
+            (&mut self.bytes, Counter::Bytes),
+            (&mut self.asked, Counter::Asked),
+            (&mut self.misses, Counter::Misses),
+            (&mut self.files, Counter::Files),
+            (&mut self.kernel_reads, Counter::KernelReads),
+        ];
+        for (sum, counter) in sums {
+            *sum = sum.wrapping_add(counted(counter as usize));
+        }
+        for (number, sum) in self.reasons.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(counted(Counter::FirstReason as usize + number));
+        }
+        self.viewers += 1;
+    }
+}
+
+/// What the owner knows of the viewer that has one page.
+#[derive(Debug, Default)]
+struct Seat {
+    /// The process, 0 for nobody.
+    process: u32,
+    /// Tells when the process has ended; `None` if the kernel gave us no such thing.
+    alive: Option<OwnedFd>,
+    handles: HashSet<u64>,
+    /// Workers that are at work for it.
+    busy: u32,
+}
+
+impl Seat {
+    /// Gets to know whoever has the page now.
+    fn meet(&mut self, process: u32) {
+        if self.process == 0 {
+            let pid = Pid::from_raw((process & !ABANDONED) as i32);
+            self.process = process & !ABANDONED;
+            self.alive = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        }
+    }
+
+    /// Whether its viewer is no more: dead, or another program by now.
+    fn is_over(&self, process: u32) -> bool {
+        let Some(alive) = &self.alive else {
+            let pid = Pid::from_raw(self.process as i32);
+            return pid.is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
+        };
+        let mut fds = [PollFd::new(alive, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        process & ABANDONED != 0 || poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// A question that a worker has taken.
+struct Job {
+    viewer: usize,
+    slot: usize,
+    process: u32,
+    operation: u32,
+    arguments: [u64; 3],
+    attended: bool,
+}
+
+struct Shared {
+    owner: Arc<dyn Owner>,
+    seats: Vec<RankedMutex<Seat>>,
+    /// Sums of the viewers that are no more.
+    past: RankedMutex<ViewerTotals>,
+    /// Where the last worker found work.
+    cursor: AtomicU32,
+}
+
+/// The threads that answer viewers. Dropping it stops them.
+pub struct Service {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("threads", &self.threads.len()).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Starts `workers` threads (at least one) that answer, and one that keeps the house.
+    pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
+        let seats = (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect();
+        let past = RankedMutex::new(Rank::Viewer, ViewerTotals::default());
+        let shared = Arc::new(Shared { owner, seats, past, cursor: AtomicU32::new(0) });
+        shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
+        let mut service = Self { shared, threads: Vec::new() };
+        // A thread that cannot be started: the drop of `service` stops the others.
+        service.spawn("quinion-keeper", Shared::keep_house)?;
+        for _ in 0..workers.max(1) {
+            service.spawn("quinion-worker", Shared::answer_viewers)?;
+        }
+        Ok(service)
+    }
+
+    fn spawn(&mut self, name: &str, life: fn(&Shared)) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))?);
+        Ok(())
+    }
+
+    /// What viewers did so far.
+    pub fn totals(&self) -> ViewerTotals {
+        self.shared.totals()
+    }
+
+    /// Says that nothing is served any more, waits for the threads, detaches all handles. The last totals.
+    pub fn stop(mut self) -> ViewerTotals {
+        self.close();
+        self.shared.totals()
+    }
+
+    fn close(&mut self) {
+        let control = self.shared.control();
+        control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
+        control.doorbell.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
+        futex_wake(&control.doorbell, u32::MAX >> 1);
+        futex_wake(&control.closed, u32::MAX >> 1);
+        for thread in self.threads.drain(..) {
+            thread.join().expect("a thread of the service does not panic");
+        }
+        self.shared.wake_waiters();
+        self.shared.detach_all();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn control(&self) -> &Control {
+        self.owner.arena().control().control()
+    }
+    fn page(&self, viewer: usize) -> &ViewerPage {
+        self.owner.arena().control().viewer_page(viewer).expect("a viewer's number is below VIEWERS_MAX")
+    }
+    fn process(&self, viewer: usize) -> u32 {
+        // Acquire, partner: the viewer's compare-exchange; who sees it there may look at its page.
+        self.control().processes[viewer].load(Ordering::Acquire)
+    }
+    fn is_closed(&self) -> bool {
+        self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
+    }
+
+    // ---- the workers ----------------------------------------------------------------------------
+
+    fn answer_viewers(&self) {
+        let control = self.control();
+        while !self.is_closed() {
+            // SeqCst here and below, partner: `ring_doorbell` in the viewer. Whoever asks after we
+            // looked rings after we read the bell, so the sleep sees another bell; and a viewer that rings
+            // while we are about to sleep sees a sleeper to wake.
+            let bell = control.doorbell.load(Ordering::SeqCst);
+            if let Some(job) = self.take_job() {
+                self.do_job(&job);
+                continue;
+            }
+            // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
+            control.sleepers.fetch_add(1, Ordering::SeqCst);
+            if !self.is_closed() {
+                futex_wait(&control.doorbell, bell, NAP_MILLIS);
+            }
+            control.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes the next question, of any viewer.
+    fn take_job(&self) -> Option<Job> {
+        let start = self.cursor.load(Ordering::Relaxed) as usize;
+        (0..VIEWERS_MAX).map(|step| (start + step) % VIEWERS_MAX).find_map(|viewer| {
+            let process = self.process(viewer);
+            if process == 0 {
+                return None;
+            }
+            let job = self.page(viewer).requests.iter().enumerate().find_map(|(slot, request)| {
+                is_pending(request.state.load(Ordering::Relaxed))
+                    .then(|| self.take(viewer, slot, process))
+                    .flatten()
+            });
+            if job.is_some() {
+                self.cursor.store(viewer as u32 + 1, Ordering::Relaxed);
+            }
+            job
+        })
+    }
+
+    /// Takes one question, if it still stands; its seat is busy from here on.
+    fn take(&self, viewer: usize, slot: usize, process: u32) -> Option<Job> {
+        let mut seat = self.seats[viewer].lock();
+        let request = &self.page(viewer).requests[slot];
+        let pending = request.state.load(Ordering::Relaxed);
+        if !is_pending(pending) || self.process(viewer) != process {
+            return None;
+        }
+        // Acquire, partner: the viewer's Release of PENDING: we see the question.
+        request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        seat.meet(process);
+        seat.busy += 1;
+        Some(Job {
+            viewer,
+            slot,
+            process: seat.process,
+            operation: request.operation.load(Ordering::Relaxed),
+            arguments: [0, 1, 2].map(|i| request.arguments[i].load(Ordering::Relaxed)),
+            attended: pending == state::PENDING,
+        })
+    }
+
+    fn do_job(&self, job: &Job) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
+        write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
+        self.seats[job.viewer].lock().busy -= 1;
+    }
+
+    fn answer(&self, job: &Job) -> Result<[u64; 2], Errno> {
+        const ATTACH: u32 = Operation::Attach as u32;
+        const FILL: u32 = Operation::Fill as u32;
+        const ADVANCE: u32 = Operation::Advance as u32;
+        const REVALIDATE: u32 = Operation::Revalidate as u32;
+        const DETACH: u32 = Operation::Detach as u32;
+        let [first, second, third] = job.arguments;
+        if job.operation != ATTACH && !self.seats[job.viewer].lock().handles.contains(&first) {
+            return Err(Errno::BADF);
+        }
+        match job.operation {
+            ATTACH => self.attach(job, first, second, third),
+            FILL => self.owner.fill(first, second, third).map(|()| [0, 0]),
+            REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
+            ADVANCE => {
+                self.owner.advance(first, PageIndex(second));
+                Ok([0, 0])
+            }
+            DETACH => {
+                // Two that ask at once: the set says who was first.
+                if self.seats[job.viewer].lock().handles.remove(&first) {
+                    self.owner.detach(first);
+                }
+                Ok([0, 0])
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
+        let descriptor = i32::try_from(descriptor).map_err(|_| Errno::BADF)?;
+        let attached = self.owner.attach(job.process, descriptor, device, inode)?;
+        let is_new = self.seats[job.viewer].lock().handles.insert(attached.handle);
+        debug_assert!(is_new, "a handle that was given already");
+        Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
+    }
+
+    // ---- the keeper -----------------------------------------------------------------------------
+
+    fn keep_house(&self) {
+        let mut tails = [0u32; VIEWERS_MAX];
+        while !self.is_closed() {
+            self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
+            for (viewer, tail) in
+                tails.iter_mut().enumerate().filter(|(viewer, _)| self.process(*viewer) != 0)
+            {
+                *tail = self.drain_ring(viewer, *tail);
+                if self.free_if_over(viewer) {
+                    *tail = 0;
+                }
+            }
+            futex_wait(&self.control().closed, 0, BEAT_MILLIS);
+        }
+    }
+
+    /// Tells the owner which frames a viewer read since `tail`; where the ring ends now.
+    fn drain_ring(&self, viewer: usize, tail: u32) -> u32 {
+        let page = self.page(viewer);
+        let head = page.ring_head.load(Ordering::Relaxed);
+        let entries = head.wrapping_sub(tail).min(RING_ENTRIES as u32);
+        let view = self.owner.arena().view();
+        let data = view.layout().frames_meta..view.frames_grown();
+        for place in (0..entries).map(|back| head.wrapping_sub(back + 1) as usize % RING_ENTRIES) {
+            let frame = page.ring[place].load(Ordering::Relaxed);
+            if data.contains(&frame) {
+                let _ = catch_unwind(AssertUnwindSafe(|| self.owner.touched(Frame(frame))));
+            }
+        }
+        head
+    }
+
+    /// Frees the page of a viewer that is no more; whether it did.
+    fn free_if_over(&self, viewer: usize) -> bool {
+        let mut seat = self.seats[viewer].lock();
+        let process = self.process(viewer);
+        if process == 0 {
+            return false;
+        }
+        seat.meet(process);
+        if seat.busy > 0 || !seat.is_over(process) {
+            return false;
+        }
+        let gone = std::mem::take(&mut *seat);
+        let mut past = ViewerTotals::default();
+        past.add(self.page(viewer));
+        clear(self.page(viewer));
+        // Release, partner: the Acquire of the viewer that claims the page: it finds it cleared.
+        self.control().processes[viewer].store(0, Ordering::Release);
+        drop(seat);
+        self.past.lock().merge(&past);
+        self.detach_handles(gone);
+        true
+    }
+
+    fn detach_handles(&self, seat: Seat) {
+        for handle in seat.handles {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.detach(handle)));
+        }
+    }
+
+    // ---- the end --------------------------------------------------------------------------------
+
+    fn wake_waiters(&self) {
+        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
+            for request in &self.page(viewer).requests {
+                futex_wake(&request.state, u32::MAX >> 1);
+            }
+        }
+    }
+
+    fn detach_all(&self) {
+        for seat in &self.seats {
+            let handles = std::mem::take(&mut seat.lock().handles);
+            self.detach_handles(Seat { handles, ..Seat::default() });
+        }
+    }
+
+    fn totals(&self) -> ViewerTotals {
+        let mut totals = self.past.lock().clone();
+        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
+            totals.add(self.page(viewer));
+        }
+        totals
+    }
+}
+
+impl ViewerTotals {
+    fn merge(&mut self, other: &ViewerTotals) {
+        self.viewers += other.viewers;
+        self.reads = self.reads.wrapping_add(other.reads);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+        self.asked = self.asked.wrapping_add(other.asked);
+        self.misses = self.misses.wrapping_add(other.misses);
+        self.files = self.files.wrapping_add(other.files);
+        self.kernel_reads = self.kernel_reads.wrapping_add(other.kernel_reads);
+        for (sum, more) in self.reasons.iter_mut().zip(other.reasons) {
+            *sum = sum.wrapping_add(more);
+        }
+    }
+}
+
+fn is_pending(now: u32) -> bool {
+    matches!(now, state::PENDING | state::PENDING_UNATTENDED)
+}
+
+/// Writes the answer and wakes who waits for it. Of a question nobody waits for, only the slot is freed.
+fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) {
+    if !attended {
+        // Release, partner: the Acquire by which a viewer claims the slot.
+        request.state.store(state::FREE, Ordering::Release);
+        return;
+    }
+    match result {
+        Ok(answers) => {
+            request.error.store(0, Ordering::Relaxed);
+            for (place, answer) in request.answers.iter().zip(answers) {
+                place.store(answer, Ordering::Relaxed);
+            }
+        }
+        Err(error) => request.error.store(error.0 as u32, Ordering::Relaxed),
+    }
+    // SeqCst on both, partner: `wait` in the viewer, which says it sleeps and then looks at the state.
+    request.state.store(state::DONE, Ordering::SeqCst);
+    if request.sleeper.load(Ordering::SeqCst) != 0 {
+        futex_wake(&request.state, 1);
+    }
+}
+
+/// A viewer's page as the next viewer should find it.
+fn clear(page: &ViewerPage) {
+    for counter in &page.counters {
+        counter.store(0, Ordering::Relaxed);
+    }
+    for request in &page.requests {
+        request.state.store(state::FREE, Ordering::Relaxed);
+    }
+    page.ring_head.store(0, Ordering::Relaxed);
+}

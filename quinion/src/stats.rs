@@ -1,0 +1,169 @@
+//! Stats: counting without a shared store on the hit path.
+//!
+//! Every thread that reads counts in a shard of its own, a cache line that no
+//! other thread writes, with a plain load and store. [`Counters::sum`] adds the
+//! shards up. A shard is a thread's as long as the thread lives; when more
+//! threads than shards count at a time, the rest share the last one and count
+//! there by an atomic addition.
+//!
+//! The sums are exact once the counting threads are still; while they run, a
+//! sum may miss what is being counted at that moment, never more.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is counted; the place of a number in a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Count {
+    /// Bytes given to readers.
+    Bytes,
+    /// Read calls answered from the cache alone; the others are misses.
+    Hits,
+    /// Read calls that had to wait for bytes, or would have.
+    Misses,
+    /// Reads sent to devices, one for each contiguous run.
+    DeviceReads,
+    /// Bytes that devices delivered.
+    DeviceBytes,
+    /// Device reads that failed.
+    DeviceErrors,
+    /// Pages put into the cache.
+    Inserted,
+    /// Of these, pages that nobody had asked for yet.
+    Readahead,
+    /// Pages evicted to make room.
+    Evicted,
+    /// Pages dropped because their file changed.
+    Invalidated,
+}
+
+const COUNTS: usize = Count::Invalidated as usize + 1;
+const SHARDS: usize = 64;
+const SHARED: usize = SHARDS - 1;
+
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Shard([AtomicU64; COUNTS]);
+
+/// One cache's counters.
+#[derive(Debug)]
+pub struct Counters {
+    shards: Box<[Shard]>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+}
+
+impl Counters {
+    /// Adds `amount` to `count`.
+    #[inline]
+    pub fn add(&self, count: Count, amount: u64) {
+        self.add_all([(count, amount)]);
+    }
+
+    /// Counts a read call of `bytes` bytes that was a hit.
+    #[inline]
+    pub fn add_hit(&self, bytes: u64) {
+        self.add_all([(Count::Bytes, bytes), (Count::Hits, 1)]);
+    }
+
+    #[inline]
+    fn add_all<const N: usize>(&self, amounts: [(Count, u64); N]) {
+        let shard = my_shard();
+        let numbers = &self.shards[shard].0;
+        for (count, amount) in amounts {
+            let number = &numbers[count as usize];
+            if shard == SHARED {
+                number.fetch_add(amount, Ordering::Relaxed);
+            } else {
+                number.store(number.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The total of `count` so far.
+    pub fn sum(&self, count: Count) -> u64 {
+        self.shards.iter().map(|shard| shard.0[count as usize].load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Shards that belong to no living thread, and how many were ever given out.
+static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
+
+/// No shard has been taken yet.
+const NONE: usize = SHARDS;
+
+/// The calling thread's shard.
+#[inline]
+fn my_shard() -> usize {
+    match MY_SHARD.get() {
+        NONE => take_shard(),
+        shard => shard,
+    }
+}
+
+#[cold]
+fn take_shard() -> usize {
+    let shard = {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = free.1;
+        match free.0.pop() {
+            Some(shard) => shard,
+            None if fresh < SHARED => {
+                free.1 += 1;
+                fresh
+            }
+            None => SHARED,
+        }
+    };
+    // While the thread's locals are being torn down there is no keeper to give it back: it is shared then.
+    let kept = KEEPER.try_with(|keeper| keeper.0.set(shard)).is_ok();
+    if !kept && shard != SHARED {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(shard);
+    }
+    MY_SHARD.set(if kept { shard } else { SHARED });
+    MY_SHARD.get()
+}
+
+/// Gives the thread's shard back when the thread ends.
+struct Keeper(Cell<usize>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Whoever counts in this thread after this point shares the last shard.
+        MY_SHARD.set(SHARED);
+        let shard = self.0.get();
+        if shard < SHARED {
+            FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(shard);
+        }
+    }
+}
+
+std::thread_local! {
+    // Apart from its keeper, because a local without a destructor is one load away.
+    static MY_SHARD: Cell<usize> = const { Cell::new(NONE) };
+    static KEEPER: Keeper = const { Keeper(Cell::new(NONE)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_shards_lose_nothing() {
+        let counters = Counters::default();
+        std::thread::scope(|scope| {
+            for _ in 0..SHARDS * 2 {
+                scope.spawn(|| (0..1000).for_each(|_| counters.add(Count::Hits, 1)));
+            }
+        });
+        assert_eq!(counters.sum(Count::Hits), SHARDS as u64 * 2 * 1000);
+        assert_eq!(counters.sum(Count::Bytes), 0);
+    }
+}

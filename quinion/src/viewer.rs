@@ -1,0 +1,423 @@
+//! Viewer: a reader in another process than the owner's.
+//!
+//! A viewer maps the arena read-only and hits by the very code the owner's
+//! threads use. What it cannot do itself, it asks for, through a page of its
+//! own in the control file.
+//!
+//! ```text
+//!   arena (read-only)                      control file (read-write)
+//!     walk, check, copy, re-check  hit       ring      frames that were read
+//!     |                                      requests  "make this range ready"
+//!     v absent, filling                                      |  doorbell   ^ futex
+//!     ask ---------------------------------------------------+------------>| owner
+//!     look again
+//! ```
+//!
+//! Nothing here takes a lock, allocates or needs the standard library, so a
+//! signal handler may read while the code it interrupted was reading, and the
+//! code runs inside any program. A request is a slot claimed by one atomic
+//! step; thirty-two may be open at a time.
+//!
+//! Invariants:
+//!  1. A viewer stores to its own page, to the doorbell, and nowhere else.
+//!  2. A slot belongs to whoever moved it from FREE to CLAIMED, until that thread stores FREE. One given
+//!     up while the owner may still be at work is never used again: a late answer must not look like
+//!     the answer to a later question.
+//!  3. Once the owner is gone it is never asked again; what is in the arena can still be read.
+//!
+//! Not an invariant: that the owner exists. Each wait ends, by an answer, by the owner's word that it
+//! serves no more, or because its heart stood still for [`OWNER_QUIET_MILLIS_MAX`].
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::arena::control::{
+    ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
+    ViewerPage, state,
+};
+use crate::arena::{CellNumber, Grown, LayoutError, View};
+use crate::filemap::{Stopped, read_hits};
+use crate::units::{Frame, MappingId};
+
+pub mod sys;
+
+/// How long an owner may show no sign of life, in milliseconds, before a viewer that waits gives it up.
+pub const OWNER_QUIET_MILLIS_MAX: u64 = 2000;
+/// How long one sleep lasts at most, in milliseconds; then the heartbeat is looked at.
+const SLEEP_MILLIS: u32 = 100;
+/// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
+const SPINS: u32 = 400;
+/// How often a read asks for the same page and finds it gone again before it gives up.
+const FRUITLESS_MAX: u32 = 4;
+
+/// A file that was mapped into this process: where, and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    /// Its first byte's address; aligned to a page.
+    pub base: NonNull<u8>,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// Why a process cannot view a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachError {
+    /// The arena's header or the control file's is not one this code understands.
+    Layout(LayoutError),
+    /// The two files do not belong together, or not to the cache that was meant.
+    Token,
+    /// All [`VIEWERS_MAX`](crate::arena::control::VIEWERS_MAX) pages are taken.
+    Full,
+    /// The owner serves no more.
+    Closed,
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestError {
+    /// The owner says no, with this error number.
+    Errno(i32),
+    /// The owner has ended, or does not move.
+    OwnerGone,
+    /// All the viewer's [`REQUEST_SLOTS`] slots are in use.
+    NoSlot,
+    /// The owner made the bytes ready, and each time they were gone again before they were copied.
+    Fruitless,
+}
+
+/// A file as a viewer knows it: the owner's answer to [`Operation::Attach`].
+#[derive(Clone, Copy, Debug)]
+pub struct ViewedFile<'a> {
+    /// What the owner calls this attachment.
+    pub handle: u64,
+    /// Where the file's record is.
+    pub cell: CellNumber,
+    /// The mapping's number.
+    pub id: MappingId,
+    /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
+    /// marker, so it remembers.
+    pub marker_told: &'a AtomicU64,
+}
+
+/// What a read gave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadOutcome {
+    /// Bytes copied, from the start of the range on.
+    pub bytes: usize,
+    /// How often the owner was asked for bytes.
+    pub asked: u32,
+    /// Why it ended there.
+    pub end: ReadEnd,
+}
+
+/// Why a read ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadEnd {
+    /// All that was asked for was copied.
+    Full,
+    /// The file ends here, as far as the owner knew; its size in bytes then. Who wants to be sure asks the
+    /// kernel and, if it says otherwise, [`Operation::Revalidate`].
+    EndOfFile(u64),
+    /// The record belongs to another file by now: attach again, or let the kernel read.
+    Stale,
+    /// The owner could not help.
+    Failed(RequestError),
+}
+
+/// One process's view of a cache that another process owns.
+#[derive(Debug)]
+pub struct Viewer {
+    arena: View,
+    control: ControlView,
+    number: usize,
+    gone: AtomicBool,
+}
+
+impl Viewer {
+    /// Attaches process `process`, the caller's, to the cache in the two files. `token` is what the
+    /// process was told of the cache it is meant to view.
+    ///
+    /// # Safety
+    /// Both files stay mapped, as [`View::attach`] and [`ControlView::attach`] want them, as long as the viewer
+    /// lives. The arena need not be writable.
+    pub unsafe fn attach(
+        arena: Mapped,
+        control: Mapped,
+        token: u64,
+        process: u32,
+    ) -> Result<Self, AttachError> {
+        // SAFETY: handed on.
+        let arena = unsafe { View::attach(arena.base, arena.bytes) }.map_err(AttachError::Layout)?;
+        // SAFETY: handed on.
+        let control =
+            unsafe { ControlView::attach(control.base, control.bytes) }.map_err(AttachError::Layout)?;
+        let theirs = [&arena.header().token, &control.control().token];
+        if theirs.iter().any(|place| place.load(Ordering::Relaxed) != token) {
+            return Err(AttachError::Token);
+        }
+        if control.control().closed.load(Ordering::Relaxed) != 0 {
+            return Err(AttachError::Closed);
+        }
+        let number = claim_page(&control, process).ok_or(AttachError::Full)?;
+        Ok(Self { arena, control, number, gone: AtomicBool::new(false) })
+    }
+
+    /// The arena.
+    pub fn arena(&self) -> &View {
+        &self.arena
+    }
+    /// This viewer's page.
+    #[inline]
+    pub fn page(&self) -> &ViewerPage {
+        self.control.viewer_page(self.number).expect("a claimed page exists")
+    }
+    /// Whether the owner was given up.
+    #[inline]
+    pub fn owner_is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Adds to a number of the report.
+    #[inline]
+    pub fn count(&self, counter: Counter, add: u64) {
+        self.page().counters[counter as usize].fetch_add(add, Ordering::Relaxed);
+    }
+    /// Counts a file or descriptor that is left to the kernel.
+    pub fn count_reason(&self, reason: Reason) {
+        self.page().counters[Counter::FirstReason as usize + reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache.
+    ///
+    /// May wait for the owner; see [`Viewer::request`].
+    ///
+    /// # Safety
+    /// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
+    #[inline]
+    pub unsafe fn read(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> ReadOutcome {
+        // SAFETY: the caller's promise.
+        let (bytes, stopped) = unsafe { self.read_cached(file, position, to, len) };
+        match stopped {
+            Stopped::Full => ReadOutcome { bytes, asked: 0, end: ReadEnd::Full },
+            // SAFETY: as above.
+            _ => unsafe { self.read_asking(file, position, to, len, bytes, stopped) },
+        }
+    }
+
+    /// Copies what the cache holds, notes what was read, tells the owner of a marker.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    #[inline]
+    unsafe fn read_cached(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> (usize, Stopped) {
+        let touch = |_: Grown<'_>, frame| self.note(frame);
+        // SAFETY: the caller's promise.
+        let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
+        if let Some(page) = hits.marker {
+            self.tell_marker(file, page.0);
+        }
+        (hits.bytes, hits.stopped)
+    }
+
+    /// The rest of a read whose first look did not give all.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    #[cold]
+    unsafe fn read_asking(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+        mut bytes: usize,
+        mut stopped: Stopped,
+    ) -> ReadOutcome {
+        let (mut asked, mut fruitless) = (0, 0);
+        let end = loop {
+            match stopped {
+                Stopped::Full => break ReadEnd::Full,
+                Stopped::EndOfFile(size) => break ReadEnd::EndOfFile(size),
+                Stopped::Stale => break ReadEnd::Stale,
+                Stopped::Absent | Stopped::Filling => {}
+            }
+            if fruitless == FRUITLESS_MAX {
+                break ReadEnd::Failed(RequestError::Fruitless);
+            }
+            let (at, left) = (position + bytes as u64, len - bytes);
+            asked += 1;
+            self.count(Counter::Misses, 1);
+            if let Err(error) = self.request(Operation::Fill, [file.handle, at, left as u64]) {
+                break ReadEnd::Failed(error);
+            }
+            // SAFETY: `bytes < len`, or nothing would be missing; the rest is the caller's promise.
+            let (more, next) = unsafe { self.read_cached(file, at, to.add(bytes), left) };
+            fruitless = if more == 0 { fruitless + 1 } else { 0 };
+            (bytes, stopped) = (bytes + more, next);
+        };
+        ReadOutcome { bytes, asked, end }
+    }
+
+    /// Notes that the folio at `frame` was read, unless the owner knows already.
+    #[inline]
+    fn note(&self, frame: Frame) {
+        let known = self.arena.referenced(frame).is_none_or(|byte| byte.load(Ordering::Relaxed) != 0);
+        if !known {
+            let page = self.page();
+            let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;
+            page.ring[place].store(frame.0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn tell_marker(&self, file: &ViewedFile<'_>, page: u64) {
+        if file.marker_told.swap(page + 1, Ordering::Relaxed) != page + 1 {
+            let _ = self.tell(Operation::Advance, [file.handle, page, 0]); // a lost hint costs speed only
+        }
+    }
+
+    /// Asks the owner and waits for its answer.
+    ///
+    /// Waits while the owner works. Ends with an error if the owner closed, or showed no sign of life for
+    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled and the wait goes on.
+    pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        let slot = self.submit(operation, arguments, state::PENDING)?;
+        self.wait(slot)?;
+        let error = slot.error.load(Ordering::Relaxed);
+        let answers = [slot.answers[0].load(Ordering::Relaxed), slot.answers[1].load(Ordering::Relaxed)];
+        // Release, partner: the Acquire in `claim_slot`: who claims the slot next finds our reads done.
+        slot.state.store(state::FREE, Ordering::Release);
+        if error == 0 { Ok(answers) } else { Err(RequestError::Errno(error as i32)) }
+    }
+
+    /// Tells the owner something and does not wait.
+    pub fn tell(&self, operation: Operation, arguments: [u64; 3]) -> Result<(), RequestError> {
+        self.submit(operation, arguments, state::PENDING_UNATTENDED).map(drop)
+    }
+
+    fn submit(
+        &self,
+        operation: Operation,
+        arguments: [u64; 3],
+        pending: u32,
+    ) -> Result<&Request, RequestError> {
+        if self.owner_is_gone() {
+            return Err(RequestError::OwnerGone);
+        }
+        let slot = self.claim_slot().ok_or(RequestError::NoSlot)?;
+        slot.operation.store(operation as u32, Ordering::Relaxed);
+        for (place, argument) in slot.arguments.iter().zip(arguments) {
+            place.store(argument, Ordering::Relaxed);
+        }
+        slot.error.store(0, Ordering::Relaxed);
+        slot.sleeper.store(0, Ordering::Relaxed);
+        // Release, partner: the Acquire by which the owner takes the slot: it sees the question.
+        slot.state.store(pending, Ordering::Release);
+        self.ring_doorbell();
+        Ok(slot)
+    }
+
+    fn claim_slot(&self) -> Option<&Request> {
+        self.page().requests.iter().find(|slot| {
+            slot.state.load(Ordering::Relaxed) == state::FREE
+                // Acquire, partner: the Release by which the slot became FREE, here or at the owner.
+                && slot
+                    .state
+                    .compare_exchange(state::FREE, state::CLAIMED, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+        })
+    }
+
+    fn ring_doorbell(&self) {
+        let control = self.control.control();
+        // SeqCst on both, partner: the owner's worker, which adds to `sleepers` and then sleeps only if
+        // the bell still has the value it saw before it looked for work. Either we see the sleeper, or its
+        // sleep sees the bell.
+        control.doorbell.fetch_add(1, Ordering::SeqCst);
+        if control.sleepers.load(Ordering::SeqCst) != 0 {
+            sys::futex_wake(&control.doorbell, 1);
+        }
+    }
+
+    /// Waits until the answer stands.
+    fn wait(&self, slot: &Request) -> Result<(), RequestError> {
+        // Acquire, partner: the owner's store of DONE, which its answers precede.
+        let done = || slot.state.load(Ordering::Acquire) == state::DONE;
+        for _ in 0..SPINS {
+            if done() {
+                return Ok(());
+            }
+            core::hint::spin_loop();
+        }
+        // SeqCst, partner: the owner stores DONE and then looks for a sleeper. Either it sees this one and
+        // wakes it, or the sleep below sees DONE.
+        slot.sleeper.store(1, Ordering::SeqCst);
+        let mut patience = Patience::new(self.control.control());
+        loop {
+            let now = slot.state.load(Ordering::Acquire); // as in `done`
+            if now == state::DONE {
+                return Ok(());
+            }
+            if patience.is_over() {
+                // The owner may have answered just before it went.
+                return if done() { Ok(()) } else { Err(self.give_up()) };
+            }
+            sys::futex_wait(&slot.state, now, SLEEP_MILLIS);
+        }
+    }
+
+    fn give_up(&self) -> RequestError {
+        self.gone.store(true, Ordering::Relaxed);
+        RequestError::OwnerGone
+    }
+}
+
+/// Takes a page that is nobody's. A page this process had before it became another program is handed
+/// to the owner first.
+fn claim_page(control: &ControlView, process: u32) -> Option<usize> {
+    let places = &control.control().processes;
+    for place in places {
+        let left = process | ABANDONED;
+        let _ = place.compare_exchange(process, left, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    // Acquire, partner: the Release by which the owner gives a page free after clearing it.
+    places
+        .iter()
+        .position(|place| place.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok())
+}
+
+/// How long a viewer goes on waiting for an owner that shows no sign of life.
+struct Patience<'a> {
+    control: &'a Control,
+    beat: u32,
+    looked: u64,
+    quiet_millis: u64,
+}
+
+impl<'a> Patience<'a> {
+    fn new(control: &'a Control) -> Self {
+        let beat = control.heartbeat.load(Ordering::Relaxed);
+        Self { control, beat, looked: sys::clock_millis(), quiet_millis: 0 }
+    }
+    /// Whether to give up. One step counts for little even if much time passed: then it was this process
+    /// that stood still, stopped together with the owner, say.
+    fn is_over(&mut self) -> bool {
+        let now = sys::clock_millis();
+        self.quiet_millis += (now - self.looked).min(2 * u64::from(SLEEP_MILLIS));
+        self.looked = now;
+        let beat = self.control.heartbeat.load(Ordering::Relaxed);
+        if beat != self.beat {
+            (self.beat, self.quiet_millis) = (beat, 0);
+        }
+        self.control.closed.load(Ordering::Relaxed) != 0 || self.quiet_millis >= OWNER_QUIET_MILLIS_MAX
+    }
+}
+
+const _: () = assert!(REQUEST_SLOTS > 0 && RING_ENTRIES.is_power_of_two());
+const _: () = assert!(size_of::<AtomicU32>() == 4, "a futex is 32 bits");

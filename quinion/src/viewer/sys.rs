@@ -1,0 +1,120 @@
+//! System calls without a C library.
+//!
+//! A viewer lives inside somebody else's program, where the C library's
+//! functions may be our own wrappers and `errno` is the program's. So what a
+//! viewer needs of the kernel it asks by the machine's own instruction. No
+//! function here touches `errno`, allocates, or is a cancellation point.
+
+use core::sync::atomic::AtomicU32;
+
+/// The number of an error, as the kernel gave it (`EINVAL` is 22).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// "Bad file descriptor": a handle that was not given to who uses it.
+    pub const BADF: Errno = Errno(9);
+    /// "Input/output error".
+    pub const IO: Errno = Errno(5);
+    /// "Invalid argument".
+    pub const INVAL: Errno = Errno(22);
+    /// "No such process".
+    pub const SRCH: Errno = Errno(3);
+}
+
+/// The numbers of the system calls this module makes.
+#[cfg(target_arch = "x86_64")]
+pub mod number {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    pub const MMAP: usize = 9;
+    pub const MUNMAP: usize = 11;
+    pub const FUTEX: usize = 202;
+    pub const CLOCK_GETTIME: usize = 228;
+}
+/// The numbers of the system calls this module makes.
+#[cfg(target_arch = "aarch64")]
+pub mod number {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    pub const MMAP: usize = 222;
+    pub const MUNMAP: usize = 215;
+    pub const FUTEX: usize = 98;
+    pub const CLOCK_GETTIME: usize = 113;
+}
+
+/// Makes system call `number`. The answer is the kernel's: an error is its number, negated.
+///
+/// # Safety
+/// The arguments mean to the kernel what the caller believes they mean.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel clobbers what is declared here; the rest is the caller's promise.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number => answer,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    answer
+}
+
+/// Makes system call `number`. The answer is the kernel's: an error is its number, negated.
+///
+/// # Safety
+/// The arguments mean to the kernel what the caller believes they mean.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel clobbers what is declared here; the rest is the caller's promise.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number, inlateout("x0") args[0] => answer,
+            in("x1") args[1], in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5],
+            options(nostack),
+        );
+    }
+    answer
+}
+
+/// An answer of [`call`] taken apart.
+#[inline]
+pub fn result(answer: isize) -> Result<usize, Errno> {
+    if (-4095..0).contains(&answer) { Err(Errno(-answer as i32)) } else { Ok(answer as usize) }
+}
+
+const FUTEX_WAIT: usize = 0;
+const FUTEX_WAKE: usize = 1;
+
+/// Sleeps until somebody wakes `word`, it is not `expected` any more, a signal comes or `millis`
+/// milliseconds passed. Which of them it was the caller finds out by looking. Works across processes.
+pub fn futex_wait(word: &AtomicU32, expected: u32, millis: u32) {
+    let time = [i64::from(millis / 1000), i64::from(millis % 1000) * 1_000_000];
+    let address = core::ptr::from_ref(word) as usize;
+    // SAFETY: the word and the time outlive the call; the kernel writes neither.
+    let _ = unsafe {
+        call(number::FUTEX, [address, FUTEX_WAIT, expected as usize, time.as_ptr() as usize, 0, 0])
+    };
+}
+
+/// Wakes up to `sleepers` who sleep on `word`, in any process.
+pub fn futex_wake(word: &AtomicU32, sleepers: u32) {
+    let address = core::ptr::from_ref(word) as usize;
+    // SAFETY: the kernel only uses the address as a name.
+    let _ = unsafe { call(number::FUTEX, [address, FUTEX_WAKE, sleepers as usize, 0, 0, 0]) };
+}
+
+/// Milliseconds since some moment; never falls.
+pub fn clock_millis() -> u64 {
+    const CLOCK_MONOTONIC: usize = 1;
+    let mut time = [0i64; 2];
+    // SAFETY: the kernel writes two words, which is what `time` has.
+    let _ = unsafe { call(number::CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    time[0] as u64 * 1000 + time[1] as u64 / 1_000_000
+}

@@ -1,0 +1,201 @@
+//! Erase and replace: entries leave, whole, and nodes that hold nothing leave with them.
+//!
+//! A node is unlinked first and given back after: a reader that is still in it
+//! finds what was there, or what its next user puts there, and is told by the
+//! descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
+
+use super::entry::{Entry, Kind, Root, Value};
+use super::iter::Cursor;
+use super::tree::{At, Home, Slab, XArray, is_shadow};
+
+/// What became of a compare-exchange.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exchanged {
+    /// The expected entry was there; the new one is now.
+    Done,
+    /// This was there, and is.
+    Found(Entry),
+}
+
+/// What became of a node that held shadows only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forgotten {
+    /// Its shadows are gone, so many, and the node is given back.
+    Shadows(u32),
+    /// It holds something else as well; it is as it was.
+    Kept,
+}
+
+impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+    /// Removes the whole entry that covers `index`, and returns it.
+    pub fn erase(&mut self, index: u64) -> Entry {
+        let Some(at) = self.leaf(index) else { return Entry::EMPTY };
+        let entry = self.get(at);
+        if !entry.is_empty() {
+            self.clear_run(at, entry);
+            self.prune(at.home);
+            self.shrink();
+        }
+        entry
+    }
+
+    /// Removes every entry that meets `from..end`. `removed` is told of each, in rising order: first index,
+    /// entry, order. A folio or a shadow that reaches over an edge goes whole, and the report says so; a
+    /// spill that reaches over an edge stays, unreported, because part of it is data that was not meant.
+    pub fn erase_range(&mut self, from: u64, end: u64, mut removed: impl FnMut(u64, Entry, u8)) {
+        let (mut from, mut last, mut cursor) = (from, None, Cursor::new(self));
+        while from < end
+            && let Some(entry) = cursor.find(self, from, end - 1)
+        {
+            // The node left behind goes before anything here does: what is above both is not empty yet.
+            let at = cursor.at;
+            match last.replace(at.home) {
+                Some(home) if home != at.home => self.prune(home),
+                _ => {}
+            }
+            let (first, entry, order) = self.canonical(cursor.index, entry);
+            let beyond = first + (1 << order);
+            let spill = matches!(entry.kind(), Kind::Value(value) if value.is_spill());
+            if !spill || (from <= first && beyond <= end) {
+                self.clear_run(at, entry);
+                removed(first, entry, order);
+            }
+            from = beyond;
+        }
+        if let Some(home) = last {
+            self.prune(home);
+            self.shrink();
+        }
+    }
+
+    /// Puts a value in place of the folio or value that covers `index`, of the same order: what eviction
+    /// leaves. Returns what was there. The value carries no marks.
+    ///
+    /// # Panics
+    /// If nothing covers `index`, or something of another order.
+    pub fn replace(&mut self, index: u64, value: Value) -> Entry {
+        let at = self.leaf(index).expect("a value replaces an entry, and the tree does not reach there");
+        let old = self.get(at);
+        assert!(!old.is_empty(), "a value replaces an entry, and nothing covers index {index}");
+        self.swap_run(at, old, Entry::value(value));
+        old
+    }
+
+    /// If `expected` covers `index`, puts `new`, of the same order, in its place, or nothing. The new entry
+    /// carries no marks.
+    ///
+    /// # Panics
+    /// If the two are not of the same order, or `expected` is empty: to fill a hole, insert.
+    pub fn compare_exchange(&mut self, index: u64, expected: Entry, new: Entry) -> Exchanged {
+        assert!(!expected.is_empty(), "a hole is filled by an insertion");
+        let found = self.load(index);
+        if found != expected {
+            return Exchanged::Found(found);
+        }
+        if new.is_empty() {
+            self.erase(index);
+        } else {
+            self.swap_run(self.leaf(index).expect("it was found"), found, new);
+        }
+        Exchanged::Done
+    }
+
+    /// Drops all shadows of a node that holds nothing else, and the node. `node` is one of this tree: the
+    /// slab was told that it [became shadow-only](Slab::shadow_only), and not yet that it ceased.
+    /// `dropped` is told of each: first index, shadow.
+    pub fn forget(&mut self, number: u32, mut dropped: impl FnMut(u64, Value)) -> Forgotten {
+        let node = self.node(number);
+        if !node.is_shadow_only() {
+            return Forgotten::Kept;
+        }
+        let (mut slot, shift, base) = (0, node.shift(), self.base(number));
+        let mut count = 0;
+        while slot < Self::SLOTS {
+            let entry = node.get(slot);
+            let Kind::Value(value) = entry.kind() else {
+                slot += 1;
+                continue;
+            };
+            self.clear_run(At { home: Home::Node(number), shift, slot }, entry);
+            dropped(base + (u64::from(slot) << shift), value);
+            slot += Self::run_of(value.order());
+            count += 1;
+        }
+        self.prune(Home::Node(number));
+        self.shrink();
+        Forgotten::Shadows(count)
+    }
+
+    /// The first index that a node covers.
+    fn base(&self, number: u32) -> u64 {
+        let (mut base, mut number, mut shift) = (0, number, self.node(number).shift());
+        while let At { home: Home::Node(parent), slot, .. } = self.above(number, shift) {
+            (number, shift) = (parent, shift + BITS);
+            base += u64::from(slot) << shift;
+        }
+        base
+    }
+
+    /// Empties the slots of the entry around `at`. The node stays, empty or not.
+    fn clear_run(&self, at: At, entry: Entry) {
+        let order = self.order_of(entry);
+        let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
+        self.unmark_all(first, run);
+        for slot in first.slot..first.slot + run {
+            self.put(At { slot, ..first }, Entry::EMPTY);
+        }
+        self.account(at.home, -(run as i32), if is_shadow(entry) { -(run as i32) } else { 0 });
+    }
+
+    /// Stores `new` in the slots of `old` around `at`.
+    fn swap_run(&self, at: At, old: Entry, new: Entry) {
+        let order = self.order_of(old);
+        assert!(
+            self.order_of(new) == order,
+            "{new:?} cannot take the place of {old:?} of order {order}: split or erase first"
+        );
+        let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
+        self.unmark_all(first, run);
+        for slot in first.slot..first.slot + run {
+            self.put(At { slot, ..first }, new);
+        }
+        self.account(at.home, 0, run as i32 * (i32::from(is_shadow(new)) - i32::from(is_shadow(old))));
+        self.settle(at.home);
+    }
+
+    /// Unlinks and gives back the node and those above it, as far as they are empty.
+    pub(super) fn prune(&self, mut home: Home) {
+        while let Home::Node(number) = home {
+            let node = self.node(number);
+            if node.count() > 0 {
+                break;
+            }
+            let at = self.above(number, node.shift());
+            self.put(at, Entry::EMPTY);
+            self.account(at.home, -1, 0);
+            self.release(number);
+            home = at.home;
+        }
+        self.settle(home);
+    }
+
+    /// Makes the tree as low as its entries allow.
+    pub(super) fn shrink(&self) {
+        loop {
+            let Root { entry, levels } = self.root();
+            let Kind::Node(number) = entry.kind() else { return };
+            let node = self.node(number);
+            let left = node.get(0);
+            if node.count() != 1 || left.is_empty() {
+                return;
+            }
+            match left.kind() {
+                Kind::Node(child) => self.node(child).set_parent(None),
+                _ if levels > 1 => return, // larger than a page: the root's word has no place for it
+                _ => {}
+            }
+            self.set_root(Root { entry: left, levels: levels - 1 }, self.root_marks());
+            self.release(number);
+        }
+    }
+}

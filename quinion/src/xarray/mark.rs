@@ -1,0 +1,126 @@
+//! Marks: three searchable bits of an entry.
+//!
+//! ```text
+//!   root's word  [*]            a mark at an entry shows in every slot above it,
+//!                 |             so that a search skips what is not marked
+//!   node     [ ][*][ ][ ]
+//!                |
+//!   node     [*][=][ ][ ]       the first slot of a larger entry carries the mark for all of it
+//! ```
+//!
+//! A mark belongs to the entry, not to its place: whoever stores another entry
+//! there begins without marks. Only a split hands them on, to every piece.
+
+use super::entry::Entry;
+use super::tree::{At, Home, Slab, XArray};
+
+/// One of the three marks. What they mean is the user's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mark {
+    /// The first.
+    Zero = 0,
+    /// The second.
+    One = 1,
+    /// The third.
+    Two = 2,
+}
+
+impl Mark {
+    /// All three.
+    pub const ALL: [Mark; 3] = [Mark::Zero, Mark::One, Mark::Two];
+    #[inline]
+    pub(super) const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+    /// Marks the entry that covers `index`, and returns it. Nothing happens where there is none.
+    pub fn set_mark(&mut self, index: u64, mark: Mark) -> Entry {
+        if let Some((at, entry)) = self.marked_place(index) {
+            self.mark_up(at, mark);
+            return entry;
+        }
+        Entry::EMPTY
+    }
+
+    /// Takes the mark off the entry that covers `index`, and returns the entry.
+    pub fn clear_mark(&mut self, index: u64, mark: Mark) -> Entry {
+        if let Some((at, entry)) = self.marked_place(index) {
+            self.unmark_up(at, 1, mark);
+            return entry;
+        }
+        Entry::EMPTY
+    }
+
+    /// Whether the entry that covers `index` carries the mark.
+    pub fn has_mark(&self, index: u64, mark: Mark) -> bool {
+        self.marked_place(index).is_some_and(|(at, _)| self.marks_at(at) & mark.bit() != 0)
+    }
+
+    /// Whether anything in the tree carries the mark. Cost: one load.
+    pub fn is_marked(&self, mark: Mark) -> bool {
+        self.root_marks() & mark.bit() != 0
+    }
+
+    /// Where the marks of the entry at `index` stand.
+    pub(super) fn marked_place(&self, index: u64) -> Option<(At, Entry)> {
+        let at = self.leaf(index)?;
+        let entry = self.get(at);
+        (!entry.is_empty()).then(|| (Self::first_slot(at, self.order_of(entry)), entry))
+    }
+
+    /// Marks one slot and all above it.
+    pub(super) fn mark_up(&self, mut at: At, mark: Mark) {
+        while let Home::Node(number) = at.home {
+            let node = self.node(number);
+            let marks = node.marks(mark);
+            if marks >> at.slot & 1 != 0 {
+                return; // and so is all above
+            }
+            node.set_marks(mark, marks | 1 << at.slot);
+            at = self.above(number, at.shift);
+        }
+        self.set_root(self.root(), self.root_marks() | mark.bit());
+    }
+
+    /// Gives one slot the marks of `marks`, a bit each.
+    pub(super) fn mark_all(&self, at: At, marks: u8) {
+        for mark in Mark::ALL {
+            if marks & mark.bit() != 0 {
+                self.mark_up(at, mark);
+            }
+        }
+    }
+
+    /// Takes the mark off `run` slots from `at` on, and off those above that have none left below.
+    pub(super) fn unmark_up(&self, mut at: At, run: u32, mark: Mark) {
+        let mut mask = (u64::MAX >> (64 - run)) << at.slot;
+        while let Home::Node(number) = at.home {
+            let node = self.node(number);
+            let marks = node.marks(mark);
+            if marks & mask == 0 {
+                return;
+            }
+            node.set_marks(mark, marks & !mask);
+            if marks & !mask != 0 {
+                return;
+            }
+            at = self.above(number, at.shift);
+            mask = 1 << at.slot;
+        }
+        self.set_root(self.root(), self.root_marks() & !mark.bit());
+    }
+
+    /// Takes all marks off `run` slots from `at` on.
+    #[inline]
+    pub(super) fn unmark_all(&self, at: At, run: u32) {
+        if self.root_marks() == 0 {
+            return;
+        }
+        for mark in Mark::ALL {
+            self.unmark_up(at, run, mark);
+        }
+    }
+}

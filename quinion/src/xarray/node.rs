@@ -1,0 +1,144 @@
+//! Node: 2^BITS slots, and a head that only the writer reads.
+//!
+//! ```text
+//!   slots   | s0 | s1 | s2 | ...              u32 each: read by anybody, without a lock
+//!
+//!   head    word 0   count, low half: slots that are not empty
+//!                    shadows, high half: slots that hold a shadow
+//!           word 1   parent's number | slot in the parent << 32 | shift << 40 | flags << 48
+//!           word 2-4 the three marks, a bit a slot
+//!           word 5-7 the keeper's: the tree never looks at them
+//! ```
+//!
+//! A mark stands at the first slot of an entry, and at every slot on the way
+//! down to it. The head's words are atomics because they lie in memory that
+//! others map; under the writers' lock plain loads and stores do, so all of
+//! them are Relaxed.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::entry::Entry;
+use super::mark::Mark;
+
+/// What the tree's writers keep of a node: eight words, of which the keeper of nodes may use the last
+/// three ([`KEEPER_WORD`] and on) as it likes.
+pub type Head = [AtomicU64; 8];
+
+/// The first word of a [`Head`] that belongs to whoever keeps the nodes. The tree neither reads nor
+/// writes it, from the node's allocation to its end.
+pub const KEEPER_WORD: usize = 5;
+
+const COUNTS: usize = 0;
+const PLACE: usize = 1;
+const MARKS: usize = 2;
+const HAS_PARENT: u64 = 1 << 48;
+const LISTED: u64 = 1 << 49;
+
+/// A node with its two halves at hand.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'a> {
+    head: &'a Head,
+    slots: &'a [AtomicU32],
+}
+
+impl<'a> Node<'a> {
+    #[inline]
+    pub fn new(head: &'a Head, slots: &'a [AtomicU32]) -> Self {
+        Self { head, slots }
+    }
+
+    /// Makes the node empty, whatever was in it, of `shift` and below `parent` (a node and a slot of it).
+    pub fn init(&self, shift: u32, parent: Option<(u32, u32)>) {
+        for slot in self.slots {
+            slot.store(Entry::EMPTY.bits(), Ordering::Relaxed);
+        }
+        self.set(COUNTS, 0);
+        self.set(PLACE, u64::from(shift) << 40);
+        self.set_parent(parent);
+        for mark in Mark::ALL {
+            self.set_marks(mark, 0);
+        }
+    }
+
+    /// What stands in `slot`, for a writer: nobody else stores.
+    #[inline]
+    pub fn get(&self, slot: u32) -> Entry {
+        Entry::from_bits(self.slots[slot as usize].load(Ordering::Relaxed))
+    }
+    /// Stores `entry` where readers may be looking.
+    #[inline]
+    pub fn put(&self, slot: u32, entry: Entry) {
+        // Release, partner: the Acquire in `walk_to_leaf`: whoever finds a node here finds its slots as
+        // they were prepared, whoever finds a folio finds its descriptor as it was set up.
+        self.slots[slot as usize].store(entry.bits(), Ordering::Release);
+    }
+
+    /// Slots that are not empty.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.word(COUNTS) as u32
+    }
+    /// Slots that hold a shadow.
+    #[inline]
+    pub fn shadows(&self) -> u32 {
+        (self.word(COUNTS) >> 32) as u32
+    }
+    /// Adds to both counts.
+    #[inline]
+    pub fn account(&self, slots: i32, shadows: i32) {
+        let count = self.count().wrapping_add_signed(slots);
+        let shadows = self.shadows().wrapping_add_signed(shadows);
+        debug_assert!(count as usize <= self.slots.len() && shadows <= count);
+        self.set(COUNTS, u64::from(shadows) << 32 | u64::from(count));
+    }
+    /// Whether there is something in it and all of it is shadows.
+    #[inline]
+    pub fn is_shadow_only(&self) -> bool {
+        self.count() > 0 && self.count() == self.shadows()
+    }
+
+    /// The node above and the slot there; `None` for the topmost.
+    #[inline]
+    pub fn parent(&self) -> Option<(u32, u32)> {
+        let place = self.word(PLACE);
+        (place & HAS_PARENT != 0).then_some((place as u32, (place >> 32) as u32 & 0xff))
+    }
+    pub fn set_parent(&self, parent: Option<(u32, u32)>) {
+        let rest = self.word(PLACE) & (0xff << 40 | LISTED);
+        self.set(
+            PLACE,
+            rest | parent.map_or(0, |(node, slot)| HAS_PARENT | u64::from(slot) << 32 | u64::from(node)),
+        );
+    }
+    /// log2 of the pages that one slot covers.
+    pub fn shift(&self) -> u32 {
+        (self.word(PLACE) >> 40) as u32 & 0xff
+    }
+    /// Whether the keeper was told that this node holds shadows only.
+    #[inline]
+    pub fn is_listed(&self) -> bool {
+        self.word(PLACE) & LISTED != 0
+    }
+    pub fn flip_listed(&self) {
+        self.set(PLACE, self.word(PLACE) ^ LISTED);
+    }
+
+    /// The slots that carry `mark`, a bit each.
+    #[inline]
+    pub fn marks(&self, mark: Mark) -> u64 {
+        self.word(MARKS + mark as usize)
+    }
+    #[inline]
+    pub fn set_marks(&self, mark: Mark, slots: u64) {
+        self.set(MARKS + mark as usize, slots);
+    }
+
+    #[inline]
+    fn word(&self, word: usize) -> u64 {
+        self.head[word].load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn set(&self, word: usize, value: u64) {
+        self.head[word].store(value, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,289 @@
+//! Tree: who keeps the nodes, and finding the way among them under the lock.
+//!
+//! A **position** ([`At`]) is one slot: of a node, or the root's word, which is
+//! the slot above the topmost node. Everything that a writer does is moving a
+//! position up and down and storing at it.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root};
+use super::mark::Mark;
+use super::node::{Head, Node};
+
+/// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
+pub const INDICES_MAX: u64 = 1 << 52;
+
+/// Keeper of nodes, and the one who knows how large a folio is. The tree asks; it never learns where
+/// nodes lie or what a folio is.
+pub trait Slab {
+    /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](Slab::alloc) gave.
+    fn slots(&self, node: u32) -> &[AtomicU32];
+    /// The writer's bookkeeping of a node that [`alloc`](Slab::alloc) gave.
+    fn head(&self, node: u32) -> &Head;
+    /// A node, or `None` if there is none. Never waits and never reclaims. The number is below 2^30; the
+    /// content is arbitrary, the tree initialises all but the keeper's words.
+    fn alloc(&self) -> Option<u32>;
+    /// Takes back a node that is in no tree any more. It may be given out at once: readers that are still
+    /// in it are told by what they find, not by the node.
+    fn free(&self, node: u32);
+    /// log2 of the pages of a folio that is in the tree or being inserted; the same as long as it is.
+    fn order(&self, folio: u32) -> u8;
+
+    /// A node came to hold nothing but shadows, or ceased to. Told at most once per change and at the end
+    /// of an operation, under the tree's lock; a node is freed only after it ceased.
+    fn shadow_only(&self, _node: u32, _change: ShadowOnly) {}
+    /// A way down from the root, or from where a batch left off, begins. For counting.
+    #[inline]
+    fn descended(&self) {}
+}
+
+/// How a node stands to the list of nodes that only remember.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShadowOnly {
+    /// From now on it holds shadows and nothing else.
+    Became,
+    /// It holds something else as well, or nothing.
+    Ceased,
+}
+
+/// A tree, as seen by whoever holds its lock: made on the fly from the nodes' keeper and the root's word.
+///
+/// Locks: the caller holds the one lock that guards this root for as long as this value exists. Readers
+/// without the lock use [`walk()`](super::walk()).
+/// May wait: never, nor does anything here allocate except through [`Slab::alloc`].
+#[derive(Debug)]
+pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
+    pub(super) slab: &'a S,
+    root: &'a AtomicU64,
+}
+
+/// Where a slot is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Home {
+    /// The root's word.
+    Root,
+    /// A node, by number.
+    Node(u32),
+}
+
+/// One slot, which covers 2^`shift` pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub home: Home,
+    pub shift: u32,
+    pub slot: u32,
+}
+
+const ROOT_MARKS_SHIFT: u32 = 40;
+
+impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
+    pub(super) const SLOTS: u32 = 1 << BITS;
+
+    /// The tree whose root is `root`. An empty tree's root is [`Root::EMPTY`], 0 as bits.
+    #[inline]
+    pub fn new(slab: &'a S, root: &'a AtomicU64) -> Self {
+        const { assert!(BITS >= 1 && BITS <= 6, "a mark is a bit a slot in 64 bits") };
+        Self { slab, root }
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.root().entry.is_empty()
+    }
+
+    /// What covers `index`: a folio, a value or nothing; never a node.
+    #[inline]
+    pub fn load(&self, index: u64) -> Entry {
+        self.leaf(index).map_or(Entry::EMPTY, |at| self.get(at))
+    }
+
+    /// The order of what covers `index`.
+    pub fn order_at(&self, index: u64) -> Option<u8> {
+        let entry = self.load(index);
+        (!entry.is_empty()).then(|| self.order_of(entry))
+    }
+
+    /// What covers `index`: its first index, the entry, its order.
+    pub fn entry_at(&self, index: u64) -> Option<(u64, Entry, u8)> {
+        let entry = self.load(index);
+        (!entry.is_empty()).then(|| self.canonical(index, entry))
+    }
+
+    /// Nodes that inserting folios over `pages` pages from `index` on can need at most: for a reserve taken
+    /// before the lock. A hint if the tree may change meanwhile; too few shows as "no node".
+    pub fn nodes_needed(&self, index: u64, pages: u64) -> u32 {
+        let last = index + pages.max(1) - 1;
+        let levels = self.levels_for(last, 0).max(u32::from(self.root().levels)).max(1);
+        let on_level = |level: u32| (last >> (level * BITS)) - (index >> (level * BITS)) + 1;
+        let path: u64 = (1..=levels).map(on_level).sum();
+        let growth = levels - u32::from(self.root().levels);
+        u32::try_from(path).unwrap_or(u32::MAX).saturating_add(growth)
+    }
+
+    // Positions.
+
+    #[inline]
+    pub(super) fn root(&self) -> Root {
+        Root::from_bits(self.root.load(Ordering::Relaxed))
+    }
+    /// The marks that anything in the tree carries, a bit each.
+    #[inline]
+    pub(super) fn root_marks(&self) -> u8 {
+        (self.root.load(Ordering::Relaxed) >> ROOT_MARKS_SHIFT) as u8
+    }
+    pub(super) fn set_root(&self, root: Root, marks: u8) {
+        // Release, partner: the Acquire by which a reader loads the root.
+        self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, Ordering::Release);
+    }
+    #[inline]
+    pub(super) fn node(&self, node: u32) -> Node<'a> {
+        Node::new(self.slab.head(node), self.slab.slots(node))
+    }
+    #[inline]
+    pub(super) fn slot_of(index: u64, shift: u32) -> u32 {
+        (index >> shift) as u32 & (Self::SLOTS - 1)
+    }
+    /// The slot above the topmost node.
+    #[inline]
+    pub(super) fn top(&self) -> At {
+        At { home: Home::Root, shift: u32::from(self.root().levels) * BITS, slot: 0 }
+    }
+    /// The slot of `node`, which hangs in `at`, on the way to `index`.
+    #[inline]
+    pub(super) fn down(at: At, node: u32, index: u64) -> At {
+        let shift = at.shift - BITS;
+        At { home: Home::Node(node), shift, slot: Self::slot_of(index, shift) }
+    }
+    /// The slot that `node`, of slots of `shift`, hangs in.
+    #[inline]
+    pub(super) fn above(&self, node: u32, shift: u32) -> At {
+        let shift = shift + BITS;
+        match self.node(node).parent() {
+            Some((parent, slot)) => At { home: Home::Node(parent), shift, slot },
+            None => At { home: Home::Root, shift, slot: 0 },
+        }
+    }
+    #[inline]
+    pub(super) fn get(&self, at: At) -> Entry {
+        match at.home {
+            Home::Root => self.root().entry,
+            Home::Node(node) => self.node(node).get(at.slot),
+        }
+    }
+    /// Stores at one position; counts and marks are the caller's.
+    #[inline]
+    pub(super) fn put(&self, at: At, entry: Entry) {
+        match at.home {
+            Home::Root if entry.is_empty() => self.set_root(Root::EMPTY, 0),
+            Home::Root => self.set_root(Root { entry, levels: (at.shift / BITS) as u8 }, self.root_marks()),
+            Home::Node(node) => self.node(node).put(at.slot, entry),
+        }
+    }
+    /// From `at` down to the lowest slot that covers `index`.
+    #[inline]
+    pub(super) fn descend(&self, mut at: At, index: u64) -> At {
+        while let Kind::Node(node) = self.get(at).kind() {
+            at = Self::down(at, node, index);
+        }
+        at
+    }
+    /// The lowest slot that covers `index`; `None` if the tree does not reach so far.
+    #[inline]
+    pub(super) fn leaf(&self, index: u64) -> Option<At> {
+        let top = self.top();
+        self.slab.descended();
+        (index >> top.shift == 0).then(|| self.descend(top, index))
+    }
+
+    // Entries.
+
+    #[inline]
+    pub(super) fn order_of(&self, entry: Entry) -> u8 {
+        match entry.kind() {
+            Kind::Folio(folio) => self.slab.order(folio),
+            Kind::Value(value) => value.order(),
+            Kind::Empty | Kind::Node(_) => unreachable!("only folios and values have an order"),
+        }
+    }
+    #[inline]
+    pub(super) fn canonical(&self, index: u64, entry: Entry) -> (u64, Entry, u8) {
+        let order = self.order_of(entry);
+        (index & !((1 << order) - 1), entry, order)
+    }
+    /// The shift of the slots that hold entries of `order`.
+    #[inline]
+    pub(super) fn shift_for(order: u8) -> u32 {
+        u32::from(order) / BITS * BITS
+    }
+    /// The slots of one node that an entry of `order` fills.
+    #[inline]
+    pub(super) fn run_of(order: u8) -> u32 {
+        1 << (u32::from(order) % BITS)
+    }
+    /// The first of the slots that an entry of `order` fills around `at`.
+    #[inline]
+    pub(super) fn first_slot(at: At, order: u8) -> At {
+        At { slot: at.slot & !(Self::run_of(order) - 1), ..at }
+    }
+    /// Levels of nodes that it takes to reach `last` and to hold an entry of `order`.
+    pub(super) fn levels_for(&self, last: u64, order: u8) -> u32 {
+        let reach = (64 - last.leading_zeros()).div_ceil(BITS);
+        let hold = if order == 0 { 0 } else { Self::shift_for(order) / BITS + 1 };
+        reach.max(hold)
+    }
+    pub(super) fn assert_place(index: u64, order: u8) {
+        assert!(
+            order <= ENTRY_ORDER_MAX,
+            "order {order} was asked for; the tree stores orders up to {ENTRY_ORDER_MAX}"
+        );
+        assert!(index < INDICES_MAX, "index {index} was asked for; the tree reaches to {INDICES_MAX}");
+        assert!(
+            index & ((1 << order) - 1) == 0,
+            "an entry of order {order} cannot start at index {index}: align it"
+        );
+    }
+
+    // Bookkeeping.
+
+    #[inline]
+    pub(super) fn account(&self, home: Home, slots: i32, shadows: i32) {
+        if let Home::Node(node) = home {
+            self.node(node).account(slots, shadows);
+        }
+    }
+    /// Tells the keeper if `home` came to hold shadows only, or ceased to.
+    #[inline]
+    pub(super) fn settle(&self, home: Home) {
+        let Home::Node(number) = home else { return };
+        let node = self.node(number);
+        if node.is_shadow_only() != node.is_listed() {
+            let change = if node.is_listed() { ShadowOnly::Ceased } else { ShadowOnly::Became };
+            node.flip_listed();
+            self.slab.shadow_only(number, change);
+        }
+    }
+    /// Gives back a node that nothing points to any more.
+    pub(super) fn release(&self, number: u32) {
+        if self.node(number).is_listed() {
+            self.node(number).flip_listed();
+            self.slab.shadow_only(number, ShadowOnly::Ceased);
+        }
+        self.slab.free(number);
+    }
+    /// The marks of the entry whose first slot is `at`, a bit each.
+    pub(super) fn marks_at(&self, at: At) -> u8 {
+        match at.home {
+            Home::Root => self.root_marks(),
+            Home::Node(node) => Mark::ALL
+                .into_iter()
+                .map(|mark| ((self.node(node).marks(mark) >> at.slot & 1) as u8) << mark as u8)
+                .sum(),
+        }
+    }
+}
+
+/// Whether this is a memory of an eviction.
+#[inline]
+pub(super) fn is_shadow(entry: Entry) -> bool {
+    matches!(entry.kind(), Kind::Value(value) if !value.is_spill())
+}

@@ -1,0 +1,791 @@
+//! The hit protocol and the holds, run under a model checker: they are right, and no step of them
+//! can be left out.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test model_hit --target-dir target/model
+//! ```
+//!
+//! Without that cfg this file is empty. With it, `quinion::sync::atomic` gives
+//! out the checker's atomics, and [`Descriptor`](quinion::arena::Descriptor) is
+//! the real code on top of them. The checker runs each scenario under every
+//! interleaving, and lets every relaxed load return every value that the
+//! memory model of Rust allows.
+//!
+//! # The protocol
+//!
+//! ```text
+//!        reader                                      owner (several threads in turn)
+//!   r1   word, Acquire         --------.
+//!   r2   index, mapping                 \        o1  retire: sequence odd, AcqRel
+//!   r3   even? ours? covers it?          \           (through a lock or a queue)
+//!        up to date?                      \      o2  prepare: RELEASE FENCE
+//!   r4   copy the bytes                    \     o3    mapping, index; sequence even, LOCKED
+//!   r5   ACQUIRE FENCE                      \        (through a lock or a queue)
+//!   r6   word: same sequence as in r1?       \   o4  fill: RELEASE FENCE, then the bytes
+//!                                             '-  o5  complete: UPTODATE, Release
+//! ```
+//!
+//! 1. r1 reads what o5 wrote, or a later step on the same word: then r2 and r4 see that folio's
+//!    identity and bytes, **or later ones**. Never earlier ones.
+//! 2. r2 or r4 sees something later: it was stored after the fence o2 or o4, and that fence stands
+//!    between an odd sequence and the store. So from r5 on the reader sees that odd sequence or a
+//!    later one, and r6 refuses. This is why `index` and `mapping` may be read once, relaxed, and not
+//!    looked at again: an identity from after the word that was read is as fatal to r6 as a byte is.
+//! 3. r2 and r4 see nothing later: all is of one folio, the one that r3 approved of.
+//!
+//! The fence of step 2 must be on **the thread that stores**. A fence in `retire` would do if one
+//! thread retired, prepared and filled. It does not when another takes the frame over, although the
+//! lock between them orders the two: the reader meets no release in the second thread, and there is
+//! nothing for its own fence to pair with (`taken_over_old`, `taken_over_new`, `filled_elsewhere`).
+//! So the fence is in `prepare`, and in [`before_bytes`](quinion::arena::before_bytes) for whoever fills.
+//!
+//! A hold is one compare-and-exchange of the whole word. If it succeeds, the sequence is the one that was
+//! checked; and it succeeds before the folio can be retired unheld, so no later identity can have been
+//! seen. Who frees a frame is told by the word alone: `retire` that finds no hold, or the `put` or
+//! `complete` that finds itself last on a detached folio.
+//!
+//! # Every step is needed
+//!
+//! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
+//! checker's word that plain memory is written while somebody reads or writes it.
+//!
+//! | left out | scenario | what happens |
+//! |---|---|---|
+//! | `ReaderFence` | `old_file` | half of the next file's bytes are accepted: `[1, 2]` |
+//! | | `new_file` | the next identity is seen with the old word: file 2 reads `[1, 1]` |
+//! | `ReaderRecheck` | `old_page` | as above, on every machine |
+//! | `ReaderMapping` | `old_file` | file 1 reads `[2, 2]` |
+//! | `ReaderIndex` | `old_page` | page 0 reads `[2, 2]` |
+//! | `ReaderParity` | `singles_become_pair` | a page inside a new folio passes for the old folio: `[2, 21]` |
+//! | `ReaderUptodate` | `first_fill` | a page that is not filled reads `[0, 0]` |
+//! | `ReaderAcquire` | `first_fill` | as above, although the folio is up to date |
+//! | `PrepareFence` | `new_file` | file 2 reads `[1, 1]`: its name, the old word, the old bytes |
+//! | | `taken_over_new` | the same |
+//! | `PrepareStep` | `old_file` | the old sequence comes back: `[1, 2]` |
+//! | `FillFence` | `filled_elsewhere` | file 1 reads `[1, 2]`: a worker's bytes, the old word |
+//! | `CompleteRelease` | `first_fill` | `[0, 0]` in a folio that is up to date |
+//! | `RetireStep` | `singles_become_pair` | the old single is never refused: `[2, 21]` |
+//! | `RetireHolds` | `hold_against_eviction` | race: the frame is reused under a hold |
+//! | `RetireDetached` | `fill_against_removal` | race: the frame is reused under its fill |
+//! | `RetireAcquire` | `hold_against_eviction` | race: a holder's reads are not yet over |
+//! | `RetireRelease` | `look_then_remove` | race: the remover's reads are not yet over |
+//! | `HoldAcquire` | `hold_against_fill` | race: a holder reads what is being filled |
+//! | `HoldUptodate` | `hold_against_fill` | race: the same |
+//! | `HoldCompare` | `hold_against_reuse` | a hold on another file's folio: 2 for 1 |
+//! | `PutAcquire` | `two_holds_against_removal` | race: the last holder frees too early for the other |
+//! | `PutRelease` | `hold_against_eviction` | race: as `RetireAcquire` |
+//! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
+//! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
+//!
+//! # What was found to be unnecessary
+//!
+//! * Release on the word's store in `prepare`: who sees that word sees "not up to date" and copies nothing,
+//!   whatever identity it sees. It may answer "filling" where "mismatch" is true; both lead to the locked path.
+//! * A fence in `unprepare`: its folio was never up to date, so nobody has a ticket for it.
+//! * A look at `LOCKED` in `try_retire`: a fill has a hold.
+//!
+//! # What the checker does not show
+//!
+//! * Loads that return what is stored later by the same execution (load buffering). The Acquire in
+//!   `complete` stands against that alone: it frees a frame whose identity the remover has just read.
+//! * Devices. A direct read into a frame starts with a system call after `before_bytes`; that the kernel and the
+//!   device do not write before it is their contract, not ours.
+//! * The wrap of the sequence: a reader that sleeps in its copy while its frame is given away 2^31 times
+//!   and wakes at that very number is not noticed.
+//! * It keeps the last seven stores to each atomic, so a scenario has no more than that within a reader's sight.
+//! * It tracks one last access of an atomic, so it overlooks that a load races with a store if the storing
+//!   thread loads first. Hence the owner runs on the model's first thread: the first run explored has it as far
+//!   ahead as can be, and relaxed loads then return everything older. For a reader that only loads this is all
+//!   there is; `two_generations` without preemptions has 201 runs, the number that counting by hand gives.
+//!   And each scenario lists the outcomes it must meet, so that none passes because it met nothing.
+
+#![cfg(quinion_model)]
+#![allow(unsafe_code, reason = "bytes under a hold are plain memory; the model watches them for races")]
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::thread;
+use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Retire, before_bytes};
+use quinion::sync::{Mutant, model};
+use quinion::units::{MappingId, Order, PageIndex};
+
+const ONE: MappingId = MappingId(1);
+const TWO: MappingId = MappingId(2);
+const THREE: MappingId = MappingId(3);
+const PAGE_0: PageIndex = PageIndex(0);
+const PAGE_1: PageIndex = PageIndex(1);
+const SMALL: Order = Order(0);
+const PAIR: Order = Order(1);
+
+// ---- the stage: two frames ----------------------------------------------------------------------
+
+/// A frame's bytes as an optimistic copy sees them: words, loaded and stored relaxed. Every content is
+/// one number, written to both words, so that a mixture shows.
+#[derive(Debug)]
+struct Bytes([AtomicU64; 2]);
+
+impl Bytes {
+    fn new() -> Self {
+        Self([AtomicU64::new(0), AtomicU64::new(0)])
+    }
+    fn write(&self, content: u64) {
+        before_bytes();
+        self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
+    }
+    fn copy(&self) -> [u64; 2] {
+        [0, 1].map(|word| self.0[word].load(Ordering::Relaxed))
+    }
+}
+
+/// Two neighbouring frames: their descriptors and their bytes.
+#[derive(Debug)]
+struct Frames {
+    descriptors: [Descriptor; 2],
+    bytes: [Bytes; 2],
+}
+
+impl Frames {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            descriptors: [Descriptor::new(), Descriptor::new()],
+            bytes: [Bytes::new(), Bytes::new()],
+        })
+    }
+    /// Makes `frame` a folio of one page and fills it.
+    fn fill(&self, frame: usize, mapping: MappingId, index: PageIndex, content: u64) {
+        self.descriptors[frame].prepare(mapping, index, SMALL, false);
+        self.bytes[frame].write(content);
+        assert_eq!(self.descriptors[frame].complete(true), Completed::Attached);
+    }
+    /// Makes both frames one folio and fills it; the second page's content is one more.
+    fn fill_pair(&self, mapping: MappingId, content: u64) {
+        self.descriptors[0].prepare(mapping, PAGE_0, PAIR, false);
+        self.bytes[0].write(content);
+        self.bytes[1].write(content + 1);
+        assert_eq!(self.descriptors[0].complete(true), Completed::Attached);
+    }
+    fn retire(&self, frame: usize) {
+        self.descriptors[frame].try_retire().expect("nobody holds it");
+    }
+    /// The hit: look at the folio that `head` heads, copy from `frame`, look again.
+    fn read(&self, head: usize, frame: usize, mapping: MappingId, index: PageIndex) -> Read {
+        match self.descriptors[head].begin_read(mapping, index) {
+            Err(reason) => Read::Refused(reason),
+            Ok(ticket) => {
+                let bytes = self.bytes[frame].copy();
+                if self.descriptors[head].end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+            }
+        }
+    }
+}
+
+/// How a hit ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Read {
+    /// At the first look.
+    Refused(NotReady),
+    /// At the second look.
+    Changed,
+    /// With these bytes.
+    Accepted([u64; 2]),
+}
+
+impl Read {
+    /// Whatever was accepted must be one of `right`, whole.
+    #[track_caller]
+    fn must_be(self, right: &[u64]) -> String {
+        if let Read::Accepted(bytes) = self {
+            let whole = right.iter().any(|&content| bytes == [content; 2]);
+            assert!(whole, "wrong bytes: accepted {bytes:?}, right is {right:?}");
+        }
+        format!("{self:?}")
+    }
+}
+
+// ---- the stage for holds: one frame whose bytes are plain memory ------------------------------------
+
+/// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that
+/// no write comes near; `freed` counts the parties that believe the frame is theirs.
+#[derive(Debug)]
+struct Held {
+    descriptor: Descriptor,
+    bytes: UnsafeCell<u64>,
+    freed: AtomicU32,
+}
+
+// SAFETY: the model runs one thread at a time, and its cell reports what would be a race.
+unsafe impl Sync for Held {}
+
+/// What the next use of a frame writes to it.
+const FREED: u64 = 99;
+
+impl Held {
+    fn new() -> Arc<Self> {
+        let held =
+            Self { descriptor: Descriptor::new(), bytes: UnsafeCell::new(0), freed: AtomicU32::new(0) };
+        Arc::new(held)
+    }
+    fn filled() -> Arc<Self> {
+        let held = Self::new();
+        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.write(1);
+        assert_eq!(held.descriptor.complete(true), Completed::Attached);
+        held
+    }
+    fn write(&self, content: u64) {
+        // SAFETY: whether nobody else is there is what the model finds out.
+        self.bytes.with_mut(|bytes| unsafe { *bytes = content });
+    }
+    fn content(&self) -> u64 {
+        // SAFETY: as in `write`.
+        self.bytes.with(|bytes| unsafe { *bytes })
+    }
+    /// What the party does that the protocol tells to free the frame: the next use overwrites it.
+    fn free(&self) {
+        self.freed.fetch_add(1, Ordering::Relaxed);
+        self.write(FREED);
+    }
+    /// A holder: looks at the bytes if there is a folio to hold, and lets go.
+    fn hold_and_look(&self) -> String {
+        match self.descriptor.try_hold(ONE, PAGE_0) {
+            Err(reason) => format!("{reason:?}"),
+            Ok(_) => {
+                let content = self.content();
+                assert!(content == 1, "wrong bytes: {content} under a hold");
+                self.put()
+            }
+        }
+    }
+    fn put(&self) -> String {
+        let put = self.descriptor.put();
+        if put != Put::Kept {
+            self.free();
+        }
+        format!("{put:?}")
+    }
+    fn retire(&self) -> String {
+        let retire = self.descriptor.retire();
+        if retire == Retire::Free {
+            self.free();
+        }
+        format!("{retire:?}")
+    }
+    /// Evicts the folio if nobody holds it.
+    fn evict(&self) -> String {
+        let evicted = self.descriptor.try_retire();
+        if evicted.is_some() {
+            self.free();
+        }
+        format!("{evicted:?}")
+    }
+    #[track_caller]
+    fn freed_once(&self) {
+        let freed = self.freed.load(Ordering::Relaxed);
+        assert!(freed == 1, "wrong count: {freed} parties freed the frame");
+    }
+}
+
+// ---- scenarios ----------------------------------------------------------------------------------------
+
+/// Runs `scenario` under every interleaving and every value that a relaxed load may return, and
+/// checks that the outcomes met are those `expected`: neither more nor fewer.
+fn explore(expected: &[&str], scenario: fn() -> String) {
+    explore_bounded(None, expected, scenario);
+}
+
+/// As [`explore`], with at most this many preemptions in one run.
+fn explore_bounded(preemptions_max: Option<usize>, expected: &[&str], scenario: fn() -> String) {
+    let left_out = step_left_out();
+    model::leave_out(left_out);
+    let met = Arc::new(Mutex::new((0, BTreeSet::new())));
+    let noted = met.clone();
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions_max;
+    model.check(move || {
+        let outcome = scenario();
+        let mut noted = noted.lock().unwrap();
+        noted.0 += 1;
+        noted.1.insert(outcome);
+    });
+    let (runs, outcomes) = &*met.lock().unwrap();
+    println!("{runs} runs: {outcomes:?}");
+    if left_out == Mutant::None {
+        assert!(outcomes.iter().eq(expected), "the model met {outcomes:?} and not {expected:?}");
+    }
+}
+
+/// Starts a thread of the model that acts on the stage.
+fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
+    stage: &Arc<T>,
+    act: impl FnOnce(&T) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let stage = stage.clone();
+    thread::spawn(move || act(&stage))
+}
+
+/// A reader of `mapping` and `index` against the owner, who gives the frame to `next`.
+fn refill(
+    mapping: MappingId,
+    index: PageIndex,
+    right: &'static [u64],
+    next: (MappingId, PageIndex),
+) -> String {
+    let frames = Frames::new();
+    frames.fill(0, ONE, PAGE_0, 1);
+    let reader = spawn(&frames, move |frames| frames.read(0, 0, mapping, index).must_be(right));
+    frames.retire(0);
+    frames.fill(0, next.0, next.1, 2);
+    reader.join().unwrap()
+}
+
+#[test]
+fn old_file() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        refill(ONE, PAGE_0, &[1], (TWO, PAGE_0))
+    });
+}
+
+#[test]
+fn new_file() {
+    explore(&["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        refill(TWO, PAGE_0, &[2], (TWO, PAGE_0))
+    });
+}
+
+#[test]
+fn old_page() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        refill(ONE, PAGE_0, &[1], (ONE, PAGE_1))
+    });
+}
+
+#[test]
+fn new_page() {
+    explore(&["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        refill(ONE, PAGE_1, &[2], (ONE, PAGE_1))
+    });
+}
+
+#[test]
+fn first_fill() {
+    explore(&["Accepted([1, 1])", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1]));
+        frames.fill(0, ONE, PAGE_0, 1);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn two_generations() {
+    explore_bounded(
+        Some(1),
+        &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let frames = Frames::new();
+            frames.fill(0, ONE, PAGE_0, 1);
+            let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1, 3]));
+            frames.retire(0);
+            frames.fill(0, TWO, PAGE_0, 2);
+            frames.retire(0);
+            frames.fill(0, ONE, PAGE_0, 3);
+            reader.join().unwrap()
+        },
+    );
+}
+
+#[test]
+fn abandoned_insertion() {
+    explore_bounded(
+        Some(1),
+        &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let frames = Frames::new();
+            frames.fill(0, ONE, PAGE_0, 1);
+            let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1, 3]));
+            frames.retire(0);
+            frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
+            frames.descriptors[0].unprepare();
+            frames.fill(0, ONE, PAGE_0, 3);
+            reader.join().unwrap()
+        },
+    );
+}
+
+#[test]
+fn pair_becomes_singles() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(0, 1, ONE, PAGE_1).must_be(&[11]));
+        frames.retire(0);
+        frames.descriptors[0].set_free(Some(PAIR));
+        frames.descriptors[0].set_free(None);
+        frames.fill(1, THREE, PAGE_1, 30);
+        frames.fill(0, TWO, PAGE_0, 20);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn singles_become_pair() {
+    explore(&["Accepted([2, 2])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(0, ONE, PAGE_0, 1);
+        frames.fill(1, ONE, PAGE_1, 2);
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[2]));
+        frames.retire(0);
+        frames.retire(1);
+        frames.fill_pair(TWO, 20);
+        reader.join().unwrap()
+    });
+}
+
+/// One thread retires, another takes the frame over; the flag stands for the arena's lock.
+fn taken_over(mapping: MappingId, right: &'static [u64]) -> String {
+    let frames = Frames::new();
+    frames.fill(0, ONE, PAGE_0, 1);
+    let free = Arc::new(AtomicU32::new(0));
+    let freed = free.clone();
+    let owner = spawn(&frames, move |frames| {
+        // Acquire, partner: the Release below.
+        if free.load(Ordering::Acquire) == 1 {
+            frames.fill(0, TWO, PAGE_0, 2);
+        }
+    });
+    let reader = spawn(&frames, move |frames| frames.read(0, 0, mapping, PAGE_0).must_be(right));
+    frames.retire(0);
+    freed.store(1, Ordering::Release); // partner: the Acquire above
+    owner.join().unwrap();
+    reader.join().unwrap()
+}
+
+#[test]
+fn taken_over_old() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        taken_over(ONE, &[1])
+    });
+}
+
+#[test]
+fn taken_over_new() {
+    explore(&["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        taken_over(TWO, &[2])
+    });
+}
+
+#[test]
+fn filled_elsewhere() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(0, ONE, PAGE_0, 1);
+        let queue = Arc::new(AtomicU32::new(0));
+        let queued = queue.clone();
+        let worker = spawn(&frames, move |frames| {
+            // Acquire, partner: the Release below.
+            if queue.load(Ordering::Acquire) == 1 {
+                frames.bytes[0].write(2);
+                frames.descriptors[0].complete(true);
+            }
+        });
+        let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1]));
+        frames.retire(0);
+        frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
+        queued.store(1, Ordering::Release); // partner: the Acquire above
+        worker.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// The rule of growth, with a size of the scenario's own: the old last page is retired, then the size grows.
+#[test]
+fn growth() {
+    explore(&["Accepted([2, 2])", "Refused(Filling)", "Refused(Mismatch)", "old size"], || {
+        let frames = Frames::new();
+        frames.fill(0, ONE, PAGE_0, 1);
+        let size = Arc::new(AtomicU64::new(1));
+        let grown = size.clone();
+        let reader = spawn(&frames, move |frames| {
+            // Acquire, partner: the Release below.
+            if size.load(Ordering::Acquire) == 1 {
+                return "old size".into();
+            }
+            frames.read(0, 0, ONE, PAGE_0).must_be(&[2])
+        });
+        frames.retire(0);
+        grown.store(2, Ordering::Release); // partner: the Acquire above
+        frames.fill(0, ONE, PAGE_0, 2);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn hold_against_eviction() {
+    explore(
+        &[
+            "evicted None, holder Kept",
+            "evicted Some(order 0), holder Kept",
+            "evicted Some(order 0), holder Mismatch",
+        ],
+        || {
+            let held = Held::filled();
+            let holder = spawn(&held, |held| held.hold_and_look());
+            let evicted = held.evict();
+            let look = holder.join().unwrap();
+            if evicted == "None" {
+                held.evict();
+            }
+            held.freed_once();
+            format!("evicted {evicted}, holder {look}")
+        },
+    );
+}
+
+#[test]
+fn pin_against_eviction() {
+    explore(
+        &[
+            "evicted None, pinner Kept",
+            "evicted Some(order 0), pinner Kept",
+            "evicted Some(order 0), pinner refused",
+        ],
+        || {
+            let held = Held::filled();
+            let holder = spawn(&held, |held| {
+                let Ok(_) = held.descriptor.try_hold(ONE, PAGE_0) else { return "refused".into() };
+                held.descriptor.pin();
+                let content = held.content();
+                assert!(content == 1, "wrong bytes: {content} under a pin");
+                held.descriptor.unpin();
+                held.put()
+            });
+            let evicted = held.evict();
+            let pins = held.descriptor.pins();
+            assert!(pins == 0 || evicted == "None", "wrong count: {pins} pins on an evicted folio");
+            format!("evicted {evicted}, pinner {}", holder.join().unwrap())
+        },
+    );
+}
+
+#[test]
+fn two_holds_against_removal() {
+    explore_bounded(
+        Some(3),
+        &[
+            "Free, Kept, Kept",
+            "Free, Kept, Mismatch",
+            "Free, Mismatch, Kept",
+            "Free, Mismatch, Mismatch",
+            "Held, Kept, Last(order 0)",
+            "Held, Last(order 0), Kept",
+            "Held, Last(order 0), Mismatch",
+            "Held, Mismatch, Last(order 0)",
+        ],
+        || {
+            let held = Held::filled();
+            let [one, two] = [0, 1].map(|_| spawn(&held, |held| held.hold_and_look()));
+            let retired = held.retire();
+            let (one, two) = (one.join().unwrap(), two.join().unwrap());
+            held.freed_once();
+            format!("{retired}, {one}, {two}")
+        },
+    );
+}
+
+#[test]
+fn look_then_remove() {
+    explore(&["Free, Kept", "Free, Mismatch", "Held, Last(order 0)"], || {
+        let held = Held::filled();
+        let holder = spawn(&held, |held| held.hold_and_look());
+        let content = held.content();
+        assert!(content == 1, "wrong bytes: {content} under the tree lock");
+        let retired = held.retire();
+        let look = holder.join().unwrap();
+        held.freed_once();
+        format!("{retired}, {look}")
+    });
+}
+
+#[test]
+fn hold_against_fill() {
+    explore(&["Filling", "Kept", "Mismatch"], || {
+        let held = Held::new();
+        let holder = spawn(&held, |held| held.hold_and_look());
+        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        held.write(1);
+        held.descriptor.complete(true);
+        holder.join().unwrap()
+    });
+}
+
+#[test]
+fn hold_against_reuse() {
+    explore(&["Filling", "Kept", "Mismatch"], || {
+        let held = Held::filled();
+        let holder = spawn(&held, |held| held.hold_and_look());
+        if held.descriptor.try_retire().is_some() {
+            held.descriptor.prepare(TWO, PAGE_0, SMALL, false);
+            held.write(2);
+            held.descriptor.complete(true);
+        }
+        holder.join().unwrap()
+    });
+}
+
+#[test]
+fn fill_against_removal() {
+    explore(&["Free, Attached, Mismatch", "Held, Detached(Last(order 0)), Mismatch"], || {
+        let held = Held::new();
+        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        let filler = spawn(&held, |held| {
+            held.write(1);
+            let completed = held.descriptor.complete(true);
+            if let Completed::Detached(Put::Last(_)) = completed {
+                held.free();
+            }
+            format!("{completed:?}")
+        });
+        let retired = held.retire();
+        let look = held.hold_and_look();
+        let completed = filler.join().unwrap();
+        held.freed_once();
+        format!("{retired}, {completed}, {look}")
+    });
+}
+
+#[test]
+fn one_marker_for_two() {
+    explore(&["[false, true]", "[true, false]"], || {
+        let frames = Frames::new();
+        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
+        frames.descriptors[0].complete(true);
+        let ticket = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
+        let other = spawn(&frames, move |frames| frames.descriptors[0].take_marker(ticket));
+        let taken = [frames.descriptors[0].take_marker(ticket), other.join().unwrap()];
+        assert!(taken[0] != taken[1], "wrong count: {taken:?} took the marker");
+        format!("{taken:?}")
+    });
+}
+
+#[test]
+fn marker_of_a_later_folio() {
+    explore(&["false", "true"], || {
+        let frames = Frames::new();
+        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
+        frames.descriptors[0].complete(true);
+        let ticket = frames.descriptors[0].begin_read(ONE, PAGE_0).unwrap();
+        let reader = spawn(&frames, move |frames| frames.descriptors[0].take_marker(ticket));
+        frames.retire(0);
+        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, true);
+        frames.descriptors[0].complete(true);
+        let taken = reader.join().unwrap();
+        assert!(frames.descriptors[0].word().has(Flags::MARKER), "wrong marker: a later folio's was taken");
+        format!("{taken}")
+    });
+}
+
+// ---- each step is needed ------------------------------------------------------------------------------
+
+/// Names the step to leave out to a process that runs one scenario.
+const LEFT_OUT: &str = "QUINION_MODEL_LEFT_OUT";
+
+fn step_left_out() -> Mutant {
+    let Ok(name) = std::env::var(LEFT_OUT) else { return Mutant::None };
+    *STEPS.iter().find(|step| format!("{step:?}") == name).expect("a step of this name")
+}
+
+const STEPS: &[Mutant] = &[
+    Mutant::ReaderFence,
+    Mutant::ReaderRecheck,
+    Mutant::ReaderMapping,
+    Mutant::ReaderIndex,
+    Mutant::ReaderParity,
+    Mutant::ReaderUptodate,
+    Mutant::ReaderAcquire,
+    Mutant::PrepareFence,
+    Mutant::PrepareStep,
+    Mutant::FillFence,
+    Mutant::CompleteRelease,
+    Mutant::RetireStep,
+    Mutant::RetireHolds,
+    Mutant::RetireDetached,
+    Mutant::RetireAcquire,
+    Mutant::RetireRelease,
+    Mutant::HoldAcquire,
+    Mutant::HoldUptodate,
+    Mutant::HoldCompare,
+    Mutant::PutAcquire,
+    Mutant::PutRelease,
+    Mutant::MarkerSequence,
+    Mutant::MarkerFlag,
+];
+
+/// The scenarios that must fail without `step`, and what they must fail with.
+fn failures_without(step: Mutant) -> &'static [(&'static str, &'static str)] {
+    const BYTES: &str = "wrong bytes: accepted";
+    const RACE: &str = "Causality violation: Concurrent";
+    match step {
+        Mutant::None => &[],
+        Mutant::ReaderFence => &[("old_file", BYTES), ("new_file", BYTES), ("two_generations", BYTES)],
+        Mutant::ReaderRecheck => &[("old_page", BYTES), ("pair_becomes_singles", BYTES)],
+        Mutant::ReaderMapping => &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")],
+        Mutant::ReaderIndex => &[("old_page", "accepted [2, 2]")],
+        Mutant::ReaderParity => &[("singles_become_pair", BYTES), ("fill_against_removal", "under a hold")],
+        Mutant::ReaderUptodate => &[("first_fill", "accepted [0, 0]")],
+        Mutant::ReaderAcquire => &[("first_fill", "accepted [0, 0]")],
+        Mutant::PrepareFence => &[("new_file", "accepted [1, 1]"), ("taken_over_new", "accepted [1, 1]")],
+        Mutant::PrepareStep => &[("old_file", BYTES), ("two_generations", BYTES)],
+        Mutant::FillFence => &[("filled_elsewhere", BYTES)],
+        Mutant::CompleteRelease => &[("first_fill", "accepted [0, 0]"), ("hold_against_fill", RACE)],
+        Mutant::RetireStep => &[("singles_become_pair", BYTES), ("look_then_remove", RACE)],
+        Mutant::RetireHolds => &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)],
+        Mutant::RetireDetached => &[("fill_against_removal", RACE), ("two_holds_against_removal", RACE)],
+        Mutant::RetireAcquire => &[("hold_against_eviction", RACE)],
+        Mutant::RetireRelease => &[("look_then_remove", RACE)],
+        Mutant::HoldAcquire => &[("hold_against_fill", RACE)],
+        Mutant::HoldUptodate => &[("hold_against_fill", RACE)],
+        Mutant::HoldCompare => &[("hold_against_reuse", "wrong bytes: 2 under a hold")],
+        Mutant::PutAcquire => &[("two_holds_against_removal", RACE)],
+        Mutant::PutRelease => &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)],
+        Mutant::MarkerSequence => &[("marker_of_a_later_folio", "wrong marker")],
+        Mutant::MarkerFlag => &[("one_marker_for_two", "wrong count")],
+    }
+}
+
+#[test]
+fn no_step_can_be_left_out() {
+    assert_eq!(STEPS.len(), Mutant::MarkerFlag as usize, "every step is in the list");
+    for &step in STEPS {
+        let failures = failures_without(step);
+        assert!(!failures.is_empty(), "{step:?}: no scenario needs it");
+        for (scenario, reason) in failures {
+            let met = run_without(step, scenario);
+            println!("{step:>16} {scenario:<26} {met}", step = format!("{step:?}"));
+            assert!(
+                met.contains(reason),
+                "{scenario} without {step:?} must fail with '{reason}'; it met: {met}"
+            );
+        }
+    }
+}
+
+/// Runs `scenario` without `step`, in a process of its own because the checker does not survive a
+/// failure; what it failed with, or "nothing".
+fn run_without(step: Mutant, scenario: &str) -> String {
+    let run = Command::new(std::env::current_exe().expect("a test knows its own name"))
+        .args([scenario, "--exact", "--nocapture"])
+        .env(LEFT_OUT, format!("{step:?}"))
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .expect("a test can be started again");
+    if run.status.success() {
+        return "nothing".into();
+    }
+    let told = String::from_utf8_lossy(&run.stderr);
+    let after = told.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
+    after.unwrap_or("a failure without a message").trim().into()
+}

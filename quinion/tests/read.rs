@@ -1,0 +1,364 @@
+//! The read path's promises, with a device that can be watched, held and broken.
+//!
+//! Tests named with a letter and a number hold the statement of that name: S
+//! and R of the read state machine, B of batched insertion, Q of readahead.
+
+mod device;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use device::{Device, verify};
+use quinion::{Cache, ErrorKind, File, ReadOptions};
+
+const PAGE: u64 = 4096;
+
+fn cache() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
+}
+
+/// A cache without readahead, so that what is read is what was asked.
+fn exact() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+
+/// Reads and checks `len` bytes; returns how many there were.
+fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
+    let mut buffer = vec![0; len];
+    let bytes = file.read_at(&mut buffer, position).expect("a read");
+    verify(&buffer[..bytes], device, position);
+    bytes
+}
+
+#[test]
+fn r14_at_and_past_the_end_there_is_nothing_and_no_error() {
+    let (cache, device) = (cache(), Device::new(10_000));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 10_000, 100), 0);
+    assert_eq!(read(&file, &device, 1 << 40, 100), 0);
+    assert_eq!(read(&file, &device, u64::MAX, 100), 0);
+    assert_eq!(read(&file, &device, 0, 0), 0);
+    assert_eq!(read(&file, &device, 9_990, 100), 10);
+    assert!(file.read_exact_at(&mut [0; 100], 9_990).is_err_and(|e| e.kind() == ErrorKind::InvalidInput));
+    cache.check().unwrap();
+}
+
+#[test]
+fn q03_an_empty_file_is_read_without_a_device() {
+    let (cache, device) = (cache(), Device::new(0));
+    let file = open(&cache, &device);
+    assert!(file.is_empty());
+    assert_eq!(read(&file, &device, 0, 4096), 0);
+    assert_eq!(device.reads(), []);
+}
+
+#[test]
+fn s01_two_readers_of_one_cold_page_make_one_device_read() {
+    let (cache, device) = (exact(), Device::new(64 * PAGE));
+    device.hold();
+    let file = open(&cache, &device);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| read(&file, &device, 5 * PAGE, 4096))).collect();
+        device.wait_for_fills(1);
+        thread::sleep(std::time::Duration::from_millis(20));
+        device.release();
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap() == 4096));
+    });
+    assert_eq!(device.reads(), [(5, 1)]);
+}
+
+#[test]
+fn s02_a_waiter_of_a_failed_read_tries_itself_and_reports_its_own_error() {
+    let (cache, device) = (exact(), Device::new(64 * PAGE));
+    device.fail(7);
+    device.hold();
+    let file = open(&cache, &device);
+    thread::scope(|scope| {
+        let readers: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| file.read_at(&mut [0; 4096], 7 * PAGE))).collect();
+        device.wait_for_fills(1);
+        device.release();
+        for reader in readers {
+            let error = reader.join().unwrap().unwrap_err();
+            assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+        }
+    });
+    assert!(device.reads().len() >= 2, "the failure was not cached");
+    device.mend(7);
+    assert_eq!(read(&file, &device, 7 * PAGE, 4096), 4096, "the next reader asks the device again");
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_bad_page_in_a_window_fails_its_own_readers_only() {
+    let (cache, device) = (cache(), Device::new(256 * PAGE));
+    device.fail(3);
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 4096), 4096, "page 0 is read though its window holds a bad page");
+    assert_eq!(read(&file, &device, 2 * PAGE, 4096), 4096);
+    assert_eq!(file.read_at(&mut [0; 4096], 3 * PAGE).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(read(&file, &device, 4 * PAGE, 65536), 65536);
+    cache.check().unwrap();
+}
+
+#[test]
+fn s06_bytes_before_an_error_are_returned_and_the_error_comes_with_the_next_call() {
+    let (cache, device) = (exact(), Device::new(64 * PAGE));
+    device.fail(2);
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 5 * 4096), 2 * 4096);
+    assert_eq!(file.read_at(&mut [0; 4096], 2 * PAGE).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn s03_nowait_takes_the_ready_prefix_and_never_waits() {
+    let (cache, device) = (exact(), Device::new(64 * PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 4096), 4096);
+    device.hold();
+    let nowait = ReadOptions::new().nowait(true);
+    let mut buffer = [0; 3 * 4096];
+    assert_eq!(file.read_at_with(&mut buffer, 0, nowait).unwrap(), 4096, "the ready prefix");
+    let error = file.read_at_with(&mut buffer, 4 * PAGE, nowait).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    device.wait_for_fills(1);
+    device.release();
+    assert_eq!(file.read_at_with(&mut buffer, 4 * PAGE, nowait).unwrap(), 3 * 4096, "it had been started");
+    verify(&buffer, &device, 4 * PAGE);
+}
+
+#[test]
+fn cached_only_starts_nothing() {
+    let (cache, device) = (cache(), Device::new(1024 * PAGE));
+    let file = open(&cache, &device);
+    let cached_only = ReadOptions::new().cached_only(true);
+    let mut buffer = vec![0; 1024 * 4096];
+    assert_eq!(file.read_at_with(&mut buffer, 0, cached_only).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(device.reads(), []);
+    assert_eq!(read(&file, &device, 0, 4096), 4096);
+    let started = device.reads();
+    let bytes = file.read_at_with(&mut buffer, 0, cached_only).unwrap();
+    verify(&buffer[..bytes], &device, 0);
+    assert_eq!(device.reads(), started, "not even a marker starts a window");
+}
+
+#[test]
+fn q05_a_forward_scan_reads_each_page_once() {
+    for step in [1, 512, 4096, 10_000, 65_536, 1 << 20] {
+        let (cache, device) = (cache(), Device::new(900 * PAGE + 17));
+        let file = open(&cache, &device);
+        let mut position = 0;
+        loop {
+            match read(&file, &device, position, if step == 1 { 100 } else { step }) {
+                0 => break,
+                bytes => position += bytes as u64,
+            }
+        }
+        assert_eq!(position, 900 * PAGE + 17);
+        assert_eq!(device.times_read(), vec![1; 901], "reading {step} bytes at a time");
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn q07_random_reads_ask_for_what_was_asked() {
+    let (cache, device) = (cache(), Device::new(2048 * PAGE));
+    let file = open(&cache, &device);
+    let mut pages = 0;
+    for i in 1..200u64 {
+        let page = i * 769 % 2000 + 2;
+        if device.times_read()[page as usize] == 0 {
+            assert_eq!(read(&file, &device, page * PAGE + 5, 10), 10);
+            pages += 1;
+        }
+    }
+    assert_eq!(device.times_read().iter().sum::<u32>(), pages);
+}
+
+#[test]
+fn b14_every_uncached_stretch_is_one_device_read() {
+    let (cache, device) = (exact(), Device::new(32 * PAGE));
+    let file = open(&cache, &device);
+    for page in (0..32).step_by(2) {
+        assert_eq!(read(&file, &device, page * PAGE, 1), 1);
+    }
+    let cache_all = Cache::clone(&cache);
+    assert_eq!(device.reads().len(), 16);
+    assert_eq!(read(&file, &device, 0, 32 * 4096), 32 * 4096);
+    assert_eq!(device.reads().len(), 32, "each of the 16 odd pages alone, and no even page again");
+    cache_all.check().unwrap();
+}
+
+#[test]
+fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
+    let (cache, device) = (cache(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    device.size.store(10 * PAGE + 100, Ordering::Relaxed); // it became shorter, and nobody told us
+    let mut buffer = vec![0xee; 100 * 4096];
+    let mut position = 0;
+    loop {
+        match file.read_at(&mut buffer[position..], position as u64).unwrap() {
+            0 => break,
+            bytes => position += bytes,
+        }
+    }
+    assert_eq!(position as u64, 10 * PAGE + 100, "nothing is shown that the device did not deliver");
+    verify(&buffer[..position], &device, 0);
+    assert!(file.cached_pages() <= 11);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_file_that_grew_is_seen_at_its_end() {
+    let (cache, device) = (cache(), Device::new(PAGE + 10));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, PAGE, 100), 10);
+    device.size.store(3 * PAGE, Ordering::Relaxed);
+    assert_eq!(read(&file, &device, PAGE + 10, 100), 100, "its old last page is read anew");
+    assert_eq!(file.len(), 3 * PAGE);
+}
+
+#[test]
+fn an_open_after_a_change_sees_the_change() {
+    let (cache, device) = (cache(), Device::new(64 * PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 64 * 4096), 64 * 4096);
+    device.generation.fetch_add(1, Ordering::Relaxed);
+    let second = open(&cache, &device);
+    assert_eq!(read(&second, &device, 0, 64 * 4096), 64 * 4096);
+    assert_eq!(read(&file, &device, 0, 64 * 4096), 64 * 4096, "and so does the older handle");
+    assert_eq!(cache.stats().files, 1);
+}
+
+#[test]
+fn an_unchanged_file_is_not_read_again() {
+    let (cache, device) = (cache(), Device::new(64 * PAGE));
+    assert_eq!(read(&open(&cache, &device), &device, 0, 64 * 4096), 64 * 4096);
+    let before = device.reads();
+    assert_eq!(read(&open(&cache, &device), &device, 0, 64 * 4096), 64 * 4096);
+    assert_eq!(device.reads(), before);
+}
+
+#[test]
+fn pinned_bytes_stay_what_they_were() {
+    let (cache, device) = (cache(), Device::new(256 * PAGE + 5));
+    let file = open(&cache, &device);
+    let pinned = file.pin(PAGE + 7, 20 * 4096).unwrap();
+    let before: Vec<u8> = pinned.chunks().flatten().copied().collect();
+    assert_eq!(before.len(), 20 * 4096);
+    verify(&before, &device, PAGE + 7);
+    device.generation.fetch_add(1, Ordering::Relaxed);
+    assert!(file.revalidate().unwrap());
+    assert_eq!(read(&file, &device, 0, 30 * 4096), 30 * 4096, "new readers see the new bytes");
+    // A scan of four times the memory reuses every frame but the pinned ones.
+    let large = Device::with_number(9, 4 * Cache::MEMORY_MIN);
+    scan(&open(&cache, &large), &large);
+    let after: Vec<u8> = pinned.chunks().flatten().copied().collect();
+    assert!(before == after, "pinned bytes changed");
+    cache.check().unwrap();
+    drop(pinned);
+    cache.check().unwrap();
+    assert_eq!(file.pin(256 * PAGE, 100).unwrap().len(), 5, "a pin ends where the file ends");
+    assert!(file.pin(300 * PAGE, 100).unwrap().is_empty());
+}
+
+#[test]
+fn a_pin_may_outlive_the_cache() {
+    let (cache, device) = (cache(), Device::new(64 * PAGE));
+    let pinned = open(&cache, &device).pin(0, 64 * 4096).unwrap();
+    drop(cache);
+    let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
+    verify(&bytes, &device, 0);
+}
+
+#[test]
+fn pinning_more_than_there_is_fails_clearly_and_loses_nothing() {
+    let (cache, device) = (cache(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    let error = file.pin(0, 4 * Cache::MEMORY_MIN as usize).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+    cache.check().unwrap();
+    scan(&file, &device);
+    cache.check().unwrap();
+}
+
+fn scan(file: &File, device: &Device) {
+    let mut position = 0;
+    loop {
+        match read(file, device, position, 300_000) {
+            0 => break,
+            bytes => position += bytes as u64,
+        }
+    }
+    assert_eq!(position, device.size.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_scan_of_many_times_the_memory_stays_within_the_bound() {
+    for order in [0, 2, 9] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order).build().unwrap();
+        let device = Device::new(6 * Cache::MEMORY_MIN + 123);
+        let file = open(&cache, &device);
+        scan(&file, &device);
+        scan(&file, &device);
+        let stats = cache.stats();
+        assert!(stats.grown_bytes <= stats.memory_bytes, "{stats:?}");
+        assert!(stats.evicted_pages > 0);
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn many_threads_over_more_than_the_memory_read_the_right_bytes() {
+    let (cache, device) = (cache(), Device::new(3 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    thread::scope(|scope| {
+        for seed in 1..=8u64 {
+            let (file, device) = (file.clone(), &device);
+            scope.spawn(move || {
+                let mut state = seed;
+                for _ in 0..3000 {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let position = (state >> 20) % device.size.load(Ordering::Relaxed);
+                    read(&file, device, position, (state >> 50) as usize + 1);
+                }
+            });
+        }
+    });
+    cache.check().unwrap();
+    assert_eq!(cache.stats().in_flight, 0);
+}
+
+#[test]
+fn many_small_files_come_and_go() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(50).build().unwrap();
+    for number in 0..500 {
+        let device = Device::with_number(number, (number % 7) * 3000);
+        let file = open(&cache, &device);
+        scan(&file, &device);
+    }
+    let stats = cache.stats();
+    assert!(stats.files <= 51, "{} files are known", stats.files);
+    cache.check().unwrap();
+}
+
+#[test]
+fn read_and_seek_walk_through_the_file() {
+    use std::io::{Read, Seek, SeekFrom};
+    let (cache, device) = (cache(), Device::new(10 * PAGE));
+    let mut file = open(&cache, &device);
+    let mut all = Vec::new();
+    file.read_to_end(&mut all).unwrap();
+    verify(&all, &device, 0);
+    assert_eq!(file.seek(SeekFrom::End(-100)).unwrap(), 10 * PAGE - 100);
+    let mut clone = file.clone();
+    let mut rest = Vec::new();
+    assert_eq!(clone.read_to_end(&mut rest).unwrap(), 100);
+    assert_eq!(file.stream_position().unwrap(), 10 * PAGE - 100, "a clone has a position of its own");
+    assert!(file.seek(SeekFrom::Current(-(11 * PAGE as i64))).is_err());
+}

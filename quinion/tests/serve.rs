@@ -1,0 +1,359 @@
+//! What viewers can count on, and what they cannot do to the owner.
+#![cfg(not(quinion_model))]
+#![allow(unsafe_code, reason = "a viewer maps files")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quinion::arena::CellNumber;
+use quinion::arena::control::{
+    ABANDONED, CONTROL_BYTES, Counter, Operation, REQUEST_SLOTS, VIEWERS_MAX, state,
+};
+use quinion::serve::{Owner, Service};
+use quinion::units::MappingId;
+use quinion::viewer::{AttachError, Mapped, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
+
+#[path = "support/naive_owner.rs"]
+mod naive_owner;
+use naive_owner::NaiveOwner;
+
+const BAD_DESCRIPTOR: RequestError = RequestError::Errno(9);
+const IO_ERROR: RequestError = RequestError::Errno(5);
+
+fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
+    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
+    let base = unsafe {
+        mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).unwrap()
+    };
+    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes: bytes as u64 }
+}
+
+/// A second mapping of the owner's files in this process, as another process would have it.
+fn viewer(owner: &NaiveOwner, process: u32) -> Viewer {
+    let arena = owner.arena();
+    let (data, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
+    // SAFETY: the mappings stay.
+    unsafe { Viewer::attach(data, control, arena.token(), process) }.unwrap()
+}
+
+/// Words that say which file and which word they are.
+fn word(file: u64, at: u64) -> u64 {
+    (file << 48) ^ (at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn temporary(file: u64, bytes: u64) -> tempfile::NamedTempFile {
+    let temporary = tempfile::NamedTempFile::new().unwrap();
+    let content: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|i| word(file, i * 8).to_le_bytes()).collect();
+    std::fs::write(temporary.path(), &content[..bytes as usize]).unwrap();
+    temporary
+}
+
+struct Open<'a> {
+    viewer: &'a Viewer,
+    handle: u64,
+    place: u64,
+    marker: AtomicU64,
+}
+
+impl<'a> Open<'a> {
+    fn of(viewer: &'a Viewer, file: &File) -> Self {
+        let data = file.metadata().unwrap();
+        let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
+        let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
+        Self { viewer, handle, place, marker: AtomicU64::new(0) }
+    }
+    fn read(&self, position: u64, to: &mut [u8]) -> ReadOutcome {
+        let file = ViewedFile {
+            handle: self.handle,
+            cell: CellNumber(self.place as u32),
+            id: MappingId((self.place >> 32) as u32),
+            marker_told: &self.marker,
+        };
+        // SAFETY: the buffer is a slice.
+        unsafe { self.viewer.read(&file, position, to.as_mut_ptr(), to.len()) }
+    }
+    /// Reads words at `position`, a multiple of 8, and checks each; how many.
+    fn check(&self, file: u64, position: u64, bytes: usize) -> usize {
+        let mut to = vec![0u8; bytes];
+        let outcome = self.read(position, &mut to);
+        assert!(matches!(outcome.end, ReadEnd::Full | ReadEnd::EndOfFile(_)), "{outcome:?}");
+        for (i, found) in to[..outcome.bytes].chunks_exact(8).enumerate() {
+            let at = position + 8 * i as u64;
+            assert_eq!(u64::from_le_bytes(found.try_into().unwrap()), word(file, at), "file {file} at {at}");
+        }
+        outcome.bytes / 8
+    }
+}
+
+fn us() -> u32 {
+    std::process::id()
+}
+
+#[test]
+fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&owner, us());
+    let file = temporary(1, 100_004);
+    let open = Open::of(&viewer, file.as_file());
+    assert_eq!(open.check(1, 0, 100_000), 12_500);
+    let asked = owner.fills.load(Ordering::Relaxed);
+    assert!(asked > 0);
+    let mut to = [0; 200_000];
+    let again = open.read(0, &mut to);
+    assert_eq!((again.bytes, again.end, again.asked), (100_004, ReadEnd::EndOfFile(100_004), 0));
+    assert_eq!(open.read(100_000, &mut to[..100]).bytes, 4);
+    assert_eq!(open.read(100_004, &mut to[..100]).bytes, 0);
+    assert_eq!(open.read(u64::MAX - 5, &mut to[..100]).bytes, 0);
+    // What was read is told to the owner, by and by.
+    while owner.touches.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    viewer.tell(Operation::Detach, [open.handle, 0, 0]).unwrap();
+    while owner.detached.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(open.read(0, &mut to).end, ReadEnd::Stale, "the record is nobody's now");
+    drop(service);
+}
+
+#[test]
+fn an_error_is_answered_and_not_remembered_and_neither_is_a_panic() {
+    let owner = NaiveOwner::new(1000);
+    let _service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&owner, us());
+    let file = temporary(1, 10_000);
+    let open = Open::of(&viewer, file.as_file());
+    owner.failing_fills.store(1, Ordering::Relaxed);
+    assert_eq!(open.read(0, &mut [0; 100]).end, ReadEnd::Failed(IO_ERROR));
+    owner.panics.store(1, Ordering::Relaxed);
+    assert_eq!(open.read(0, &mut [0; 100]).end, ReadEnd::Failed(IO_ERROR));
+    owner.panics.store(0, Ordering::Relaxed);
+    open.check(1, 0, 4096);
+}
+
+#[test]
+fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
+    let owner = NaiveOwner::new(1000);
+    let _service = Service::start(owner.clone(), 2).unwrap();
+    let mut other = asleep();
+    let (mine, theirs) = (viewer(&owner, us()), viewer(&owner, other.id()));
+    let file = temporary(1, 10_000);
+    let open = Open::of(&mine, file.as_file());
+    for operation in [Operation::Fill, Operation::Revalidate, Operation::Detach, Operation::Advance] {
+        assert_eq!(theirs.request(operation, [open.handle, 0, 100]), Err(BAD_DESCRIPTOR));
+        assert_eq!(mine.request(operation, [77, 0, 100]), Err(BAD_DESCRIPTOR));
+    }
+    assert_eq!(mine.request(Operation::Revalidate, [open.handle, 0, 0]), Ok([10_000, 0]));
+    let data = file.as_file().metadata().unwrap();
+    let fd = file.as_file().as_raw_fd() as u64;
+    let wrong =
+        [[fd, data.dev(), data.ino() + 1], [fd, data.dev() + 1, data.ino()], [u64::MAX, 0, 0], [4000, 0, 0]];
+    for question in wrong {
+        assert!(matches!(mine.request(Operation::Attach, question), Err(RequestError::Errno(_))));
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+/// A process that does nothing.
+fn asleep() -> Child {
+    Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_dead_viewer_leaves_nothing_behind() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let file = temporary(1, 10_000);
+    let mut dying = Command::new("sleep").arg("1000").stdin(file.reopen().unwrap()).spawn().unwrap();
+    let theirs = viewer(&owner, dying.id());
+    let data = file.as_file().metadata().unwrap();
+    theirs.request(Operation::Attach, [0, data.dev(), data.ino()]).unwrap();
+    theirs.count(Counter::Reads, 5);
+    let processes = &owner.arena().control().control().processes;
+    assert_eq!(processes[0].load(Ordering::Relaxed), dying.id());
+    dying.kill().unwrap();
+    // A zombie is dead enough: nobody waits for it here until the page is free.
+    while processes[0].load(Ordering::Relaxed) != 0 {
+        std::thread::yield_now();
+    }
+    while owner.detached.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    dying.wait().unwrap();
+    let totals = service.stop();
+    assert_eq!((totals.viewers, totals.reads), (1, 5), "what it did is remembered");
+}
+
+#[test]
+fn a_process_that_became_another_program_gets_a_new_page() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let first = viewer(&owner, us());
+    let file = temporary(1, 10_000);
+    Open::of(&first, file.as_file());
+    let second = viewer(&owner, us());
+    let open = Open::of(&second, file.as_file());
+    let processes = &owner.arena().control().control().processes;
+    while processes[0].load(Ordering::Relaxed) == us() | ABANDONED {
+        std::thread::yield_now();
+    }
+    while owner.detached.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(processes[1].load(Ordering::Relaxed), us());
+    open.check(1, 0, 8192);
+    assert_eq!(service.stop().viewers, 2);
+}
+
+#[test]
+fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let arena = owner.arena();
+    let attach = |token, bytes| {
+        let data = map(arena.arena_fd(), false);
+        let control = Mapped { bytes, ..map(arena.control_fd(), true) };
+        // SAFETY: the mappings stay, and are at least as long as they say.
+        unsafe { Viewer::attach(data, control, token, us()) }.map(drop)
+    };
+    let whole = CONTROL_BYTES as u64;
+    assert_eq!(attach(arena.token() ^ 1, whole), Err(AttachError::Token));
+    assert!(matches!(attach(arena.token(), whole - 1), Err(AttachError::Layout(_))));
+    let mut others: Vec<Child> = (0..VIEWERS_MAX).map(|_| asleep()).collect();
+    let viewers: Vec<Viewer> = others.iter().map(|other| viewer(&owner, other.id())).collect();
+    assert_eq!(attach(arena.token(), whole), Err(AttachError::Full));
+    drop(viewers);
+    for other in &mut others {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    while attach(arena.token(), whole) == Err(AttachError::Full) {
+        std::thread::yield_now();
+    }
+    drop(service);
+    assert_eq!(attach(arena.token(), whole), Err(AttachError::Closed));
+}
+
+#[test]
+fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
+    let owner = NaiveOwner::new(24); // far too few pages for the file: every round asks
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&owner, us());
+    let file = temporary(1, 1 << 20);
+    let open = Open::of(&viewer, file.as_file());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut to = vec![0; 1 << 20];
+            loop {
+                if let ReadEnd::Failed(error) = open.read(0, &mut to).end {
+                    return error;
+                }
+            }
+        });
+        while owner.fills.load(Ordering::Relaxed) < 3 {
+            std::thread::yield_now();
+        }
+        service.stop();
+        assert_eq!(reader.join().unwrap(), RequestError::OwnerGone);
+    });
+    assert_eq!(viewer.request(Operation::Revalidate, [open.handle, 0, 0]), Err(RequestError::OwnerGone));
+    assert!(viewer.owner_is_gone());
+}
+
+#[test]
+fn an_owner_whose_heart_stands_still_is_given_up() {
+    let owner = NaiveOwner::new(1000); // and no service at all
+    let viewer = viewer(&owner, us());
+    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(RequestError::OwnerGone));
+    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(RequestError::OwnerGone));
+}
+
+#[test]
+fn more_questions_than_slots_are_refused_and_given_up_slots_are_not_used_again() {
+    let owner = NaiveOwner::new(1000);
+    let viewer = viewer(&owner, us());
+    for _ in 0..REQUEST_SLOTS {
+        viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
+    }
+    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
+    let _service = Service::start(owner.clone(), 1).unwrap();
+    while viewer.page().requests.iter().any(|slot| slot.state.load(Ordering::Relaxed) != state::FREE) {
+        std::thread::yield_now();
+    }
+    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(BAD_DESCRIPTOR));
+}
+
+#[test]
+fn nonsense_from_one_viewer_hurts_no_other() {
+    let owner = NaiveOwner::new(64);
+    let service = Service::start(owner.clone(), 3).unwrap();
+    let mut liar = asleep();
+    let (honest, lying) = (viewer(&owner, us()), viewer(&owner, liar.id()));
+    let file = temporary(3, 1 << 20);
+    let open = Open::of(&honest, file.as_file());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut x = 1u64;
+            let mut next = move || {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                x
+            };
+            let (page, control) = (lying.page(), owner.arena().control().control());
+            for _ in 0..200_000 {
+                let slot = &page.requests[next() as usize % REQUEST_SLOTS];
+                match next() % 7 {
+                    0 => slot.state.store((next() % 8) as u32, Ordering::Relaxed),
+                    1 => slot.operation.store((next() % 8) as u32, Ordering::Relaxed),
+                    2 => {
+                        slot.arguments[next() as usize % 3].store(next() >> (next() % 64), Ordering::Relaxed)
+                    }
+                    3 => page.ring_head.store(next() as u32, Ordering::Relaxed),
+                    4 => page.ring[next() as usize % 4096].store(next() as u32, Ordering::Relaxed),
+                    5 => page.counters[next() as usize % 32].store(next(), Ordering::Relaxed),
+                    _ => control.doorbell.store(next() as u32, Ordering::Relaxed),
+                }
+            }
+        });
+        for i in 0..3000u64 {
+            open.check(3, (i * 7919 * 8) % (1 << 20), 5000);
+        }
+    });
+    liar.kill().unwrap();
+    liar.wait().unwrap();
+    service.stop();
+}
+
+#[test]
+fn threads_of_a_viewer_read_right_while_everything_is_evicted_under_them() {
+    let owner = NaiveOwner::new(24);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&owner, us());
+    let files: Vec<_> = (0..3).map(|number| temporary(number, 300_000)).collect();
+    let open: Vec<_> = files.iter().map(|file| Open::of(&viewer, file.as_file())).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let open = &open;
+            scope.spawn(move || {
+                for i in 0..4000u64 {
+                    let x = (i + 1) * (thread * 2 + 7919);
+                    open[(x % 3) as usize].check(x % 3, x * 8 % 300_000, (x % 9000) as usize);
+                }
+            });
+        }
+    });
+    let totals = service.stop();
+    assert!(totals.misses > 0);
+    Arc::into_inner(owner).expect("nobody else has it").arena().check().unwrap();
+}

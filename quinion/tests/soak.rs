@@ -1,0 +1,858 @@
+//! Soak: real files, real threads, real processes, and no byte may be wrong.
+//!
+//! ```text
+//!   file        who changes it                   what every read of it must give
+//!   still       nobody                           the one content there is, to the exact last byte
+//!   replaced    rename over it, all the time     one generation for each handle, whichever was there at its open
+//!   rewritten   truncate and write, in place     after an open that follows the writer's close: the new content
+//!   growing     append, all the time             the right bytes as far as it gives any; never a zero
+//! ```
+//!
+//! The files together are several times the memory, so folios are evicted,
+//! split and reused all the while; most reads go to a few moving hot spots, so
+//! that hits, and hits that lose their folio under the copy, are the rule.
+//! Contents describe themselves (`common`): a byte of another file, page or
+//! generation is found wherever it lands.
+//!
+//! Reads that overlap a rewrite in place are promised nothing but an end, so they are
+//! made (they leave fills in flight behind) and not judged.
+//!
+//! Other processes take part: this test starts itself again, as a viewer of the cache or as an
+//! owner that is to be killed.
+//!
+//! `QUINION_SOAK=1 cargo test --release --test soak -- --nocapture` reads ten million times.
+
+#![allow(unsafe_code, reason = "viewers map the arena and read to addresses")]
+
+use std::fs::{self, File as Plain, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quinion::arena::CellNumber;
+use quinion::arena::control::Operation;
+use quinion::backend::Mechanism;
+use quinion::serve::{Service, WORKERS};
+use quinion::units::MappingId;
+use quinion::viewer::{Mapped, ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions};
+
+mod common;
+use common::{Dice, fill_content, generations};
+
+// ---- the files ----------------------------------------------------------------------------------------
+
+/// Sizes of the still files, five times the least memory in all, none a multiple of a page.
+const STILL: [u64; 4] = [(33 << 20) + 4095, (23 << 20) + 17, (13 << 20) + 513, (11 << 20) + 1];
+/// The numbers of the others in their contents.
+const REPLACED: u32 = 10;
+const REWRITTEN: u32 = 20;
+const GROWING: u32 = 30;
+/// The longest read.
+const LEN_MAX: u64 = 300 << 10;
+/// The growing file is begun anew when it is longer.
+const GROWN_MAX: u64 = 6 << 20;
+
+/// The size of a generation of a file that changes: up to 4 MiB, never a multiple of a page.
+fn size_of(generation: u32) -> u64 {
+    Dice::new(u64::from(generation)).below(4 << 20) / 4096 * 4096 + 1 + u64::from(generation) % 4095
+}
+
+fn content(file: u32, position: u64, len: u64, generation: u32) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    fill_content(&mut bytes, file, position, generation);
+    bytes
+}
+
+/// The files, and what is known of those that change.
+struct Stage {
+    folder: PathBuf,
+    /// The generation that the replaced file had at least, before and after an open.
+    replaced: AtomicU32,
+    /// Held alone while the file is being rewritten; the generation it has.
+    rewritten: RwLock<u32>,
+    stop: AtomicBool,
+    checked: AtomicU64,
+    changes: AtomicU64,
+}
+
+impl Stage {
+    fn new(folder: &Path) -> Self {
+        let stage = Self {
+            folder: folder.to_owned(),
+            replaced: AtomicU32::new(0),
+            rewritten: RwLock::new(0),
+            stop: AtomicBool::new(false),
+            checked: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+        };
+        for (file, size) in STILL.iter().enumerate() {
+            fs::write(stage.still(file), content(file as u32, 0, *size, 1)).unwrap();
+        }
+        stage.replace();
+        stage.rewrite();
+        fs::write(stage.growing(), content(GROWING, 0, 100, 1)).unwrap();
+        stage
+    }
+    fn still(&self, file: usize) -> PathBuf {
+        self.folder.join(format!("still-{file}"))
+    }
+    fn replaced(&self) -> PathBuf {
+        self.folder.join("replaced")
+    }
+    fn rewritten(&self) -> PathBuf {
+        self.folder.join("rewritten")
+    }
+    fn growing(&self) -> PathBuf {
+        self.folder.join("growing")
+    }
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// The next generation of the replaced file.
+    fn replace(&self) {
+        let generation = self.replaced.load(Ordering::SeqCst) + 1;
+        let next = self.folder.join("next");
+        fs::write(&next, content(REPLACED, 0, size_of(generation), generation)).unwrap();
+        fs::rename(&next, self.replaced()).unwrap();
+        self.replaced.store(generation, Ordering::SeqCst);
+    }
+
+    /// The next generation of the rewritten file, in pieces, in the same inode.
+    fn rewrite(&self) {
+        let mut generation = self.rewritten.write().unwrap();
+        *generation += 1;
+        let mut file =
+            OpenOptions::new().create(true).write(true).truncate(true).open(self.rewritten()).unwrap();
+        for piece in content(REWRITTEN, 0, size_of(*generation), *generation).chunks(100_000) {
+            file.write_all(piece).unwrap();
+        }
+    }
+
+    /// Some more of the growing file, or the first of it.
+    fn grow(&self, by: u64) {
+        let size = fs::metadata(self.growing()).unwrap().len();
+        if size > GROWN_MAX {
+            let next = self.folder.join("sprout");
+            fs::write(&next, content(GROWING, 0, 100, 1)).unwrap();
+            fs::rename(&next, self.growing()).unwrap();
+            return;
+        }
+        let mut file = OpenOptions::new().append(true).open(self.growing()).unwrap();
+        file.write_all(&content(GROWING, size, by, 1)).unwrap();
+    }
+
+    /// Changes the files until told to stop.
+    fn change(&self) {
+        let mut dice = Dice::new(77);
+        while !self.stopped() {
+            match dice.below(8) {
+                0 => self.replace(),
+                1 => self.rewrite(),
+                _ => self.grow(1 + dice.below(20_000)),
+            }
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(dice.below(20)));
+        }
+    }
+}
+
+// ---- the judge ----------------------------------------------------------------------------------------
+
+/// What a handle's bytes must be.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    file: u32,
+    /// The generations that may be met.
+    least: u32,
+    most: u32,
+    /// The file's size; `None` if it may be any.
+    size: Option<u64>,
+}
+
+impl Promise {
+    fn still(file: usize) -> Self {
+        Self { file: file as u32, least: 1, most: 1, size: Some(STILL[file]) }
+    }
+    fn of(file: u32, generation: u32) -> Self {
+        Self { file, least: generation, most: generation, size: Some(size_of(generation)) }
+    }
+    fn growing() -> Self {
+        Self { file: GROWING, least: 1, most: 1, size: None }
+    }
+
+    /// Judges `bytes`, read at `position`.
+    fn judge(&self, bytes: &[u8], position: u64) {
+        match generations(bytes, self.file, position) {
+            Err(wrong) => panic!("{} bytes at {position}: {wrong} ({self:?})", bytes.len()),
+            Ok(Some(met)) => assert!(
+                *met.start() >= self.least && *met.end() <= self.most,
+                "{} bytes at {position} are of generations {met:?}; {self:?}",
+                bytes.len()
+            ),
+            Ok(None) => {}
+        }
+    }
+
+    /// Judges a read of `wanted` bytes that waited and may be short only at the end.
+    fn judge_all(&self, bytes: &[u8], position: u64, wanted: usize) {
+        self.judge(bytes, position);
+        if let Some(size) = self.size {
+            let right = size.saturating_sub(position).min(wanted as u64);
+            assert_eq!(bytes.len() as u64, right, "bytes at {position}, of {wanted} wanted; {self:?}");
+        }
+    }
+
+    /// Where a reader may look.
+    fn span(&self) -> u64 {
+        self.size.unwrap_or(GROWN_MAX)
+    }
+}
+
+/// Where one reader reads: mostly near a hot spot that moves.
+struct Gaze {
+    dice: Dice,
+    hot: u64,
+}
+
+impl Gaze {
+    fn new(seed: u64) -> Self {
+        Self { dice: Dice::new(seed), hot: 0 }
+    }
+    /// A position and a length of a read, in a file of about `size` bytes.
+    fn range(&mut self, size: u64) -> (u64, usize) {
+        if self.dice.below(512) == 0 {
+            self.hot = self.dice.roll();
+        }
+        let position = match self.dice.below(24) {
+            0 => self.dice.below(size + 10_000),
+            1 => size.saturating_sub(self.dice.below(10_000)),
+            _ => self.hot % size + self.dice.below(256 << 10),
+        };
+        let len = match self.dice.below(64) {
+            0 => self.dice.below(LEN_MAX),
+            1..6 => self.dice.below(30_000),
+            6..16 => return (position / 4096 * 4096, 4096),
+            16..24 => 4096 + self.dice.below(4096),
+            _ => self.dice.below(2000),
+        };
+        (position, len as usize + 1)
+    }
+}
+
+// ---- threads of the owner -----------------------------------------------------------------------------
+
+/// A reader's own things.
+struct Reader<'a> {
+    stage: &'a Stage,
+    cache: &'a Cache,
+    gaze: Gaze,
+    buffer: Vec<u8>,
+    /// Pins kept for a while, with what they must hold and where they begin.
+    pins: Vec<(Pinned, Promise, u64)>,
+    checked: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(stage: &'a Stage, cache: &'a Cache, seed: u64) -> Self {
+        let buffer = vec![0xa5; LEN_MAX as usize + 5000];
+        Self { stage, cache, gaze: Gaze::new(seed), buffer, pins: Vec::new(), checked: 0 }
+    }
+
+    /// Opens this and that and reads from it, `reads` times.
+    fn run(mut self, reads: u64) {
+        while self.checked < reads {
+            let burst = 50 + self.gaze.dice.below(400);
+            match self.gaze.dice.below(16) {
+                0 | 1 => self.replaced(burst),
+                2 | 3 => self.rewritten(burst),
+                4 | 5 => self.growing(burst),
+                6 => self.overlap(),
+                _ => {
+                    let file = self.gaze.dice.below(STILL.len() as u64) as usize;
+                    let open = self.cache.open(self.stage.still(file)).unwrap();
+                    self.burst(open, Promise::still(file), burst);
+                }
+            }
+            if self.gaze.dice.below(4) == 0 {
+                self.judge_pins();
+            }
+        }
+        self.judge_pins();
+        self.stage.checked.fetch_add(self.checked, Ordering::Relaxed);
+    }
+
+    fn replaced(&mut self, reads: u64) {
+        let least = self.stage.replaced.load(Ordering::SeqCst);
+        let open = self.cache.open(self.stage.replaced()).unwrap();
+        let (line, promise) = (&mut [0; 64], Promise { file: REPLACED, least, most: u32::MAX, size: None });
+        let bytes = open.read_at(line, 0).unwrap();
+        promise.judge(&line[..bytes], 0);
+        let generation = generations(&line[..bytes], REPLACED, 0).unwrap();
+        let Some(generation) = generation.map(|met| *met.start()) else { return }; // too short to tell
+        // It may have been renamed and not yet counted.
+        assert!(generation <= self.stage.replaced.load(Ordering::SeqCst) + 1, "a generation to come");
+        self.burst(open, Promise::of(REPLACED, generation), reads);
+    }
+
+    fn rewritten(&mut self, reads: u64) {
+        let stage = self.stage;
+        let generation = stage.rewritten.read().unwrap(); // the writer has closed, and does not open
+        let open = self.cache.open(stage.rewritten()).unwrap();
+        let promise = Promise::of(REWRITTEN, *generation);
+        assert_eq!(open.len(), promise.span());
+        self.burst(open, promise, reads.min(60));
+    }
+
+    fn growing(&mut self, reads: u64) {
+        let open = self.cache.open(self.stage.growing()).unwrap();
+        let before = open.len();
+        let mut tail = vec![0; 30_000];
+        for _ in 0..reads / 8 {
+            let position = open.len().saturating_sub(self.gaze.dice.below(9000));
+            let bytes = open.read_at(&mut tail, position).unwrap();
+            Promise::growing().judge(&tail[..bytes], position);
+            let pin = open.pin(position, 5000).unwrap();
+            judge_pin(&pin, Promise::growing(), position);
+            if self.gaze.dice.below(4) == 0 {
+                open.revalidate().unwrap();
+            }
+            self.checked += 2;
+        }
+        assert!(open.len() >= before, "it only grows");
+        self.burst(open, Promise::growing(), reads / 2);
+    }
+
+    /// Reads while the file may be being rewritten: not judged, and the cause of much that is.
+    fn overlap(&mut self) {
+        let open = self.cache.open(self.stage.rewritten()).unwrap();
+        for _ in 0..20 {
+            let (position, len) = self.gaze.range(4 << 20);
+            let _ = open.read_at(&mut self.buffer[..len], position).unwrap();
+            let _ = open.read_at_with(&mut self.buffer[..len], position, ReadOptions::new().nowait(true));
+        }
+    }
+
+    /// Reads `reads` times in every way there is.
+    fn burst(&mut self, mut open: File, promise: Promise, reads: u64) {
+        let size = promise.span();
+        let mut left = reads;
+        while left > 0 {
+            left -= 1;
+            let (position, len) = self.gaze.range(size);
+            match self.gaze.dice.below(32) {
+                0 => self.pin(&open, promise, position, len),
+                1 => self.try_read(&open, promise, position, len, ReadOptions::new().nowait(true)),
+                2 => self.try_read(&open, promise, position, len, ReadOptions::new().cached_only(true)),
+                3 => self.seek_and_read(&mut open, promise, position, len),
+                4 => {
+                    let steps = self.gaze.dice.below(20);
+                    self.walk(&open, promise, position, len, steps);
+                    left = left.saturating_sub(steps);
+                }
+                5 => open = open.clone(),
+                6 if self.gaze.dice.below(8) == 0 => {
+                    open.revalidate().unwrap();
+                }
+                _ => self.read(&open, promise, position, len),
+            }
+        }
+    }
+
+    fn read(&mut self, open: &File, promise: Promise, position: u64, len: usize) {
+        let buffer = &mut self.buffer[..len];
+        let bytes = open.read_at(buffer, position).unwrap();
+        promise.judge_all(&buffer[..bytes], position, len);
+        self.checked += 1;
+    }
+
+    fn try_read(&mut self, open: &File, promise: Promise, position: u64, len: usize, options: ReadOptions) {
+        let buffer = &mut self.buffer[..len];
+        match open.read_at_with(buffer, position, options) {
+            Ok(bytes) => promise.judge(&buffer[..bytes], position),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        self.checked += 1;
+    }
+
+    fn seek_and_read(&mut self, open: &mut File, promise: Promise, position: u64, len: usize) {
+        assert_eq!(open.seek(SeekFrom::Start(position)).unwrap(), position);
+        let buffer = &mut self.buffer[..len];
+        let bytes = open.read(buffer).unwrap();
+        promise.judge_all(&buffer[..bytes], position, len);
+        assert_eq!(open.stream_position().unwrap(), position + bytes as u64);
+        self.checked += 1;
+    }
+
+    fn walk(&mut self, open: &File, promise: Promise, position: u64, len: usize, steps: u64) {
+        for step in 0..steps {
+            self.read(open, promise, position + step * len as u64, len);
+        }
+    }
+
+    fn pin(&mut self, open: &File, promise: Promise, position: u64, len: usize) {
+        let pin = open.pin(position, len).unwrap();
+        if let Some(size) = promise.size {
+            assert_eq!(pin.len() as u64, size.saturating_sub(position).min(len as u64), "{promise:?}");
+        }
+        judge_pin(&pin, promise, position);
+        self.checked += 1;
+        // Some stay until after the file has changed and the frames around them have been used again.
+        if len < 9000 && self.pins.len() < 8 {
+            self.pins.push((pin, promise, position));
+        }
+    }
+
+    fn judge_pins(&mut self) {
+        for (pin, promise, position) in self.pins.drain(..) {
+            judge_pin(&pin, promise, position);
+            self.checked += 1;
+        }
+    }
+}
+
+fn judge_pin(pin: &Pinned, promise: Promise, position: u64) {
+    let bytes: Vec<u8> = pin.chunks().flatten().copied().collect();
+    assert_eq!(bytes.len(), pin.len());
+    promise.judge(&bytes, position);
+}
+
+/// How one cache is built.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    order: u8,
+    mechanism: Mechanism,
+    memory: u64,
+}
+
+impl Setting {
+    fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for mechanism in [Mechanism::Ring, Mechanism::Threads] {
+            for order in [0, 2, 9] {
+                all.push(Self { order, mechanism, memory: Cache::MEMORY_MIN });
+            }
+        }
+        all.push(Self { order: 2, mechanism: Mechanism::Ring, memory: 4 * Cache::MEMORY_MIN });
+        all.push(Self { order: 9, mechanism: Mechanism::Threads, memory: 40 << 20 });
+        all
+    }
+    fn build(self) -> Cache {
+        let builder = Cache::builder().memory(self.memory).folio_order_max(self.order);
+        builder.mechanism(self.mechanism).idle_files_max(20).build().unwrap()
+    }
+}
+
+/// Reads made by default, and if a soak is asked for, by threads and by each viewer.
+fn budget(usual: u64, soak: u64) -> u64 {
+    if std::env::var_os("QUINION_SOAK").is_some() { soak } else { usual }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn report(what: &str, reads: u64, began: Instant, cache: &Cache) {
+    let (stats, seconds) = (cache.stats(), began.elapsed().as_secs_f64());
+    println!(
+        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, {} evicted, {} invalidated, {}",
+        reads as f64 / seconds,
+        stats.hits,
+        stats.misses,
+        stats.device_reads,
+        stats.evicted_pages,
+        stats.invalidated_pages,
+        stats.mechanism
+    );
+}
+
+#[test]
+fn threads_never_read_a_wrong_byte() {
+    let folder = folder();
+    let stage = Stage::new(folder.path());
+    let settings = Setting::all();
+    let each = budget(480_000, 6_400_000) / settings.len() as u64;
+    for setting in settings {
+        let (cache, began) = (setting.build(), Instant::now());
+        let readers = 8;
+        stage.stop.store(false, Ordering::Relaxed);
+        stage.checked.store(0, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let changer = scope.spawn(|| stage.change());
+            let threads: Vec<_> = (1..=readers)
+                .map(|seed| {
+                    scope.spawn({
+                        let (stage, cache) = (&stage, &cache);
+                        move || Reader::new(stage, cache, seed).run(each / readers)
+                    })
+                })
+                .collect();
+            let results: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            stage.stop.store(true, Ordering::Relaxed);
+            changer.join().unwrap();
+            results.into_iter().for_each(|result| result.expect("a reader read a wrong byte"));
+        });
+        cache.check().unwrap();
+        assert_eq!(cache.stats().in_flight, 0);
+        assert!(cache.stats().evicted_pages > 0 || setting.memory > Cache::MEMORY_MIN);
+        report(&format!("{setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
+    }
+}
+
+// ---- other processes ----------------------------------------------------------------------------------
+
+const ROLE: &str = "QUINION_SOAK_ROLE";
+const VIEW: &str = "QUINION_SOAK_VIEW";
+const FOLDER: &str = "QUINION_SOAK_FOLDER";
+const READS: &str = "QUINION_SOAK_READS";
+const SEED: &str = "QUINION_SOAK_SEED";
+
+/// Not a test: what this program is when a test starts it again.
+#[test]
+fn another_process() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("viewer") => Sight::attach().run(),
+        Ok("owner") => own_until_killed(),
+        _ => {}
+    }
+}
+
+/// This program again, as `role`.
+fn again(role: &str, folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "another_process", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).env(FOLDER, folder).stdout(Stdio::piped());
+    command
+}
+
+/// Where viewers find the cache, in the form `process:arena:control:token`.
+fn address(cache: &Cache) -> String {
+    let arena = cache.arena();
+    let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
+    format!("{}:{data}:{control}:{}", std::process::id(), arena.token())
+}
+
+fn start_viewer(view: &str, folder: &Path, reads: u64, seed: u64) -> Child {
+    let mut command = again("viewer", folder);
+    command.env(VIEW, view).env(READS, reads.to_string()).env(SEED, seed.to_string());
+    command.spawn().unwrap()
+}
+
+/// The first line a process says that begins with `word`; the rest of it.
+fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
+    let mut line = String::new();
+    while lines.read_line(&mut line).unwrap() > 0 {
+        // The test harness leaves an unfinished line of its own in front of the first of ours.
+        if let Some((_, rest)) = line.split_once(word) {
+            return Some(rest.trim().to_owned());
+        }
+        line.clear();
+    }
+    None
+}
+
+/// What a viewer did.
+#[derive(Debug, Default)]
+struct Seen {
+    reads: u64,
+    asked: u64,
+    unserved: u64,
+    gone_after_millis: Option<u64>,
+}
+
+/// A viewer process.
+struct Sight {
+    viewer: Viewer,
+    folder: PathBuf,
+    reads: u64,
+    seed: u64,
+}
+
+/// An attached file of a viewer process.
+struct Attached {
+    file: Plain,
+    handle: u64,
+    cell: CellNumber,
+    id: MappingId,
+    marker_told: AtomicU64,
+}
+
+impl Sight {
+    fn attach() -> Self {
+        let view = std::env::var(VIEW).unwrap();
+        let fields: Vec<u64> = view.split(':').map(|field| field.parse().unwrap()).collect();
+        let open = |descriptor: u64, write: bool| {
+            let path = format!("/proc/{}/fd/{descriptor}", fields[0]);
+            map(&OpenOptions::new().read(true).write(write).open(path).unwrap(), write)
+        };
+        let (arena, control) = (open(fields[1], false), open(fields[2], true));
+        // SAFETY: both were mapped just now, and nobody unmaps them.
+        let viewer = unsafe { Viewer::attach(arena, control, fields[3], std::process::id()) }.unwrap();
+        let number = |name| std::env::var(name).unwrap().parse().unwrap();
+        Self {
+            viewer,
+            folder: std::env::var(FOLDER).unwrap().into(),
+            reads: number(READS),
+            seed: number(SEED),
+        }
+    }
+
+    /// Reads with two threads and says what came of it.
+    fn run(self) {
+        println!("viewing ");
+        let seen: Vec<Seen> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..2)
+                .map(|thread| {
+                    scope.spawn({
+                        let me = &self;
+                        move || me.look_around(me.seed * 100 + thread)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("a viewer read a wrong byte")).collect()
+        });
+        let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+        let gone = seen.iter().filter_map(|seen| seen.gone_after_millis).max();
+        let gone = gone.map_or("no".to_owned(), |millis| millis.to_string());
+        println!("seen {} {} {} {gone}", sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
+    }
+
+    fn open(&self, name: &str) -> Result<Attached, RequestError> {
+        let file = Plain::open(self.folder.join(name)).unwrap();
+        let known = file.metadata().unwrap();
+        let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
+        let [handle, place] = self.viewer.request(Operation::Attach, question)?;
+        let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
+        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0) })
+    }
+
+    fn look_around(&self, seed: u64) -> Seen {
+        let (mut gaze, mut seen) = (Gaze::new(seed), Seen::default());
+        let mut buffer = vec![0; LEN_MAX as usize + 5000];
+        let mut heard = Instant::now();
+        while seen.reads < self.reads / 2 {
+            let outcome = self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard);
+            if outcome == Err(RequestError::OwnerGone) {
+                seen.gone_after_millis = Some(heard.elapsed().as_millis() as u64);
+                return seen;
+            }
+            outcome.unwrap();
+        }
+        seen
+    }
+
+    /// Opens a file, reads from it for a while, and lets it go.
+    fn burst(
+        &self,
+        gaze: &mut Gaze,
+        seen: &mut Seen,
+        buffer: &mut [u8],
+        heard: &mut Instant,
+    ) -> Result<(), RequestError> {
+        let (attached, promise) = match gaze.dice.below(8) {
+            0 => (self.open("growing")?, Promise::growing()),
+            1 | 2 => {
+                let attached = self.open("replaced")?;
+                let mut line = [0; 64];
+                let bytes = std::os::unix::fs::FileExt::read_at(&attached.file, &mut line, 0).unwrap();
+                let generation = generations(&line[..bytes], REPLACED, 0).unwrap().map(|met| *met.start());
+                let Some(generation) = generation else { return Ok(()) };
+                (attached, Promise::of(REPLACED, generation))
+            }
+            _ => {
+                let file = gaze.dice.below(STILL.len() as u64) as usize;
+                (self.open(&format!("still-{file}"))?, Promise::still(file))
+            }
+        };
+        *heard = Instant::now();
+        for _ in 0..200 + gaze.dice.below(2000) {
+            let (position, len) = gaze.range(promise.span());
+            self.read(&attached, promise, position, &mut buffer[..len], seen)?;
+            *heard = Instant::now();
+        }
+        self.viewer.tell(Operation::Detach, [attached.handle, 0, 0])
+    }
+
+    fn read(
+        &self,
+        attached: &Attached,
+        promise: Promise,
+        position: u64,
+        buffer: &mut [u8],
+        seen: &mut Seen,
+    ) -> Result<(), RequestError> {
+        let &Attached { handle, cell, id, ref marker_told, .. } = attached;
+        let file = ViewedFile { handle, cell, id, marker_told };
+        // SAFETY: a unique slice is valid for writes of its length.
+        let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
+        let bytes = &buffer[..read.bytes];
+        seen.reads += 1;
+        seen.asked += u64::from(read.asked);
+        promise.judge(bytes, position);
+        match read.end {
+            ReadEnd::Full => assert_eq!(bytes.len(), buffer.len()),
+            ReadEnd::EndOfFile(_) if promise.size.is_some() => {
+                promise.judge_all(bytes, position, buffer.len());
+            }
+            ReadEnd::EndOfFile(_) => {
+                let [size, _] = self.viewer.request(Operation::Revalidate, [handle, 0, 0])?;
+                assert!(size <= attached.file.metadata().unwrap().len(), "the owner's size is the file's");
+            }
+            ReadEnd::Failed(RequestError::OwnerGone) => return Err(RequestError::OwnerGone),
+            // The interposer would ask the kernel now.
+            ReadEnd::Failed(RequestError::Fruitless | RequestError::NoSlot) => seen.unserved += 1,
+            other => panic!("{other:?} at {position}; {promise:?}"),
+        }
+        Ok(())
+    }
+}
+
+/// Maps all of a file that the owner made.
+fn map(file: &Plain, write: bool) -> Mapped {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let bytes = file.metadata().unwrap().len();
+    let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: a new mapping where the kernel likes.
+    let base = unsafe { mmap(std::ptr::null_mut(), bytes as usize, protection, MapFlags::SHARED, file, 0) };
+    Mapped { base: NonNull::new(base.unwrap().cast()).unwrap(), bytes }
+}
+
+/// Waits for a viewer's end and says what it did.
+fn end_of(mut child: Child) -> Seen {
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let said = hear(&mut lines, "seen ");
+    let mut rest = Vec::new();
+    lines.read_to_end(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success(), "the viewer failed; it says above what it saw");
+    let said = said.expect("a viewer says what it did");
+    let fields: Vec<_> = said.split(' ').collect();
+    let number = |place: usize| fields[place].parse().unwrap();
+    let (reads, asked, unserved) = (number(0), number(1), number(2));
+    Seen { reads, asked, unserved, gone_after_millis: fields[3].parse().ok() }
+}
+
+/// Starts a viewer and kills it while it reads.
+fn kill_one(view: &str, folder: &Path, seed: u64) {
+    let mut child = start_viewer(view, folder, u64::MAX, seed);
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    hear(&mut lines, "viewing ").expect("it views");
+    thread::sleep(Duration::from_millis(30 * seed));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn viewers_never_read_a_wrong_byte() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    let folder = folder();
+    let stage = Stage::new(folder.path());
+    let settings = [
+        Setting { order: 0, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN },
+        Setting { order: 2, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN },
+        Setting { order: 9, mechanism: Mechanism::Threads, memory: Cache::MEMORY_MIN },
+    ];
+    let each = budget(160_000, 1_600_000);
+    for setting in settings {
+        let (cache, began) = (setting.build(), Instant::now());
+        let owner = Arc::new(CacheOwner::new(cache.clone()));
+        let service = Service::start(owner, WORKERS).unwrap();
+        let view = address(&cache);
+        stage.stop.store(false, Ordering::Relaxed);
+        stage.checked.store(0, Ordering::Relaxed);
+        let seen = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            let changer = scope.spawn(|| stage.change());
+            let threads: Vec<_> = (1..=2)
+                .map(|seed| {
+                    scope.spawn({
+                        let (stage, cache) = (&stage, &cache);
+                        // As long as there are viewers, and a fifth of what they read at the least.
+                        move || {
+                            while !stage.stopped() {
+                                Reader::new(stage, cache, seed).run(2000);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let body = || {
+                for seed in 1..4 {
+                    kill_one(&view, &stage.folder, seed);
+                }
+                let first = start_viewer(&view, &stage.folder, each / 2, 50);
+                seen.lock().unwrap().push(end_of(first));
+                let eight: Vec<_> =
+                    (60..68).map(|seed| start_viewer(&view, &stage.folder, each / 16, seed)).collect();
+                seen.lock().unwrap().extend(eight.into_iter().map(end_of));
+            };
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            stage.stop.store(true, Ordering::Relaxed);
+            let readers: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            changer.join().unwrap();
+            result.expect("a viewer failed");
+            readers.into_iter().for_each(|result| result.expect("a reader read a wrong byte"));
+        });
+        let totals = service.stop();
+        assert_eq!(totals.viewers, 12, "each viewer, dead or alive, was counted once");
+        cache.check().unwrap();
+        let seen = seen.into_inner().unwrap();
+        let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+        let (reads, asked, unserved) = (sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
+        assert!(unserved * 100 <= reads, "{unserved} of {reads} reads were not served");
+        println!("viewers: {reads} reads, {asked} questions, {unserved} not served");
+        report(
+            &format!("viewers and threads, {setting:?}"),
+            reads + stage.checked.load(Ordering::Relaxed),
+            began,
+            &cache,
+        );
+    }
+}
+
+/// An owner that churns its cache until somebody kills it.
+fn own_until_killed() {
+    let folder = PathBuf::from(std::env::var(FOLDER).unwrap());
+    let cache = Setting { order: 0, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN }.build();
+    let _service = Service::start(Arc::new(CacheOwner::new(cache.clone())), WORKERS).unwrap();
+    println!("owning {}", address(&cache));
+    let (mut gaze, mut buffer) = (Gaze::new(5), vec![0; LEN_MAX as usize + 5000]);
+    let open = cache.open(folder.join("still-0")).unwrap();
+    loop {
+        let (position, len) = gaze.range(STILL[0]);
+        open.read_at(&mut buffer[..len], position).unwrap();
+    }
+}
+
+#[test]
+fn a_viewer_outlives_its_owner() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    let folder = folder();
+    let stage = Stage::new(folder.path());
+    let mut owner = again("owner", &stage.folder).spawn().unwrap();
+    let mut lines = BufReader::new(owner.stdout.take().unwrap());
+    let view = hear(&mut lines, "owning ").expect("it owns");
+    let viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
+    thread::sleep(Duration::from_millis(1500));
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    for viewer in viewers {
+        let seen = end_of(viewer);
+        let millis = seen.gone_after_millis.expect("it saw that the owner is gone");
+        println!("a viewer read {} times and gave its owner up after {millis} ms", seen.reads);
+        assert!(seen.reads > 0);
+        // Ten times what it promises: machines are slow at times.
+        assert!(millis < 10 * quinion::viewer::OWNER_QUIET_MILLIS_MAX, "{millis} ms");
+    }
+}

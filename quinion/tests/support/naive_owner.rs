@@ -1,0 +1,231 @@
+//! A naive owner: a real arena, the simplest index that viewers can walk, one lock around it all, and
+//! buffered reads. It evicts first in, first out, and does so all the time in a small arena.
+//!
+//! It shares with the cache what viewers see (the arena, the descriptors, the
+//! copy) and none of what the cache does: no readahead, no folio larger than a
+//! page, no backend. So a test that fails with the cache and passes with this
+//! owner has found its fault above the arena.
+#![allow(unsafe_code, reason = "frames are filled by address")]
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use quinion::arena::{Arena, ArenaOptions, CellNumber, Retire};
+use quinion::folio::copy;
+use quinion::serve::{Attached, Owner};
+use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use quinion::viewer::sys::Errno;
+use quinion::xarray::{Entry, Kind, Root};
+
+const LEVELS: u8 = 3; // up to 64^3 pages: 1 GiB
+const FILL_PAGES_MAX: u64 = 64;
+
+#[derive(Debug)]
+struct Mapping {
+    file: File,
+    cell: CellNumber,
+    id: MappingId,
+    root: CellNumber,
+    size: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mappings: HashMap<u64, Mapping>,
+    /// What is cached, in the order it came: handle, page, frame.
+    queue: VecDeque<(u64, u64, Frame)>,
+    next: u64,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct NaiveOwner {
+    arena: Arena,
+    state: Mutex<State>,
+    /// Pages it lets be cached at a time.
+    pages_max: usize,
+    pub fills: AtomicU64,
+    pub touches: AtomicU64,
+    pub detached: AtomicU64,
+    /// Fills to answer with an error before the next one that works.
+    pub failing_fills: AtomicU64,
+    /// How long a fill takes, in milliseconds.
+    pub fill_millis: AtomicU64,
+    pub panics: AtomicU64,
+}
+
+impl NaiveOwner {
+    pub fn new(pages_max: usize) -> Arc<Self> {
+        let arena = Arena::build(ArenaOptions { memory: 64 << 20 }).expect("an arena of 64 MiB");
+        let zero = || AtomicU64::new(0);
+        Arc::new(Self {
+            arena,
+            state: Mutex::default(),
+            pages_max,
+            fills: zero(),
+            touches: zero(),
+            detached: zero(),
+            failing_fills: zero(),
+            fill_millis: zero(),
+            panics: zero(),
+        })
+    }
+
+    fn cell(&self) -> CellNumber {
+        self.arena.alloc_cell().expect("cells for a test")
+    }
+
+    /// The slot of a page, with the nodes above it made if need be.
+    fn slot(&self, root: CellNumber, page: u64) -> &std::sync::atomic::AtomicU32 {
+        let view = self.arena.view();
+        let mut node = root;
+        for level in (1..LEVELS).rev() {
+            let slot = &view.slots(node).unwrap()[(page >> (6 * level)) as usize & 63];
+            node = match Entry::from_bits(slot.load(Ordering::Relaxed)).kind() {
+                Kind::Node(number) => CellNumber(number),
+                _ => {
+                    let new = self.cell();
+                    slot.store(Entry::node(new.0).bits(), Ordering::Release); // partner: the walk
+                    new
+                }
+            };
+        }
+        &view.slots(node).unwrap()[page as usize & 63]
+    }
+
+    fn evict(&self, state: &mut State, which: usize) {
+        let (handle, page, frame) = state.queue.remove(which).expect("it was found there");
+        let root = state.mappings[&handle].root;
+        self.slot(root, page).store(0, Ordering::Release); // partner: the walk
+        assert_eq!(self.arena.view().own(frame).retire(), Retire::Free);
+        self.arena.free(frame, Order::ZERO);
+    }
+
+    fn fill_page(&self, state: &mut State, handle: u64, page: u64) -> Result<(), Errno> {
+        let root = state.mappings[&handle].root;
+        if self.slot(root, page).load(Ordering::Relaxed) != 0 {
+            return Ok(());
+        }
+        while state.queue.len() >= self.pages_max {
+            self.evict(state, 0);
+        }
+        let frame = self.arena.alloc(Order::ZERO).ok_or(Errno(12))?;
+        let mut bytes = [0u8; PAGE_SIZE];
+        let mut done = 0;
+        while done < PAGE_SIZE {
+            let at = page * PAGE_SIZE as u64 + done as u64;
+            match state.mappings[&handle].file.read_at(&mut bytes[done..], at) {
+                Ok(0) => break,
+                Ok(more) => done += more,
+                Err(_) => return Err(Errno::IO),
+            }
+        }
+        let view = self.arena.view();
+        let descriptor = view.own(frame);
+        descriptor.prepare(state.mappings[&handle].id, PageIndex(page), Order::ZERO, page % 16 == 8);
+        // SAFETY: the frame is ours alone until it is complete.
+        unsafe { copy::copy_in(bytes.as_ptr(), view.bytes(frame).unwrap(), PAGE_SIZE) };
+        descriptor.complete(true);
+        self.slot(root, page).store(Entry::folio(frame.0).bits(), Ordering::Release); // partner: the walk
+        state.queue.push_back((handle, page, frame));
+        Ok(())
+    }
+}
+
+impl Owner for NaiveOwner {
+    fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let file = File::open(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(5)))?;
+        let data = file.metadata().map_err(|_| Errno::IO)?;
+        if (data.dev(), data.ino()) != (device, inode) || !data.is_file() {
+            return Err(Errno::BADF);
+        }
+        let mut state = self.state.lock().unwrap();
+        state.next += 1;
+        let handle = state.next;
+        let (cell, root, id) = (self.cell(), self.cell(), MappingId(handle as u32));
+        let record = self.arena.view().record(cell).unwrap();
+        record.root.store(Root { entry: Entry::node(root.0), levels: LEVELS }.bits(), Ordering::Release);
+        record.size.store(data.len(), Ordering::Relaxed);
+        record.id.store(id.0, Ordering::Release); // partner: `read_hits`
+        state.mappings.insert(handle, Mapping { file, cell, id, root, size: data.len() });
+        Ok(Attached { handle, cell, id })
+    }
+
+    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+        assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
+        std::thread::sleep(std::time::Duration::from_millis(self.fill_millis.load(Ordering::Relaxed)));
+        let fails = |left: u64| left.checked_sub(1);
+        if self.failing_fills.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
+            return Err(Errno::IO);
+        }
+        self.fills.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state.lock().unwrap();
+        let size = state.mappings.get(&handle).ok_or(Errno::BADF)?.size;
+        let first = position / PAGE_SIZE as u64;
+        let end = position.saturating_add(len).min(size).div_ceil(PAGE_SIZE as u64);
+        let pages_max = FILL_PAGES_MAX.min(self.pages_max as u64 / 2).max(1);
+        for page in first..end.min(first + pages_max) {
+            self.fill_page(&mut state, handle, page)?;
+        }
+        Ok(())
+    }
+
+    fn advance(&self, handle: u64, page: PageIndex) {
+        {
+            let state = self.state.lock().unwrap();
+            let marked = state.queue.iter().find(|&&(h, p, _)| (h, p) == (handle, page.0));
+            let Some(&(_, _, frame)) = marked else { return };
+            let descriptor = self.arena.view().own(frame);
+            if let Ok(ticket) = descriptor.begin_read(state.mappings[&handle].id, page) {
+                descriptor.take_marker(ticket);
+            }
+        }
+        let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64);
+    }
+
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
+        let mut state = self.state.lock().unwrap();
+        let mapping = state.mappings.get_mut(&handle).ok_or(Errno::BADF)?;
+        let size = mapping.file.metadata().map_err(|_| Errno::IO)?.len();
+        let kept = mapping.size.min(size) / PAGE_SIZE as u64;
+        mapping.size = size;
+        let record = self.arena.view().record(mapping.cell).unwrap();
+        let shrank = record.size.load(Ordering::Relaxed) > size;
+        if shrank {
+            record.size.store(size, Ordering::Release);
+        }
+        while let Some(which) = state.queue.iter().position(|&(h, page, _)| h == handle && page >= kept) {
+            self.evict(&mut state, which);
+        }
+        record.size.store(size, Ordering::Release);
+        Ok(size)
+    }
+
+    fn detach(&self, handle: u64) {
+        self.detached.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state.lock().unwrap();
+        while let Some(which) = state.queue.iter().position(|&(h, ..)| h == handle) {
+            self.evict(&mut state, which);
+        }
+        if let Some(mapping) = state.mappings.remove(&handle) {
+            // The cells are not reused: a naive owner has enough.
+            self.arena.view().record(mapping.cell).unwrap().id.store(0, Ordering::Release);
+        }
+    }
+
+    fn touched(&self, frame: Frame) {
+        self.touches.fetch_add(1, Ordering::Relaxed);
+        if let Some(byte) = self.arena.view().referenced(frame) {
+            byte.store(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,802 @@
+//! Tidy: the habits of this repository, as a test.
+//!
+//! Each rule is a pure function from the text of a file to complaints, and a
+//! complaint says where, what is wrong and what to do. The rules run over the
+//! repository below, and over small wrong texts at the end of this file, so
+//! that a rule which has gone blind fails too.
+//!
+//! ```text
+//!   floors      a module names only modules that lib.rs declares before it
+//!   essays      every file opens by saying what it is
+//!   unsafe      only in the named rooms, each block with its argument
+//!   orderings   each one stronger than Relaxed names the site it works with
+//!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
+//!   ratchet     long functions do not become more
+//!   names       a lettered test name is given once
+//!   readme      its example is the example that is compiled
+//!   tables      ARCHITECTURE.md lists the rooms and the lock order there are
+//!   orphans     every file of the library is some module's
+//! ```
+//!
+//! Not a rule: anything that rustfmt or clippy already says.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[path = "tidy/source.rs"]
+mod source;
+use source::Source;
+
+/// Functions longer than [`FUNCTION_LINES_MAX`] that the repository has. It may only fall.
+const LONG_FUNCTIONS_MAX: usize = 0;
+const FUNCTION_LINES_MAX: usize = 70;
+const LINE_CHARACTERS_MAX: usize = 120;
+/// Lines above an ordering or an unsafe block in which its comment is looked for.
+const COMMENT_REACH: usize = 6;
+const ESSAY_LINES_MIN: usize = 3;
+/// The door of a room explains the room.
+const DOOR_ESSAY_LINES_MIN: usize = 10;
+
+/// Where `unsafe` may stand: files, and folders with all that is in them.
+const UNSAFE_ROOMS: &[&str] = &[
+    "quinion/src/sys.rs",
+    "quinion/src/sys/",
+    "quinion/src/arena/",
+    "quinion/src/folio/",
+    "quinion/src/backend/",
+    "quinion/src/filemap/hit.rs",
+    "quinion/src/filemap/fill.rs",
+    "quinion/src/viewer.rs",
+    "quinion/src/viewer/",
+    "quinion/tests/",
+    "quinion/benches/",
+    "faces/preload/",
+    "faces/cli/src/sys.rs",
+    "faces/cli/src/run/signals.rs",
+    "faces/cli/tests/",
+];
+
+/// Something that is not tidy.
+#[derive(Clone, PartialEq, Eq)]
+struct Complaint {
+    place: String,
+    line: usize,
+    wrong: String,
+    remedy: &'static str,
+}
+
+impl fmt::Debug for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}; {}", self.place, self.line, self.wrong, self.remedy)
+    }
+}
+
+fn complaint(source: &Source, line: usize, wrong: String, remedy: &'static str) -> Complaint {
+    Complaint { place: source.path.clone(), line, wrong, remedy }
+}
+
+// The floors.
+
+/// The modules of the library from the ground up, and which of them each name at the crate's root is of.
+struct House {
+    floors: Vec<String>,
+    exports: BTreeMap<String, String>,
+}
+
+impl House {
+    fn of(lib: &Source) -> Self {
+        let floors = (0..lib.tokens.len())
+            .filter(|&at| lib.word(at) == "mod" && matches!(lib.word(at + 2), ";" | "{"))
+            .map(|at| lib.word(at + 1).to_owned())
+            .collect();
+        let mut house = Self { floors, exports: BTreeMap::new() };
+        for at in (0..lib.tokens.len()).filter(|&at| lib.word(at) == "use") {
+            house.note_exports(lib, at + 1);
+        }
+        house
+    }
+
+    /// Notes what one `use` of lib.rs brings to the root: `use crate::error::{Error, Kind as ErrorKind};`
+    fn note_exports(&mut self, lib: &Source, at: usize) {
+        let words: Vec<&str> =
+            (at..).map(|at| lib.word(at)).take_while(|word| !matches!(*word, ";" | "")).collect();
+        let Some(floor) = words.iter().find(|word| self.height(word).is_some()) else { return };
+        for (i, word) in words.iter().enumerate() {
+            let is_leaf = is_name(word) && words.get(i + 1) != Some(&"::") && word != floor;
+            if is_leaf {
+                self.exports.insert((*word).to_owned(), (*floor).to_owned());
+            }
+        }
+    }
+
+    fn height(&self, floor: &str) -> Option<usize> {
+        self.floors.iter().position(|name| name == floor)
+    }
+
+    /// The height of what `name` is at the crate's root.
+    fn height_of_root_name(&self, name: &str) -> Option<usize> {
+        self.height(name).or_else(|| self.height(self.exports.get(name)?))
+    }
+}
+
+fn is_name(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+/// A name at the crate's root that a file uses, and where.
+#[derive(PartialEq, Eq, Debug)]
+struct RootName {
+    name: String,
+    line: usize,
+}
+
+/// The module path of a file of the library: `src/arena/view.rs` is `["arena", "view"]`.
+fn module_path(path: &str) -> Vec<String> {
+    let inside = path.trim_start_matches("quinion/src/").trim_end_matches(".rs");
+    let inside = inside.trim_end_matches("/mod");
+    inside.split('/').map(str::to_owned).collect()
+}
+
+/// All that a file, outside its tests, names at the crate's root by `crate::` or by enough `super::`.
+fn root_names(source: &Source) -> Vec<RootName> {
+    let tests = source.test_ranges();
+    let mut names = Vec::new();
+    let mut depth = module_path(&source.path).len();
+    let mut modules_end = Vec::new();
+    for at in 0..source.tokens.len() {
+        if source.word(at) == "mod" && source.word(at + 2) == "{" {
+            modules_end.push(source.closing(at + 2));
+            depth += 1;
+        }
+        depth -= modules_end.iter().filter(|end| **end == at).count();
+        if tests.iter().any(|range| range.contains(&at)) {
+            continue;
+        }
+        if let Some(head) = root_path_at(source, at, depth) {
+            names.extend(heads(source, head));
+        }
+    }
+    names
+}
+
+/// If a path that leads to the crate's root begins at `at`, where it goes on from there.
+fn root_path_at(source: &Source, at: usize, depth: usize) -> Option<usize> {
+    if source.is_at(at, &["crate", "::"]) {
+        return Some(at + 2);
+    }
+    let begins = source.word(at) == "super" && !(at >= 2 && source.is_at(at - 2, &["super", "::"]));
+    if !begins {
+        return None;
+    }
+    let supers = (0..).take_while(|i| source.is_at(at + 2 * i, &["super", "::"])).count();
+    (supers >= depth).then_some(at + 2 * supers)
+}
+
+/// The first names of what stands at `at`: one, or one for each member of a `{..}`.
+fn heads(source: &Source, at: usize) -> Vec<RootName> {
+    let name_at = |at: usize| RootName { name: source.word(at).to_owned(), line: source.tokens[at].line };
+    if source.word(at) != "{" {
+        let is_macro = source.word(at + 1) == "!";
+        return if is_macro { Vec::new() } else { vec![name_at(at)] };
+    }
+    let (end, mut names, mut depth) = (source.closing(at), Vec::new(), 0);
+    for inside in at + 1..end {
+        match source.word(inside) {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ if depth == 0 && matches!(source.word(inside - 1), "{" | ",") => names.push(name_at(inside)),
+            _ => {}
+        }
+    }
+    names
+}
+
+/// A module names only modules declared before its own, or itself.
+fn check_floors(house: &House, source: &Source) -> Vec<Complaint> {
+    if source.path == "quinion/src/lib.rs" || source.is_test_file() {
+        return Vec::new();
+    }
+    let room = module_path(&source.path).remove(0);
+    let Some(own) = house.height(&room) else {
+        let wrong = format!("lib.rs declares no module `{room}`");
+        return vec![complaint(source, 1, wrong, "declare it there, on its floor")];
+    };
+    let mut complaints = Vec::new();
+    for RootName { name, line } in root_names(source) {
+        match house.height_of_root_name(&name) {
+            Some(height) if height <= own => {}
+            Some(height) => complaints.push(complaint(
+                source,
+                line,
+                format!("`{room}` names `{name}`, of the floor `{}` above it", house.floors[height]),
+                "hand it down as a trait or an argument, or move the code up; calls go down only",
+            )),
+            None => complaints.push(complaint(
+                source,
+                line,
+                format!("`{name}` is not a module of lib.rs nor exported there by name"),
+                "name the module it is in, so that its floor can be seen",
+            )),
+        }
+    }
+    complaints
+}
+
+/// Every file of the library is declared by the file above it.
+fn check_orphans(sources: &[Source]) -> Vec<Complaint> {
+    let library: Vec<&Source> = sources.iter().filter(|s| s.path.starts_with("quinion/src/")).collect();
+    let declares = |parent: &[String], child: &str| {
+        library.iter().any(|source| {
+            let is_parent = match source.path.as_str() {
+                "quinion/src/lib.rs" => parent.is_empty(),
+                path => module_path(path) == parent,
+            };
+            is_parent && (0..source.tokens.len()).any(|at| source.is_at(at, &["mod", child, ";"]))
+        })
+    };
+    let mut complaints = Vec::new();
+    for source in library.iter().filter(|s| s.path != "quinion/src/lib.rs") {
+        let path = module_path(&source.path);
+        let (child, parent) = path.split_last().expect("a file has a name");
+        if !declares(parent, child) {
+            let wrong = format!("no `mod {child};` leads to this file");
+            complaints.push(complaint(source, 1, wrong, "declare it or delete it"));
+        }
+    }
+    complaints
+}
+
+// What a file says of itself.
+
+/// A file opens with an essay, and a room's door with a longer one.
+fn check_essay(source: &Source) -> Vec<Complaint> {
+    // What says whether a file is compiled at all may stand before it.
+    let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
+    let lines = essay.take_while(|line| line.starts_with("//!")).count();
+    let is_door = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
+    let min = match () {
+        () if is_door => DOOR_ESSAY_LINES_MIN,
+        () if source.path.contains("/examples/") => 1,
+        () => ESSAY_LINES_MIN,
+    };
+    if lines >= min {
+        return Vec::new();
+    }
+    let wrong = format!("the file opens with {lines} lines of `//!`, fewer than {min}");
+    let remedy =
+        "say the idea, draw it, number the invariants and name what is not one (see CONTRIBUTING.md)";
+    vec![complaint(source, 1, wrong, remedy)]
+}
+
+// Unsafe code and orderings.
+
+fn may_hold_unsafe(path: &str) -> bool {
+    UNSAFE_ROOMS.iter().any(|room| path == *room || (room.ends_with('/') && path.starts_with(room)))
+}
+
+/// Unsafe code stands in the named rooms only, and each block and impl has its argument above it.
+fn check_unsafe(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "unsafe") {
+        let line = source.tokens[at].line;
+        if !may_hold_unsafe(&source.path) {
+            let wrong = "unsafe code outside the named rooms".to_owned();
+            let remedy =
+                "use a safe function of sys, arena, folio or backend, or argue for a new room in tidy.rs";
+            complaints.push(complaint(source, line, wrong, remedy));
+        }
+        let needs_argument = matches!(source.word(at + 1), "{" | "impl");
+        if needs_argument && !source.has_comment_near(line, COMMENT_REACH, "SAFETY:") {
+            let wrong = format!("`unsafe {}` without a SAFETY comment above it", source.word(at + 1));
+            complaints.push(complaint(
+                source,
+                line,
+                wrong,
+                "argue why it is sound, in a `// SAFETY:` comment",
+            ));
+        }
+    }
+    complaints
+}
+
+/// What a comment on an ordering says: its partner, or that the file's essay has all pairs.
+const PARTNER_WORDS: &[&str] = &["partner", "the head of this file", "the head of the file"];
+
+/// An ordering stronger than Relaxed names its partner.
+fn check_orderings(source: &Source) -> Vec<Complaint> {
+    let tests = source.test_ranges();
+    let mut complaints = Vec::new();
+    for at in 0..source.tokens.len() {
+        let is_strong = source.is_at(at, &["Ordering", "::"])
+            && matches!(source.word(at + 2), "Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*");
+        if !is_strong || source.is_test_file() || tests.iter().any(|range| range.contains(&at)) {
+            continue;
+        }
+        let line = source.tokens[at].line;
+        if matches!(source.word(at + 2), "{" | "*") {
+            let wrong = "orderings imported by name".to_owned();
+            complaints.push(complaint(
+                source,
+                line,
+                wrong,
+                "write `Ordering::` at each use, where a search finds it",
+            ));
+        } else if !PARTNER_WORDS.iter().any(|word| source.has_comment_near(line, COMMENT_REACH, word)) {
+            let wrong = format!("`Ordering::{}` without a partner", source.word(at + 2));
+            let remedy = "say in a comment above which site it works with: `// Acquire, partner: ...`, \
+                          or `see the head of this file` if all pairs are told there";
+            complaints.push(complaint(source, line, wrong, remedy));
+        }
+    }
+    complaints
+}
+
+// The text as text.
+
+/// Line length, tabs, trailing blanks and ASCII.
+fn check_lines(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for (number, line) in source.text.lines().enumerate() {
+        let mut wrong = |wrong: String, remedy| complaints.push(complaint(source, number + 1, wrong, remedy));
+        let characters = line.chars().count();
+        // A row of a table cannot be broken.
+        let is_table = line.trim_start_matches(['/', '!', ' ']).starts_with('|');
+        if characters > LINE_CHARACTERS_MAX && !is_table {
+            let message = format!("{characters} characters in a line, more than {LINE_CHARACTERS_MAX}");
+            wrong(message, "break it");
+        }
+        if line.contains('\t') {
+            wrong("a tab".to_owned(), "indent with blanks");
+        }
+        if line.ends_with(' ') {
+            wrong("a blank at the end of the line".to_owned(), "delete it");
+        }
+        if let Some(character) = line.chars().find(|c| !c.is_ascii()) {
+            wrong(format!("the character {character:?} is not ASCII"), "write it in ASCII or escape it");
+        }
+    }
+    complaints
+}
+
+/// Words that promise to be gone before a commit, and places that exist on one machine only.
+/// Put together here so that this file does not contain them.
+fn forbidden_words() -> [String; 5] {
+    [["to", "do!"], ["unimple", "mented!"], ["db", "g!"], ["FIX", "ME"], ["XX", "X"]]
+        .map(|halves| halves.concat())
+}
+fn forbidden_places() -> [String; 4] {
+    ["root", "home", "work", "var/tmp"].map(|place| format!("/{place}"))
+}
+
+/// Nothing unfinished and no path of somebody's machine is in the repository.
+fn check_words(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for (number, line) in source.text.lines().enumerate() {
+        for word in forbidden_words().iter().filter(|word| has_word(line, word)) {
+            let remedy = "finish it, or write it up as an issue";
+            complaints.push(complaint(source, number + 1, format!("`{word}` in the text"), remedy));
+        }
+        for place in forbidden_places().iter().filter(|place| has_place(line, place)) {
+            let remedy = "take it from the environment, or make up a path that is nobody's";
+            complaints.push(complaint(source, number + 1, format!("the path `{place}`"), remedy));
+        }
+    }
+    complaints
+}
+
+fn is_word_character(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Whether `line` contains `word` and not only as a part of a longer one.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let after = &line[at + word.len()..];
+        !line[..at].ends_with(is_word_character)
+            && (word.ends_with('!') || !after.starts_with(is_word_character))
+    })
+}
+
+/// Whether `line` contains the absolute path `place` or one below it.
+fn has_place(line: &str, place: &str) -> bool {
+    let begins_path =
+        |before: &str| !before.ends_with(|c| is_word_character(c) || matches!(c, '.' | '}' | '/' | '>'));
+    line.match_indices(place).any(|(at, _)| {
+        let after = &line[at + place.len()..];
+        begins_path(&line[..at]) && !after.starts_with(|c| is_word_character(c) || c == '-')
+    })
+}
+
+// Functions and tests.
+
+/// The functions of a file: name, line, and how many lines from its `fn` to its closing bracket.
+fn functions(source: &Source) -> Vec<(String, usize, usize)> {
+    let is_function = |at: &usize| source.word(*at) == "fn" && is_name(source.word(at + 1));
+    let measure = |at: usize| {
+        let first = source.tokens[at].line;
+        let last = source.tokens.get(source.item_end(at)).map_or(first, |token| token.line);
+        (source.word(at + 1).to_owned(), first, last + 1 - first)
+    };
+    (0..source.tokens.len()).filter(is_function).map(measure).collect()
+}
+
+/// Functions that are too long, each as a complaint.
+fn check_function_lengths(source: &Source) -> Vec<Complaint> {
+    let long = |(name, line, lines)| {
+        let wrong = format!("`{name}` has {lines} lines, more than {FUNCTION_LINES_MAX}");
+        complaint(source, line, wrong, "give its steps names of their own")
+    };
+    functions(source).into_iter().filter(|(_, _, lines)| *lines > FUNCTION_LINES_MAX).map(long).collect()
+}
+
+/// Whether `name` is that of a test of a numbered statement: a letter, two digits, `_`.
+fn is_lettered(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    bytes.len() > 4
+        && bytes[0].is_ascii_lowercase()
+        && bytes[1..3].iter().all(u8::is_ascii_digit)
+        && bytes[3] == b'_'
+}
+
+/// A statement's test is one test: its name is given once.
+fn check_lettered_names(sources: &[Source]) -> Vec<Complaint> {
+    let mut seen: BTreeMap<String, String> = BTreeMap::new();
+    let mut complaints = Vec::new();
+    for source in sources {
+        for (name, line, _) in functions(source).into_iter().filter(|(name, _, _)| is_lettered(name)) {
+            if let Some(first) = seen.get(&name) {
+                let wrong = format!("`{name}` is the name of a test at {first} too");
+                complaints.push(complaint(
+                    source,
+                    line,
+                    wrong,
+                    "say in the name what this one shows beyond the other",
+                ));
+            }
+            seen.entry(name).or_insert_with(|| format!("{}:{line}", source.path));
+        }
+    }
+    complaints
+}
+
+/// The README's first Rust example is `hello`, byte for byte.
+fn check_readme(readme: &Source, hello: &Source) -> Vec<Complaint> {
+    let remedy = "copy quinion/examples/hello.rs between ```rust and ```";
+    let Some((before, rest)) = readme.text.split_once("```rust\n") else {
+        return vec![complaint(readme, 1, "there is no Rust example".to_owned(), remedy)];
+    };
+    let example = rest.split_once("```").map_or(rest, |(example, _)| example);
+    if example == hello.text {
+        return Vec::new();
+    }
+    let same = example.lines().zip(hello.text.lines()).take_while(|(a, b)| a == b).count();
+    let line = before.lines().count() + 2 + same;
+    vec![complaint(readme, line, "the example differs from examples/hello.rs here".to_owned(), remedy)]
+}
+
+/// The first words in backquotes of the rows of the table below `heading`.
+fn table_keys(text: &str, heading: &str) -> Vec<String> {
+    let section = text.lines().skip_while(|line| line.trim() != heading).skip(1);
+    let rows =
+        section.take_while(|line| !line.starts_with("## ")).filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split_once('`')).map(|(key, _)| key.to_owned()).collect()
+}
+
+/// The names of the variants of `name`, in their order; a variant begins its line.
+fn variants(source: &Source, name: &str) -> Vec<String> {
+    let Some(at) = (0..source.tokens.len()).find(|&at| source.is_at(at, &["enum", name])) else {
+        return Vec::new();
+    };
+    let end = source.item_end(at);
+    let is_variant = |at: &usize| matches!(source.word(at - 1), "{" | ",") && is_name(source.word(*at));
+    (at + 3..end).filter(is_variant).map(|at| source.word(at).to_owned()).collect()
+}
+
+/// A table of ARCHITECTURE.md lists what there is, in the order in which it is.
+fn check_table(architecture: &Source, heading: &str, expected: &[String]) -> Vec<Complaint> {
+    let listed = table_keys(&architecture.text, heading);
+    if listed == expected {
+        return Vec::new();
+    }
+    let line = architecture.text.lines().take_while(|line| line.trim() != heading).count() + 1;
+    let wrong = format!("the table `{heading}` lists {listed:?}, the code has {expected:?}");
+    vec![complaint(architecture, line, wrong, "make the table say what the code does")]
+}
+
+// The repository.
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the library lies in the repository").to_owned()
+}
+
+/// All files below `folder` of the repository whose name ends in one of `endings`.
+fn files(folder: &str, endings: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut folders = vec![repository().join(folder)];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.map(|entry| entry.expect("a readable folder").path()) {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if entry.is_dir() && !name.starts_with("target") && name != ".git" {
+                folders.push(entry);
+            } else if entry.is_file() && endings.iter().any(|ending| name.ends_with(ending)) {
+                found.push(read(&entry));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn read(path: &Path) -> Source {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let inside = path.strip_prefix(repository()).unwrap_or(path);
+    Source::new(&inside.to_string_lossy(), &text)
+}
+
+fn rust_files() -> Vec<Source> {
+    files("", &[".rs"])
+}
+
+fn library_files() -> Vec<Source> {
+    let sources = files("quinion/src", &[".rs"]);
+    assert!(sources.iter().any(|s| s.path == "quinion/src/lib.rs"), "the walk has lost its way");
+    sources
+}
+
+/// Fails with all complaints, one a line.
+#[track_caller]
+fn expect_tidy(complaints: Vec<Complaint>) {
+    let lines: Vec<String> = complaints.iter().map(|complaint| format!("{complaint:?}")).collect();
+    assert!(lines.is_empty(), "{} untidy:\n{}\n", lines.len(), lines.join("\n"));
+}
+
+#[test]
+fn modules_name_only_floors_below() {
+    let sources = library_files();
+    let lib = sources.iter().find(|s| s.path == "quinion/src/lib.rs").expect("the library has a root");
+    let house = House::of(lib);
+    expect_tidy(sources.iter().flat_map(|source| check_floors(&house, source)).collect());
+}
+
+#[test]
+fn every_library_file_is_a_module() {
+    expect_tidy(check_orphans(&library_files()));
+}
+
+#[test]
+fn every_file_opens_with_an_essay() {
+    expect_tidy(rust_files().iter().flat_map(check_essay).collect());
+}
+
+#[test]
+fn unsafe_code_stays_in_its_rooms_and_is_argued() {
+    expect_tidy(rust_files().iter().flat_map(check_unsafe).collect());
+}
+
+#[test]
+fn every_ordering_names_its_partner() {
+    expect_tidy(rust_files().iter().flat_map(check_orderings).collect());
+}
+
+#[test]
+fn sources_are_plain_text() {
+    let sources = files("", &[".rs", ".toml", ".sh"]);
+    let scripts = ["scripts/setup", ".ci/run"].map(|script| read(&repository().join(script)));
+    expect_tidy(sources.iter().chain(&scripts).flat_map(check_lines).collect());
+}
+
+#[test]
+fn nothing_is_unfinished_or_of_one_machine() {
+    let sources = files("", &[".rs", ".toml", ".sh", ".md", "setup", "run"]);
+    expect_tidy(sources.iter().flat_map(check_words).collect());
+}
+
+#[test]
+fn long_functions_do_not_become_more() {
+    let long: Vec<Complaint> = rust_files().iter().flat_map(check_function_lengths).collect();
+    let too_many = long.len().saturating_sub(LONG_FUNCTIONS_MAX);
+    assert_eq!(
+        too_many, 0,
+        "{LONG_FUNCTIONS_MAX} long functions are allowed; shorten {too_many} of:
+{long:#?}"
+    );
+}
+
+#[test]
+fn lettered_test_names_are_given_once() {
+    expect_tidy(check_lettered_names(&rust_files()));
+}
+
+#[test]
+fn the_architecture_lists_the_rooms_and_the_lock_order() {
+    let architecture = read(&repository().join("ARCHITECTURE.md"));
+    let [lib, sync] =
+        ["quinion/src/lib.rs", "quinion/src/sync.rs"].map(|path| read(&repository().join(path)));
+    let mut complaints = check_table(&architecture, "## Rooms", &House::of(&lib).floors);
+    complaints.extend(check_table(&architecture, "## Lock order", &variants(&sync, "Rank")));
+    expect_tidy(complaints);
+}
+
+#[test]
+fn the_readme_shows_the_example_that_is_compiled() {
+    let [readme, hello] =
+        ["README.md", "quinion/examples/hello.rs"].map(|path| read(&repository().join(path)));
+    expect_tidy(check_readme(&readme, &hello));
+}
+
+/// The rules on texts that are wrong, so that a rule which sees nothing is seen.
+mod a_rule_can_fail {
+    use super::*;
+
+    const LIB: &str = "//! x\npub mod units;\npub mod arena;\nmod cache;\n\
+                       pub use cache::{Cache, Builder as CacheBuilder};\npub use crate::units::Frame;";
+
+    /// The complaints of `check`, as (line, the start of what is wrong).
+    #[track_caller]
+    fn expect(complaints: Vec<Complaint>, expected: &[(usize, &str)]) {
+        let is_expected = |(complaint, (line, wrong)): (&Complaint, &(usize, &str))| {
+            complaint.line == *line && complaint.wrong.contains(wrong)
+        };
+        assert!(
+            complaints.len() == expected.len() && complaints.iter().zip(expected).all(is_expected),
+            "expected {expected:#?}\nfound {complaints:#?}"
+        );
+    }
+
+    fn floors(path: &str, text: &str) -> Vec<Complaint> {
+        check_floors(&House::of(&Source::new("quinion/src/lib.rs", LIB)), &Source::new(path, text))
+    }
+
+    #[test]
+    fn floors_below_and_the_own_room_may_be_named() {
+        let text = "use crate::units::Frame;\nuse super::layout;\n\
+                    use crate::{units, arena::Layout};\nuse crate::Frame;";
+        expect(floors("quinion/src/arena/view.rs", text), &[]);
+        expect(floors("quinion/src/cache.rs", "use super::arena;\nuse crate::CacheBuilder;"), &[]);
+    }
+
+    #[test]
+    fn floors_above_are_seen_however_they_are_named() {
+        let text = "use crate::cache::Cache;\nuse super::super::cache;\nfn f() { crate::cache::f() }\n\
+                    use crate::{units::Frame, cache::{Cache, Kind}};\ntype C = crate::Cache;\n\
+                    type B = crate::CacheBuilder;\nmod inner { use super::super::super::cache; use super::super::x; }";
+        let expected = [1, 2, 3, 4, 5, 6, 7].map(|line| (line, "of the floor `cache` above it"));
+        expect(floors("quinion/src/arena/view.rs", text), &expected);
+        expect(floors("quinion/src/units.rs", "use super::arena::View;"), &[(1, "`arena`")]);
+    }
+
+    #[test]
+    fn names_without_a_floor_are_refused() {
+        expect(
+            floors("quinion/src/arena/mod.rs", "use crate::*;\nuse crate::Thing;"),
+            &[(1, "`*`"), (2, "`Thing`")],
+        );
+        expect(floors("quinion/src/attic.rs", ""), &[(1, "no module `attic`")]);
+    }
+
+    #[test]
+    fn comments_strings_tests_and_macros_may_name_anything() {
+        let text = "//! crate::cache\n/* crate::cache /* */ crate::cache */\nconst S: &str = \"crate::cache\";\n\
+                    const R: &str = r#\"\" crate::cache\"#;\nfn f<'a>(_: &'a str) -> char { '\"' }\ncrate::check!();\n\
+                    #[cfg(test)]\nmod tests {\n    use crate::cache::Cache;\n}\n\
+                    #[cfg(all(test, unix))]\nuse crate::{cache::Cache};";
+        expect(floors("quinion/src/arena/mod.rs", text), &[]);
+        expect(floors("quinion/src/arena/tests.rs", "use crate::cache::Cache;"), &[]);
+        let after = format!("{text}\nuse crate::cache::Cache;");
+        expect(floors("quinion/src/arena/mod.rs", &after), &[(13, "`cache`")]);
+    }
+
+    #[test]
+    fn orphans_are_seen() {
+        let sources = [
+            Source::new("quinion/src/lib.rs", LIB),
+            Source::new("quinion/src/units.rs", ""),
+            Source::new("quinion/src/arena/mod.rs", "mod view;"),
+            Source::new("quinion/src/arena/view.rs", ""),
+            Source::new("quinion/src/arena/lost.rs", ""),
+        ];
+        expect(check_orphans(&sources), &[(1, "`mod lost;`")]);
+    }
+
+    #[test]
+    fn missing_and_short_essays_are_seen() {
+        let check = |path, text| check_essay(&Source::new(path, text));
+        expect(check("quinion/src/units.rs", "//! One\n//!\n//! three.\n"), &[]);
+        expect(check("quinion/tests/x.rs", "#![cfg(x)]\n//! One\n//!\n//! three.\n"), &[]);
+        expect(check("quinion/src/units.rs", "\n//! One\n//!\n//! three.\n"), &[(1, "0 lines")]);
+        expect(check("quinion/src/arena/mod.rs", "//! One\n//!\n//! three.\n"), &[(1, "3 lines")]);
+        expect(check("quinion/examples/hello.rs", "//! One.\n"), &[]);
+    }
+
+    #[test]
+    fn unsafe_code_is_seen() {
+        let check = |path, text| check_unsafe(&Source::new(path, text));
+        let (room, hall) = ("quinion/src/arena/view.rs", "quinion/src/cache.rs");
+        expect(check(room, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[]);
+        expect(check(room, "unsafe fn f();\nlet x = unsafe { *p };"), &[(2, "without a SAFETY")]);
+        expect(check(room, "unsafe impl Send for X {}"), &[(1, "`unsafe impl`")]);
+        expect(check(hall, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[(2, "named rooms")]);
+        expect(check(hall, "// unsafe\n#![deny(unsafe_code)]\nlet x = \"unsafe { }\";"), &[]);
+    }
+
+    #[test]
+    fn orderings_without_a_partner_are_seen() {
+        let check = |text| check_orderings(&Source::new("quinion/src/arena/view.rs", text));
+        expect(check("x.load(Ordering::Relaxed);\na.cmp(&b) == Ordering::Less;"), &[]);
+        expect(check("// Acquire, partner: the store in `f`.\nx.load(Ordering::Acquire);"), &[]);
+        expect(check("x.load(Ordering::Acquire); // Partner: `f`"), &[]);
+        expect(check("// SeqCst: see the head of this file.\nx.load(Ordering::SeqCst);"), &[]);
+        expect(check("// Acquire, to be sure.\nx.load(Ordering::Acquire);"), &[(2, "`Ordering::Acquire`")]);
+        expect(check("use Ordering::{Acquire, Release};"), &[(1, "imported by name")]);
+        let far = format!("// partner: f\n{}x.load(Ordering::SeqCst);", "\n".repeat(COMMENT_REACH));
+        expect(check(&far), &[(2 + COMMENT_REACH, "SeqCst")]);
+    }
+
+    #[test]
+    fn untidy_lines_are_seen() {
+        let check = |text: &str| check_lines(&Source::new("x.rs", text));
+        let long = "x".repeat(LINE_CHARACTERS_MAX);
+        expect(check(&format!("{long}\n{long}y\n//! | {long} |")), &[(2, "121 characters")]);
+        expect(check("a\tb\nc \nd\u{e9}"), &[(1, "a tab"), (2, "a blank"), (3, "not ASCII")]);
+    }
+
+    #[test]
+    fn forbidden_words_and_places_are_seen() {
+        let check = |text: &str| check_words(&Source::new("x.rs", text));
+        for word in forbidden_words() {
+            expect(check(&format!("\n// {word} later")), &[(2, &word)]);
+        }
+        for place in forbidden_places() {
+            expect(check(&format!("open(\"{place}/x\")")), &[(1, &place)]);
+            expect(check(&format!("the {place}")), &[(1, &place)]);
+            expect(check(&format!("tree{place}, ..{place}, {place}s, https://host.example{place}")), &[]);
+        }
+    }
+
+    #[test]
+    fn long_functions_are_measured() {
+        let body = "    x();\n".repeat(FUNCTION_LINES_MAX - 2);
+        let text = |body: &str| format!("fn f(a: [u8; 2]) -> u8\n{{\n{body}}}\nfn g();\ntype F = fn(u8);\n");
+        let check = |text: &str| check_function_lengths(&Source::new("x.rs", text));
+        expect(check(&text(&body[9..])), &[]);
+        expect(check(&text(&body)), &[(1, "`f` has 71 lines")]);
+    }
+
+    #[test]
+    fn lettered_names_given_twice_are_seen() {
+        let sources = ["fn a01_one() {}\nfn a01_two() {}\nfn x() {}", "fn x() {}\nfn a01_one() {}"];
+        let sources = sources.map(|text| Source::new("x.rs", text));
+        expect(check_lettered_names(&sources), &[(2, "`a01_one`")]);
+    }
+
+    #[test]
+    fn a_table_that_differs_is_seen() {
+        let text = "# A\n## Rooms\n| room | |\n|---|---|\n| `units` | x |\n| `arena` | `y` |\n\n## More\n| `z` | |\n";
+        let check = |expected: &[&str]| {
+            let expected: Vec<String> = expected.iter().map(|name| name.to_string()).collect();
+            check_table(&Source::new("A.md", text), "## Rooms", &expected)
+        };
+        expect(check(&["units", "arena"]), &[]);
+        expect(check(&["arena", "units"]), &[(2, "lists")]);
+        expect(check(&["units", "arena", "cache"]), &[(2, "lists")]);
+    }
+
+    #[test]
+    fn variants_are_read_from_their_enum() {
+        let text =
+            "enum Other { X }\n/// A rank.\npub enum Rank {\n    /// One.\n    Low = 1,\n    High = 2,\n}\n";
+        assert_eq!(variants(&Source::new("x.rs", text), "Rank"), ["Low", "High"]);
+    }
+
+    #[test]
+    fn a_readme_that_differs_is_seen() {
+        let hello = Source::new("hello.rs", "fn main() {\n}\n");
+        let check = |text| check_readme(&Source::new("README.md", text), &hello);
+        expect(check("# Q\n```rust\nfn main() {\n}\n```\n"), &[]);
+        expect(check("# Q\n```rust\nfn main() {\n} \n```\n"), &[(4, "differs")]);
+        expect(check("# Q\n"), &[(1, "no Rust example")]);
+    }
+}

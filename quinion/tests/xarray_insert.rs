@@ -1,0 +1,313 @@
+//! Insertion of one entry: conflicts, shadows consumed, shadows split, and nodes that run out.
+//!
+//! ```text
+//!   what covers the range     the answer                  the tree
+//!   nothing                   Done, no shadow             the folio
+//!   shadows, not larger       Done, the last of them      the folio instead
+//!   one larger shadow         Done, the piece cut out     the folio, and pieces that say what the whole said
+//!   a folio or a spill        Present                     the same, node by node
+//!   no node to be had         NoNode                      the same, page by page
+//! ```
+//!
+//! The letters are those of the specification's statements. A07 to A11 and A15 to A17 are about locks,
+//! reserves and folios: they belong to the mapping.
+
+mod xarray_keeper;
+
+use quinion::xarray::{Entry, Inserted, Kind, Mark, Stored, Value};
+use xarray_keeper::{Forest, Reuse, folio};
+
+fn forest<const BITS: u32>() -> Forest<BITS> {
+    Forest::new(1 << 13, Reuse::AtOnce)
+}
+fn shadow(order: u8, payload: u32) -> Entry {
+    Entry::value(Value::shadow(order, payload))
+}
+fn put<const BITS: u32>(forest: &Forest<BITS>, index: u64, order: u8, entry: Entry) {
+    assert_eq!(forest.tree().store(index, order, entry, |_, _, _| {}), Stored::Done);
+}
+fn done(shadow: Option<Value>) -> Inserted {
+    Inserted::Done { shadow }
+}
+
+/// The entries in a range, as (first, order), and that each is `want` where it is not the folio.
+fn pieces<const BITS: u32>(forest: &Forest<BITS>) -> Vec<(u64, u8)> {
+    forest.tree().range(0, u64::MAX).map(|(first, _, order)| (first, order)).collect()
+}
+
+#[test]
+fn a01_an_empty_slot_takes_a_folio_of_any_order() {
+    for order in 0..=15 {
+        for far in [0u64, 1, 5, 1 << 20, (1 << (52 - order)) - 1] {
+            let (forest, index, f) = (forest::<6>(), far << order, folio(3, order));
+            assert_eq!(forest.tree().insert(index, order, f), done(None));
+            let last = index + (1 << order) - 1;
+            for covered in [index, last, index + (1 << order) / 3] {
+                assert_eq!(forest.tree().load(covered), Entry::folio(f));
+                assert_eq!(forest.walk(covered), Entry::folio(f));
+                assert_eq!(forest.tree().order_at(covered), Some(order));
+            }
+            assert_eq!(forest.tree().load(last + 1), Entry::EMPTY);
+            assert_eq!(index.checked_sub(1).map_or(Entry::EMPTY, |i| forest.tree().load(i)), Entry::EMPTY);
+            forest.check();
+        }
+    }
+}
+
+#[test]
+fn a02_any_folio_in_the_way_refuses_and_nothing_changes() {
+    for order in 0..=6 {
+        for in_the_way in 0..1u64 << order {
+            let forest = forest::<2>();
+            put(&forest, 64 + in_the_way, 0, Entry::folio(folio(1, 0)));
+            put(&forest, 500, 0, shadow(0, 9));
+            let before = forest.tree().dump_nodes();
+            let got = forest.tree().insert(64, order, folio(2, order));
+            assert_eq!(got, Inserted::Present(Entry::folio(folio(1, 0))));
+            assert_eq!(forest.tree().dump_nodes(), before);
+            forest.check();
+        }
+    }
+}
+
+#[test]
+fn a02_a_folio_that_needs_a_taller_tree_is_refused_without_a_trace() {
+    let forest = forest::<2>();
+    put(&forest, 3, 0, Entry::folio(folio(1, 0)));
+    let before = forest.tree().dump_nodes();
+    assert_eq!(forest.tree().insert(0, 9, folio(2, 9)), Inserted::Present(Entry::folio(folio(1, 0))));
+    assert_eq!(forest.tree().dump_nodes(), before);
+    forest.check();
+}
+
+#[test]
+fn a03_a_folio_takes_the_place_of_all_shadows_under_it_and_hears_of_the_last() {
+    for order in 0..=9 {
+        let forest = forest::<3>();
+        for i in 0..1 << order {
+            put(&forest, 1024 + i, 0, shadow(0, 100 + i as u32));
+        }
+        let last = Value::shadow(0, 100 + (1 << order) - 1);
+        assert_eq!(forest.tree().insert(1024, order, folio(1, order)), done(Some(last)));
+        assert_eq!(
+            forest.tree().dump(),
+            format!("1024..={} folio {} order {order} ...\n", 1023 + (1 << order), folio(1, order))
+        );
+        forest.check();
+    }
+}
+
+#[test]
+fn a04_holes_among_the_shadows_do_not_matter() {
+    for holes in 0..1u32 << 8 {
+        let forest = forest::<2>();
+        let mut last = None;
+        for i in (0..8).filter(|i| holes >> i & 1 == 0) {
+            put(&forest, 8 + i, 0, shadow(0, i as u32));
+            last = Some(Value::shadow(0, i as u32));
+        }
+        assert_eq!(forest.tree().insert(8, 3, folio(1, 3)), done(last));
+        assert_eq!(pieces(&forest), [(8, 3)]);
+        forest.check();
+    }
+}
+
+/// A05 and A06 for one case: an order-`big` shadow, a folio of order `small` somewhere in it.
+fn insert_inside<const BITS: u32>(big: u8, small: u8, place: u64) {
+    let forest = forest::<BITS>();
+    let (base, value) = (3 << big, Value::shadow(big, 77));
+    put(&forest, base, big, Entry::value(value));
+    let index = base + (place << small);
+    let (got, descents) = forest.descents(|tree| tree.insert(index, small, folio(1, small)));
+    assert_eq!(got, done(Some(value.with_order(small))));
+    assert_eq!(descents, 1, "A18: one way down, split or not");
+    let mut pages = 0;
+    for (first, entry, order) in forest.tree().range(0, u64::MAX) {
+        pages += 1u64 << order;
+        if first == index {
+            assert_eq!((entry, order), (Entry::folio(folio(1, small)), small));
+        } else {
+            assert_eq!(entry, Entry::value(value.with_order(order)));
+        }
+    }
+    assert_eq!(pages, 1 << big, "the pieces and the folio are as large as the whole was");
+    for covered in base..base + (1 << big) {
+        let inside = covered >> small == index >> small;
+        let found = forest.tree().load(covered);
+        assert_eq!(found == Entry::folio(folio(1, small)), inside);
+        assert_eq!(matches!(found.kind(), Kind::Value(v) if v.payload() == 77), !inside);
+        assert_eq!(forest.walk(covered), found);
+    }
+    forest.check();
+}
+
+#[test]
+fn a05_a_page_at_every_index_of_a_shadow_of_every_order() {
+    for order in 1..=9 {
+        (0..1 << order).for_each(|place| insert_inside::<6>(order, 0, place));
+    }
+    for order in 10..=15 {
+        for place in [0, 1, 63, 64, 77, 512, (1 << order) - 1] {
+            insert_inside::<6>(order, 0, place);
+        }
+    }
+}
+
+#[test]
+fn a06_a_folio_of_every_smaller_order_at_every_place() {
+    for big in 1..=8 {
+        for small in 0..big {
+            for place in 0..1 << (big - small) {
+                insert_inside::<1>(big, small, place);
+                insert_inside::<2>(big, small, place);
+                insert_inside::<3>(big, small, place);
+                insert_inside::<6>(big, small, place);
+            }
+        }
+    }
+}
+
+#[test]
+fn a12_without_nodes_the_pages_say_what_they_said() {
+    for order in 1..=9u8 {
+        for budget in 0..10 {
+            let forest = forest::<1>();
+            put(&forest, 512, order, shadow(order, 5));
+            let live = forest.keeper.live();
+            let got = forest.with_budget(budget, |tree| tree.insert(512 + 1, 0, folio(1, 0)));
+            if got == done(Some(Value::shadow(0, 5))) {
+                assert!(budget >= u64::from(order), "it takes a node for every step");
+                continue;
+            }
+            assert_eq!(got, Inserted::NoNode);
+            assert!(forest.keeper.live() <= live + budget as u32);
+            for index in 512..512 + (1 << order) {
+                let Kind::Value(value) = forest.tree().load(index).kind() else {
+                    panic!("a shadow was lost")
+                };
+                assert_eq!(value.payload(), 5);
+            }
+            forest.check();
+        }
+    }
+}
+
+#[test]
+fn a12_without_nodes_an_empty_place_stays_empty() {
+    for budget in 0..6 {
+        let forest = forest::<2>();
+        put(&forest, 2, 0, Entry::folio(folio(1, 0)));
+        let before = forest.tree().dump_nodes();
+        let far = 1 << 12;
+        let got = forest.with_budget(budget, |tree| tree.insert(far, 0, folio(2, 0)));
+        assert_eq!(got, Inserted::NoNode);
+        assert_eq!(forest.tree().dump_nodes(), before, "neither the height nor a node is left over");
+        forest.check();
+    }
+}
+
+#[test]
+fn a13_pieces_of_a_split_inherit_the_marks_and_a_folio_has_none() {
+    for big in 1..=8u8 {
+        for place in 0..1u64 << big {
+            let forest = forest::<2>();
+            put(&forest, 0, big, shadow(big, 1));
+            put(&forest, 1 << big, 0, shadow(0, 2));
+            forest.tree().set_mark(place, Mark::One);
+            assert!(matches!(forest.tree().insert(place, 0, folio(1, 0)), Inserted::Done { .. }));
+            for (first, _, _) in forest.tree().range(0, u64::MAX) {
+                let inherits = first != place && first < 1 << big;
+                assert_eq!(forest.tree().has_mark(first, Mark::One), inherits);
+                assert!(!forest.tree().has_mark(first, Mark::Zero));
+            }
+            forest.check();
+        }
+    }
+}
+
+#[test]
+fn a13_a_store_over_marked_shadows_leaves_no_mark_anywhere() {
+    let forest = forest::<2>();
+    for i in 0..64 {
+        put(&forest, 64 + i, 0, shadow(0, 1));
+        forest.tree().set_mark(64 + i, Mark::ALL[i as usize % 3]);
+    }
+    assert!(Mark::ALL.into_iter().all(|mark| forest.tree().is_marked(mark)));
+    assert_eq!(forest.tree().insert(64, 6, folio(1, 6)), done(Some(Value::shadow(0, 1))));
+    assert!(!Mark::ALL.into_iter().any(|mark| forest.tree().is_marked(mark)));
+    forest.check();
+}
+
+#[test]
+#[should_panic(expected = "the tree stores orders up to 15")]
+fn a14_an_order_beyond_the_largest_is_refused_up_front() {
+    forest::<6>().tree().insert(0, 16, 1);
+}
+
+#[test]
+#[should_panic(expected = "align it")]
+fn a14_so_is_an_index_that_is_not_aligned() {
+    forest::<6>().tree().insert(4, 3, folio(1, 3));
+}
+
+#[test]
+#[should_panic(expected = "the tree reaches to")]
+fn a14_so_is_an_index_beyond_the_end_of_all_files() {
+    forest::<6>().tree().insert(1 << 52, 0, folio(1, 0));
+}
+
+#[test]
+fn a18_an_insertion_without_a_split_takes_one_way_down_and_no_node() {
+    let forest = forest::<6>();
+    put(&forest, 0, 0, Entry::folio(folio(1, 0)));
+    put(&forest, 63, 0, Entry::folio(folio(1, 0)));
+    let got = forest.with_budget(0, |tree| tree.insert(7, 0, folio(2, 0)));
+    assert_eq!(got, done(None));
+    let (_, descents) = forest.descents(|tree| tree.insert(8, 0, folio(3, 0)));
+    assert_eq!(descents, 1);
+}
+
+#[test]
+fn a19_a_spill_is_present_and_is_never_split() {
+    for order in 0..=9u8 {
+        let forest = forest::<3>();
+        let spill = Entry::value(Value::spill(order, 4));
+        put(&forest, 512, order, spill);
+        let before = forest.tree().dump_nodes();
+        for smaller in 0..=order {
+            assert_eq!(forest.tree().insert(512, smaller, folio(1, smaller)), Inserted::Present(spill));
+        }
+        assert_eq!(forest.tree().insert(512, 9, folio(1, 9)), Inserted::Present(spill));
+        if order > 0 {
+            let refused = forest.tree().store(512, 0, shadow(0, 1), |_, _, _| {});
+            assert_eq!(refused, Stored::Present(spill), "a store inside it would split it");
+        }
+        assert_eq!(forest.tree().dump_nodes(), before);
+    }
+}
+
+#[test]
+fn a_split_leaves_the_sizes_it_documents() {
+    let forest = forest::<6>();
+    put(&forest, 0, 9, shadow(9, 1));
+    forest.tree().insert(77, 0, folio(1, 0));
+    let mut want = vec![(0, 6)];
+    want.extend((64..96).map(|index| (index, 0)));
+    want.push((96, 5));
+    want.extend((2..8).map(|i| (64 * i, 6)));
+    assert_eq!(pieces(&forest), want);
+}
+
+#[test]
+fn two_folios_in_one_shadow_lose_no_index() {
+    for (first, second) in (0..64u64).flat_map(|a| (0..64).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        let forest = forest::<2>();
+        put(&forest, 0, 6, shadow(6, 1));
+        assert!(matches!(forest.tree().insert(first, 0, folio(1, 0)), Inserted::Done { .. }));
+        assert!(matches!(forest.tree().insert(second, 0, folio(2, 0)), Inserted::Done { .. }));
+        assert_eq!(forest.tree().load(first), Entry::folio(folio(1, 0)));
+        assert_eq!(forest.tree().load(second), Entry::folio(folio(2, 0)));
+        assert!((0..64).all(|index| !forest.tree().load(index).is_empty()));
+        forest.check();
+    }
+}

@@ -1,0 +1,287 @@
+//! Plan: the steps of `test` and of `nightly`, as data.
+//!
+//! Each step is a command line that its output shows and that can be typed by
+//! hand. Builds with a cfg of their own have a target folder of their own, so
+//! that they do not throw each other's work away.
+//!
+//! The README's commands are run as the README prints them: [`readme_says`]
+//! fails when it prints something else.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::step::{Action, Failure, Step};
+
+/// How many cases a property test tries in the nightly run: 20 times the usual 256.
+const NIGHTLY_CASES: &str = "5120";
+/// The oldest compiler the project promises to build with.
+const MSRV: &str = "1.88";
+/// The programs that the tests call, and that scripts/setup installs.
+const PROGRAMS: [&str; 3] = ["cc", "sqlite3", "python3"];
+
+const README_RUN: &str = "cargo run --release -- run -- grep -c the FILE";
+const README_HELLO: &str = "cargo run --release -p quinion --example hello -- FILE";
+const README_TEST: &str = "cargo xtask test";
+
+/// All that must pass before a change is merged.
+pub fn test() -> Vec<Step> {
+    vec![
+        Step::new("format", Action::Run(cargo("fmt --all --check"))),
+        Step::new("clippy", Action::Run(cargo("clippy --workspace --all-targets -- -D warnings"))),
+        preload("preload-fmt", "fmt --check"),
+        preload("preload", "clippy --release -- -D warnings"),
+        Step::new(
+            "docs",
+            Action::Run(with("RUSTDOCFLAGS", "-D warnings", cargo("doc --no-deps -p quinion --lib"))),
+        ),
+        Step::new("no-std", Action::Run(cargo("check -p quinion --no-default-features"))),
+        Step::new("tests", Action::Run(cargo("test --workspace"))),
+        Step::new(
+            "portable",
+            Action::Run(portable("test -p quinion --lib folio --target-dir target/portable")),
+        ),
+        Step::new(
+            "model",
+            Action::Run(model("test -p quinion --release --test model_hit --target-dir target/model")),
+        ),
+        Step::new("readme", Action::Call(readme_says_what_is_run)),
+        hello(),
+        grep(),
+    ]
+}
+
+/// The longer runs, for a machine that is idle at night.
+pub fn nightly() -> Vec<Step> {
+    vec![
+        Step::new(
+            "properties",
+            Action::Run(with("PROPTEST_CASES", NIGHTLY_CASES, cargo("test --workspace --release"))),
+        ),
+        Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
+        thread_sanitizer(),
+        oldest_compiler(),
+    ]
+}
+
+/// Installs the system packages the tests use.
+pub fn setup() -> Result<(), Failure> {
+    let status = Command::new(repository().join("scripts/setup")).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => {
+            Err(Failure::new(format!("scripts/setup ended with {status}; its output above says why")))
+        }
+        Err(error) => Err(Failure::new(format!("scripts/setup cannot be run: {error}"))),
+    }
+}
+
+/// Calls [`setup`] if a program that the tests call is missing.
+pub fn setup_if_needed() -> Result<(), Failure> {
+    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("missing: {}; calling scripts/setup", missing.join(", "));
+    setup()
+}
+
+// Commands.
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
+}
+
+/// `cargo` with the words of `arguments`, in the repository.
+fn cargo(arguments: &str) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments.split_whitespace()).current_dir(repository());
+    command
+}
+
+fn with(name: &str, value: &str, mut command: Command) -> Command {
+    command.env(name, value);
+    command
+}
+
+/// `cargo` with `flags` for the compiler, after those of the environment.
+fn flagged(flags: &str, arguments: &str) -> Command {
+    let outer = env::var("RUSTFLAGS").unwrap_or_default();
+    with("RUSTFLAGS", format!("{outer} {flags}").trim(), cargo(arguments))
+}
+
+fn portable(arguments: &str) -> Command {
+    flagged("--cfg quinion_portable", arguments)
+}
+
+fn model(arguments: &str) -> Command {
+    flagged("--cfg quinion_model", arguments)
+}
+
+/// A step on the interposer, which is a package of its own.
+fn preload(name: &'static str, arguments: &str) -> Step {
+    let folder = repository().join("faces/preload");
+    if !folder.join("Cargo.toml").exists() {
+        return Step::new(name, Action::Skip("there is no interposer in this tree".to_owned()));
+    }
+    let mut command = cargo(arguments);
+    command.current_dir(folder);
+    Step::new(name, Action::Run(command))
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+// What the README shows.
+
+/// The commands that the plan runs stand in the README, each on a line of its own.
+fn readme_says_what_is_run() -> Result<(), Failure> {
+    let readme = fs::read_to_string(repository().join("README.md"))
+        .map_err(|error| Failure::new(format!("README.md cannot be read: {error}")))?;
+    [README_RUN, README_HELLO, README_TEST].into_iter().try_for_each(|command| readme_says(&readme, command))
+}
+
+fn readme_says(readme: &str, command: &str) -> Result<(), Failure> {
+    if readme.lines().any(|line| line.split('#').next().unwrap_or_default().trim() == command) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("README.md has no line `{command}`; change it and xtask/src/plan.rs together")))
+}
+
+/// A command of the README with `file` in place of FILE.
+fn as_typed(command: &str, file: &Path) -> Command {
+    let mut words = command.split_whitespace();
+    assert_eq!(words.next(), Some("cargo"));
+    let mut typed = cargo("");
+    for word in words {
+        typed.arg(if word == "FILE" { file.as_os_str() } else { word.as_ref() });
+    }
+    typed
+}
+
+fn hello() -> Step {
+    let step = |action| Step::new("hello", action);
+    match sample() {
+        Ok(file) => step(Action::Run(as_typed(README_HELLO, &file))),
+        Err(failure) => step(Action::Fail(failure)),
+    }
+}
+
+fn grep() -> Step {
+    let step = |action| Step::new("grep", action);
+    match sample() {
+        Ok(file) => step(Action::Expect(as_typed(README_RUN, &file), format!("{SAMPLE_THES}\n"))),
+        Err(failure) => step(Action::Fail(failure)),
+    }
+}
+
+/// Lines of the sample, and those of them with a "the".
+const SAMPLE_LINES: usize = 50_000;
+const SAMPLE_THES: usize = SAMPLE_LINES / 4 + 1;
+
+/// A text of about 2 MiB that does not end at a page's end, and of which the answer is known.
+fn sample() -> Result<PathBuf, Failure> {
+    let folder = repository().join("target/xtask");
+    let path = folder.join("sample.txt");
+    let mut text = String::new();
+    for line in 0..SAMPLE_LINES {
+        let word = if line % 4 == 0 { "the" } else { "one" };
+        text.push_str(&format!("line {line} of {word} sample has some words\n"));
+    }
+    text.push_str("and the last");
+    fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(&path, text))
+        .map_err(|error| Failure::new(format!("{} cannot be written: {error}", path.display())))?;
+    Ok(path)
+}
+
+// What not every toolchain can do.
+
+/// Under ThreadSanitizer, with the portable copy, which it understands. It needs the standard
+/// library's source, because that has to be instrumented too.
+fn thread_sanitizer() -> Step {
+    let step = |action| Step::new("tsan", action);
+    let host = rustc_line("-vV", "host: ");
+    let source =
+        rustc_line("--print=sysroot", "").map(|root| Path::new(&root).join("lib/rustlib/src/rust/library"));
+    match (host, source) {
+        (Some(host), Some(source)) if source.is_dir() => {
+            let arguments =
+                format!("test -Zbuild-std -p quinion --lib --target {host} --target-dir target/tsan");
+            let command = flagged("-Zsanitizer=thread --cfg quinion_portable", &arguments);
+            step(Action::Run(with("RUSTC_BOOTSTRAP", "1", command)))
+        }
+        _ => step(Action::Skip(
+            "no source of the standard library; `rustup component add rust-src`".to_owned(),
+        )),
+    }
+}
+
+/// The first line that `rustc` prints and that begins with `prefix`, without it.
+fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
+    let output = Command::new("rustc").arg(argument).output().ok()?;
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
+}
+
+fn oldest_compiler() -> Step {
+    let step = |action| Step::new("msrv", action);
+    let listed = Command::new("rustup").args(["toolchain", "list"]).output();
+    let listed =
+        listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let Some(toolchain) = listed.split_whitespace().find(|name| name.starts_with(MSRV)) else {
+        let why = format!("Rust {MSRV} is not installed; `rustup toolchain install {MSRV}`");
+        return step(Action::Skip(why));
+    };
+    let mut command = Command::new("rustup");
+    command.args([
+        "run",
+        toolchain,
+        "cargo",
+        "check",
+        "--workspace",
+        "--all-targets",
+        "--target-dir",
+        "target/msrv",
+    ]);
+    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC").current_dir(repository());
+    step(Action::Run(command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_readme_without_a_command_is_seen() {
+        assert!(readme_says("```\n    cargo xtask test    # all\n```", README_TEST).is_ok());
+        assert!(readme_says("```\ncargo xtask tests\n```", README_TEST).is_err());
+    }
+
+    #[test]
+    fn a_command_is_typed_with_the_file_it_is_about() {
+        let typed = as_typed(README_RUN, Path::new("a b.txt"));
+        let words: Vec<_> = typed.get_args().map(|word| word.to_string_lossy()).collect();
+        assert_eq!(words.join("|"), "run|--release|--|run|--|grep|-c|the|a b.txt");
+    }
+
+    #[test]
+    fn the_sample_has_the_lines_that_are_expected() {
+        let text =
+            fs::read_to_string(sample().expect("the target folder can be written")).expect("it was written");
+        assert_eq!(text.lines().filter(|line| line.contains("the")).count(), SAMPLE_THES);
+        assert_ne!(text.len() % 4096, 0);
+    }
+
+    #[test]
+    fn step_names_are_given_once() {
+        let mut names: Vec<_> = test().iter().chain(&nightly()).map(Step::name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

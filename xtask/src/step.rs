@@ -1,0 +1,282 @@
+//! Step: one thing that must work, and how a list of them is run.
+//!
+//! A step announces itself, streams what its command prints, and ends with its
+//! time. Test runners say how many tests passed; those numbers are added up, and
+//! a step that runs no tests counts as one. The last line of a run is always
+//! `N passed, N failed`, for people and for scripts.
+//!
+//! Invariant: a run fails if any step failed, whatever it printed.
+
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a step does.
+pub enum Action {
+    /// It runs a command, which must exit with 0.
+    Run(Command),
+    /// It runs a command, which must also print exactly this on its standard output.
+    Expect(Command, String),
+    /// It calls a function.
+    Call(fn() -> Result<(), Failure>),
+    /// It cannot be done here, for this reason.
+    Skip(String),
+    /// What it needs could not be prepared.
+    Fail(Failure),
+}
+
+/// One thing that must work.
+pub struct Step {
+    name: &'static str,
+    action: Action,
+}
+
+impl Step {
+    pub fn new(name: &'static str, action: Action) -> Self {
+        Self { name, action }
+    }
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// Whether a failed step ends the run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFailure {
+    Stop,
+    GoOn,
+}
+
+/// Why something did not work.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Tests that passed and failed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Count {
+    passed: u64,
+    failed: u64,
+}
+
+impl Count {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
+    /// What a line of a test runner's output adds: `test result: ok. 12 passed; 0 failed; ..`.
+    fn of_line(line: &str) -> Self {
+        let Some(result) = line.strip_prefix("test result: ") else { return Self::default() };
+        let number_before = |word: &str| {
+            let before = result.split_once(word).map_or("", |(before, _)| before);
+            before.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
+        };
+        Self { passed: number_before("passed"), failed: number_before("failed") }
+    }
+
+    /// A step without tests counts as one; one that failed has failed at least once.
+    fn of_step(tests: Self, outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Passed if tests == Self::default() => Self { passed: 1, failed: 0 },
+            Outcome::Failed(_) => Self { failed: tests.failed.max(1), ..tests },
+            Outcome::Skipped(_) => Self::default(),
+            Outcome::Passed => tests,
+        }
+    }
+}
+
+enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+/// What is said of a step at the end.
+struct Line {
+    name: &'static str,
+    outcome: Outcome,
+    time: Duration,
+}
+
+/// Runs `steps` in order, prints a summary, and fails if any of them failed.
+pub fn run_all(steps: Vec<Step>, on_failure: OnFailure) -> Result<(), Failure> {
+    let (planned, mut total, mut lines) = (steps.len(), Count::default(), Vec::new());
+    for (number, step) in steps.into_iter().enumerate() {
+        println!("\n== {}/{planned} {}", number + 1, step.name);
+        let start = Instant::now();
+        let (tests, outcome) = run_one(step.action);
+        let line = Line { name: step.name, outcome, time: start.elapsed() };
+        println!("== {line}");
+        total.add(Count::of_step(tests, &line.outcome));
+        let stop = matches!(line.outcome, Outcome::Failed(_)) && on_failure == OnFailure::Stop;
+        lines.push(line);
+        if stop {
+            break;
+        }
+    }
+    summarize(&lines, planned, total)
+}
+
+fn summarize(lines: &[Line], planned: usize, total: Count) -> Result<(), Failure> {
+    println!();
+    for line in lines {
+        println!("{line}");
+    }
+    if lines.len() < planned {
+        println!("{} steps were not run", planned - lines.len());
+    }
+    println!("{} passed, {} failed", total.passed, total.failed);
+    let failed: Vec<&str> =
+        lines.iter().filter(|l| matches!(l.outcome, Outcome::Failed(_))).map(|l| l.name).collect();
+    if failed.is_empty() { Ok(()) } else { Err(Failure::new(format!("failed: {}", failed.join(", ")))) }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.time.as_secs_f64();
+        match &self.outcome {
+            Outcome::Passed => write!(f, "{:<12} ok in {seconds:.1} s", self.name),
+            Outcome::Failed(why) => write!(f, "{:<12} FAILED in {seconds:.1} s: {why}", self.name),
+            Outcome::Skipped(why) => write!(f, "{:<12} skipped: {why}", self.name),
+        }
+    }
+}
+
+fn run_one(action: Action) -> (Count, Outcome) {
+    let no_tests = Count::default();
+    match action {
+        Action::Run(command) => match stream(command) {
+            Ok(Streamed { status, tests, .. }) => (tests, judge(status)),
+            Err(failure) => (no_tests, Outcome::Failed(failure.0)),
+        },
+        Action::Expect(command, expected) => match stream(command) {
+            Ok(Streamed { status, output, .. }) if status.success() && output != expected => {
+                let why = format!("it printed {output:?}, {expected:?} was expected");
+                (no_tests, Outcome::Failed(why))
+            }
+            Ok(Streamed { status, .. }) => (no_tests, judge(status)),
+            Err(failure) => (no_tests, Outcome::Failed(failure.0)),
+        },
+        Action::Call(function) => match function() {
+            Ok(()) => (no_tests, Outcome::Passed),
+            Err(failure) => (no_tests, Outcome::Failed(failure.0)),
+        },
+        Action::Skip(why) => (no_tests, Outcome::Skipped(why)),
+        Action::Fail(failure) => (no_tests, Outcome::Failed(failure.0)),
+    }
+}
+
+fn judge(status: ExitStatus) -> Outcome {
+    if status.success() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!("the command ended with {status}"))
+    }
+}
+
+/// What is left of a command that was run.
+struct Streamed {
+    status: ExitStatus,
+    output: String,
+    tests: Count,
+}
+
+/// Runs `command` without a terminal's input, passing its output on while reading it.
+fn stream(mut command: Command) -> Result<Streamed, Failure> {
+    println!("   {}", shown(&command));
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = spawned.map_err(|error| Failure::new(format!("it cannot be started: {error}")))?;
+    let (mut output, mut tests) = (String::new(), Count::default());
+    for line in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\n') {
+        let line = line.map_err(|error| Failure::new(format!("its output cannot be read: {error}")))?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        tests.add(Count::of_line(&line));
+        output.push_str(&line);
+        output.push('\n');
+    }
+    let status = child.wait().map_err(|error| Failure::new(format!("it cannot be waited for: {error}")))?;
+    Ok(Streamed { status, output, tests })
+}
+
+/// `command` as it would be typed, settings of the environment included.
+fn shown(command: &Command) -> String {
+    let settings = command.get_envs().filter_map(|(name, value)| {
+        let value = value?.to_string_lossy();
+        let value = if value.contains(' ') { format!("\"{value}\"") } else { value.into_owned() };
+        Some(format!("{}={value}", name.display()))
+    });
+    let program = command.get_program().to_string_lossy();
+    let program = program.rsplit('/').next().unwrap_or_default().to_owned();
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
+    settings.chain([program]).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn results_of_test_runners_are_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out";
+        assert_eq!(Count::of_line(line), Count { passed: 12, failed: 3 });
+        assert_eq!(Count::of_line("12 passed; 3 failed"), Count::default());
+    }
+
+    #[test]
+    fn a_command_that_fails_is_a_failure() {
+        assert!(matches!(run_one(Action::Run(shell("true"))).1, Outcome::Passed));
+        assert!(matches!(run_one(Action::Run(shell("exit 3"))).1, Outcome::Failed(_)));
+        assert!(matches!(run_one(Action::Run(Command::new("no-such-program-here"))).1, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn output_that_differs_is_a_failure() {
+        let run = |script: &str| run_one(Action::Expect(shell(script), "7\n".to_owned())).1;
+        assert!(matches!(run("echo 7"), Outcome::Passed));
+        assert!(matches!(run("echo 8"), Outcome::Failed(_)));
+        assert!(matches!(run("echo 7; exit 1"), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn a_run_stops_at_the_first_failure_unless_told_otherwise() {
+        let steps = || ["exit 1", "true"].map(|script| Step::new("x", Action::Run(shell(script)))).into();
+        assert!(run_all(steps(), OnFailure::Stop).is_err());
+        assert!(run_all(steps(), OnFailure::GoOn).is_err());
+        assert!(run_all(vec![Step::new("x", Action::Skip(String::new()))], OnFailure::Stop).is_ok());
+    }
+
+    #[test]
+    fn a_step_counts_once_or_by_its_tests() {
+        let tests = Count { passed: 5, failed: 0 };
+        assert_eq!(Count::of_step(tests, &Outcome::Passed), tests);
+        assert_eq!(Count::of_step(Count::default(), &Outcome::Passed), Count { passed: 1, failed: 0 });
+        assert_eq!(Count::of_step(tests, &Outcome::Failed(String::new())), Count { passed: 5, failed: 1 });
+    }
+
+    #[test]
+    fn commands_are_shown_as_they_would_be_typed() {
+        let mut command = Command::new("cargo");
+        command.args(["test", "-p", "quinion"]).env("RUSTFLAGS", "--cfg x");
+        assert_eq!(shown(&command), "RUSTFLAGS=\"--cfg x\" cargo test -p quinion");
+    }
+}

@@ -463,7 +463,8 @@ fn folder() -> tempfile::TempDir {
 fn report(what: &str, reads: u64, began: Instant, cache: &Cache) {
     let (stats, seconds) = (cache.stats(), began.elapsed().as_secs_f64());
     println!(
-        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, {} evicted, {} invalidated, {}",
+        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, \
+         {} evicted, {} invalidated, {}",
         reads as f64 / seconds,
         stats.hits,
         stats.misses,

@@ -140,7 +140,8 @@ fn a_file_that_was_written_here_is_never_served() {
 #[test]
 fn random_calls_in_random_order() {
     for seed in 0..60 {
-        let totals = same_with_and_without("random", seed, if seed % 2 == 0 { Room::FewPages } else { Room::Cache });
+        let totals =
+            same_with_and_without("random", seed, if seed % 2 == 0 { Room::FewPages } else { Room::Cache });
         assert!(totals.reads > 0);
     }
 }

@@ -100,8 +100,18 @@ fn sqlite3() {
     served(&["sqlite3", "-readonly", immutable, "PRAGMA integrity_check"], &["database"]);
     same(&sh("sqlite3 -readonly 'file:database?immutable=1' .dump | sha256sum"));
     for database in [immutable, "database"] {
-        same(&["sqlite3", "-readonly", database, "SELECT count(*), sum(scattered), sum(length(words)) FROM line"]);
-        same(&["sqlite3", "-readonly", database, "SELECT * FROM line WHERE scattered BETWEEN 10000000 AND 30000000"]);
+        same(&[
+            "sqlite3",
+            "-readonly",
+            database,
+            "SELECT count(*), sum(scattered), sum(length(words)) FROM line",
+        ]);
+        same(&[
+            "sqlite3",
+            "-readonly",
+            database,
+            "SELECT * FROM line WHERE scattered BETWEEN 10000000 AND 30000000",
+        ]);
         same(&["sqlite3", "-readonly", database, "SELECT words FROM line ORDER BY scattered LIMIT 20000"]);
     }
     same(&["sqlite3", "database", "SELECT max(scattered) FROM line; SELECT nothing"]); // an error at the end
@@ -129,7 +139,10 @@ fn streams() {
 #[test]
 fn cp() {
     let scratch = scratch();
-    let script = format!("cp binary {0}/copy && cmp binary {0}/copy && cp text {0}/copy && cmp text {0}/copy && echo same", scratch.path().display());
+    let script = format!(
+        "cp binary {0}/copy && cmp binary {0}/copy && cp text {0}/copy && cmp text {0}/copy && echo same",
+        scratch.path().display()
+    );
     same(&sh(&script));
 }
 
@@ -192,5 +205,8 @@ fn the_report_is_json() {
                    print(r['status'], r['program'][2], r['served']['bytes'], r['processes'])";
     let output = disk::plain(python()).args(["-c", program]).arg(&path).output().expect("python3 starts");
     let bytes = size(Path::new(&files().join("many/100")));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("1 a \"file\"\n\\ that is missing {bytes} 1\n"));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("1 a \"file\"\n\\ that is missing {bytes} 1\n")
+    );
 }

@@ -1,7 +1,8 @@
 //! Testing: fills over ordinary memory, for the tests of backends.
 //!
-//! A backend needs no arena: it is given an address and a sink. Here both are
-//! made by hand, so that a test sees what was written and how each fill ended.
+//! A [`Request`] is a fill's memory, its sink and its reader in one. Invariants: a
+//! fill ends once; what follows the bytes delivered is zero when it has ended; the
+//! memory stays until both the fill and the test have let go of it.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::io;

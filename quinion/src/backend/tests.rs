@@ -1,8 +1,9 @@
 //! What every mechanism promises, tried on real files.
 //!
-//! Each promise is tried by the ring and by the threads, on files of awkward
-//! sizes, read past the kernel's cache and through it; and what a sandbox, a
-//! fork or an exiting thread does to an engine is done to one.
+//! Each test runs by io_uring and by threads, on a disk, where reads are direct,
+//! and in memory, where they are not; where a system has no ring, by threads twice.
+//! Byte `at` of every file is `byte(at)`, so a byte from a wrong place is seen.
+//! Tests that change their process (forbid a call, fork) run in one of their own.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

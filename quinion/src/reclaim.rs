@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::{Arena, Flags};
+use crate::backend::Backend;
 use crate::mapping::Mapping;
 use crate::stats::{Count, Counters};
 use crate::sync::{Rank, RankedMutex, RankedRwLock};
@@ -70,6 +71,12 @@ impl Reclaim {
     /// Whether a mapping of this number is known.
     pub fn knows(&self, id: MappingId) -> bool {
         self.mappings.read().contains_key(&id)
+    }
+
+    /// A backend with completions to be fetched and nobody to fetch them.
+    pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
+        let mappings = self.mappings.read();
+        mappings.values().map(|mapping| mapping.backend()).find(|backend| backend.wants_leader()).cloned()
     }
 
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'

@@ -122,7 +122,7 @@ fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
         std::thread::yield_now();
     }
     viewer.tell(Operation::Detach, [open.handle, 0, 0]).unwrap();
-    while owner.detached.load(Ordering::Relaxed) == 0 {
+    while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
     assert_eq!(open.read(0, &mut to).end, ReadEnd::Stale, "the record is nobody's now");
@@ -190,7 +190,7 @@ fn a_dead_viewer_leaves_nothing_behind() {
     while processes[0].load(Ordering::Relaxed) != 0 {
         std::thread::yield_now();
     }
-    while owner.detached.load(Ordering::Relaxed) == 0 {
+    while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
     dying.wait().unwrap();
@@ -211,7 +211,7 @@ fn a_process_that_became_another_program_gets_a_new_page() {
     while processes[0].load(Ordering::Relaxed) == us() | ABANDONED {
         std::thread::yield_now();
     }
-    while owner.detached.load(Ordering::Relaxed) == 0 {
+    while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
     assert_eq!(processes[1].load(Ordering::Relaxed), us());

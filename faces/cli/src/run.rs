@@ -110,6 +110,8 @@ pub fn run(
         Err(error) => cannot_start(name, &error),
     };
 
+    // From here on a signal is meant for us.
+    drop(signals);
     let stats = session.owner.arena().stats();
     let totals = session.stop();
     if let Some(format) = options.report {

@@ -170,12 +170,14 @@ impl Filemap {
             if need == Need::Ahead {
                 return None;
             }
-            // Nothing can be evicted: what is in flight may be, once it has landed.
-            mapping.backend().reap(Reap::Ready, &mut || false);
+            // Nothing can be evicted: what is in flight may be, once it has landed. It may be in flight at
+            // another backend than ours, which nobody waits at: then we do.
+            let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
+            backend.reap(Reap::Ready, &mut || false);
             if self.in_flight() == 0 && self.completed.load(Ordering::Relaxed) == completed {
                 return take();
             }
-            self.room.wait(&**mapping.backend(), &mut || {
+            self.room.wait(&*backend, &mut || {
                 self.completed.load(Ordering::Relaxed) != completed || self.in_flight() == 0
             });
         }

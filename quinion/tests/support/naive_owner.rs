@@ -211,7 +211,6 @@ impl Owner for NaiveOwner {
     }
 
     fn detach(&self, handle: u64) {
-        self.detached.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock().unwrap();
         while let Some(which) = state.queue.iter().position(|&(h, ..)| h == handle) {
             self.evict(&mut state, which);
@@ -220,6 +219,7 @@ impl Owner for NaiveOwner {
             // The cells are not reused: a naive owner has enough.
             self.arena.view().record(mapping.cell).unwrap().id.store(0, Ordering::Release);
         }
+        self.detached.fetch_add(1, Ordering::Release); // last, so that who sees it sees the record gone
     }
 
     fn touched(&self, frame: Frame) {

@@ -79,8 +79,10 @@
 //!
 //! # What was found to be unnecessary
 //!
-//! * Release on the word's store in `prepare`: who sees that word sees "not up to date" and copies nothing,
-//!   whatever identity it sees. It may answer "filling" where "mismatch" is true; both lead to the locked path.
+//! * For a reader, Release on the word's store in `prepare`: who sees that word sees "not up to date" and
+//!   copies nothing, whatever identity it sees. It stands there for who holds a folio that is still being
+//!   filled (`try_hold_unfilled`), of which there is no scenario here yet. Since it does stand there, a reader
+//!   of the old page never meets "filling": with the new word it sees the new identity.
 //! * A fence in `unprepare`: its folio was never up to date, so nobody has a ticket for it.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //!
@@ -344,7 +346,7 @@ fn refill(
 
 #[test]
 fn old_file() {
-    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || {
         refill(ONE, PAGE_0, &[1], (TWO, PAGE_0))
     });
 }
@@ -358,7 +360,7 @@ fn new_file() {
 
 #[test]
 fn old_page() {
-    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || {
         refill(ONE, PAGE_0, &[1], (ONE, PAGE_1))
     });
 }
@@ -466,9 +468,7 @@ fn taken_over(mapping: MappingId, right: &'static [u64]) -> String {
 
 #[test]
 fn taken_over_old() {
-    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
-        taken_over(ONE, &[1])
-    });
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || taken_over(ONE, &[1]));
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn taken_over_new() {
 
 #[test]
 fn filled_elsewhere() {
-    explore(&["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || {
         let frames = Frames::new();
         frames.fill(0, ONE, PAGE_0, 1);
         let queue = Arc::new(AtomicU32::new(0));
@@ -624,7 +624,7 @@ fn hold_against_fill() {
 
 #[test]
 fn hold_against_reuse() {
-    explore(&["Filling", "Kept", "Mismatch"], || {
+    explore(&["Kept", "Mismatch"], || {
         let held = Held::filled();
         let holder = spawn(&held, |held| held.hold_and_look());
         if held.descriptor.try_retire().is_some() {

@@ -362,3 +362,42 @@ fn read_and_seek_walk_through_the_file() {
     assert_eq!(file.stream_position().unwrap(), 10 * PAGE - 100, "a clone has a position of its own");
     assert!(file.seek(SeekFrom::Current(-(11 * PAGE as i64))).is_err());
 }
+
+#[test]
+fn a_late_answer_says_nothing_of_the_size_of_a_file_that_changed() {
+    let (cache, device) = (exact(), Device::new(10 * PAGE));
+    let file = open(&cache, &device);
+    let nowait = ReadOptions::new().nowait(true);
+    device.hold();
+    assert!(file.read_at_with(&mut [0; 4096], 3 * PAGE, nowait).is_err(), "its fill is on its way");
+    // The file was cut off while the device read it, and has been written anew since.
+    device.generation.fetch_add(1, Ordering::Relaxed);
+    assert!(file.revalidate().unwrap());
+    let size = device.size.swap(PAGE, Ordering::Relaxed);
+    device.release();
+    device.size.store(size, Ordering::Relaxed);
+    assert_eq!(file.len(), 10 * PAGE);
+    assert_eq!(read(&file, &device, 0, 10 * 4096), 10 * 4096);
+    assert_eq!(file.pin(2 * PAGE, 4096).unwrap().len(), 4096);
+}
+
+#[test]
+fn a_held_folio_is_its_holders_after_it_left_the_index() {
+    use quinion::arena::{Arena, ArenaOptions, Readable};
+    use quinion::backend::Backend;
+    use quinion::units::{MappingId, Order, PageIndex};
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
+    let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
+    let known = device.attributes().unwrap();
+    let mapping = quinion::mapping::Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process);
+    let mapping = mapping.unwrap();
+    let run = arena.alloc_run(1).unwrap();
+    assert_eq!(mapping.lock().add_folio_range(PageIndex(0), run, Order::ZERO, None).pages, 1);
+    arena.view().own(run.frame).complete(true);
+    let held = mapping.try_hold(PageIndex(0)).unwrap();
+    assert_eq!(held.is_readable(), Readable::Yes);
+    assert_eq!(mapping.invalidate(&known), 1, "between a reader's look and its copy");
+    assert_eq!(held.copy_out(0, &mut [0; 100]), 100);
+    drop(held);
+    mapping.check().unwrap();
+}

@@ -463,7 +463,8 @@ fn folder() -> tempfile::TempDir {
 fn report(what: &str, reads: u64, began: Instant, cache: &Cache) {
     let (stats, seconds) = (cache.stats(), began.elapsed().as_secs_f64());
     println!(
-        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, {} evicted, {} invalidated, {}",
+        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, \
+         {} evicted, {} invalidated, {}",
         reads as f64 / seconds,
         stats.hits,
         stats.misses,
@@ -501,7 +502,6 @@ fn threads_never_read_a_wrong_byte() {
             results.into_iter().for_each(|result| result.expect("a reader read a wrong byte"));
         });
         cache.check().unwrap();
-        assert_eq!(cache.stats().in_flight, 0);
         assert!(cache.stats().evicted_pages > 0 || setting.memory > Cache::MEMORY_MIN);
         report(&format!("{setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
     }

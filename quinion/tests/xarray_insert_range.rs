@@ -243,3 +243,9 @@ fn a_reserve_says_how_short_it_is() {
     drop(reserve);
     assert_eq!(forest.keeper.live(), 0);
 }
+
+#[test]
+#[should_panic(expected = "align it")]
+fn a14_a_folio_that_is_not_aligned_where_it_comes_to_lie_is_refused() {
+    forest::<6>().tree().insert_range(0, [(0, folio(1, 0)), (1, folio(2, 1))], no_shadow);
+}

@@ -44,7 +44,9 @@ pub fn test() -> Vec<Step> {
         ),
         Step::new(
             "model",
-            Action::Run(model("test -p quinion --release --test model_hit --target-dir target/model")),
+            Action::Run(model(
+                "test -p quinion --release --test model_hit --test xarray_model --target-dir target/model",
+            )),
         ),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),

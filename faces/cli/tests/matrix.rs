@@ -153,7 +153,8 @@ fn scripts_with_pipes_and_redirections() {
     served(&sh("cat text binary | wc -c"), &["text", "binary"]);
     for script in [
         "(exec 3<binary; head -c 10 <&3; head -c 10 <&3; tail -c 1000 <&3) | sha256sum",
-        "exec 3<text; read -r a <&3; read -r b <&3; (read -r c <&3; echo \"$c\"); read -r d <&3; echo \"$a $b $d\"; cat <&3 | wc",
+        "exec 3<text; read -r a <&3; read -r b <&3; (read -r c <&3; echo \"$c\"); read -r d <&3; \
+         echo \"$a $b $d\"; cat <&3 | wc",
         "head -n 2 < text; { head -c 100; head -c 100; } < text; cat < binary | sha256sum",
         "wc -l < text; cat text | grep -c the; cat binary - < text | wc -c",
         "for f in many/00*; do cat $f > /dev/null && wc -c $f; done; exit 3",

@@ -1,21 +1,22 @@
 //! Never wrong: a program that does to descriptors what programs do prints the same with the cache and
-//! without it. The program is `programs/rules.c`; the owner is a naive one with room for few pages.
+//! without it. The program is `programs/rules.c`.
 //!
 //! ```text
 //!   programs/rules.c RULE --alone-----------> its output, and how it ended
 //!                         --under `run`-----> the same, byte for byte
 //! ```
 //!
-//! Each rule is a test of its own name, and most run with room for 6 pages and
-//! for 1000: with 6 nearly every read waits for the owner and evicts, with 1000
-//! nearly every read is a hit. A rule that is about what must not be served
-//! also says so by the numbers of the session.
+//! Each rule is a test of its own name, and most run twice: with a naive owner
+//! that has room for 6 pages, where nearly every read waits and evicts, and with
+//! the cache itself, where nearly every read is a hit. A rule that is about what
+//! must not be served also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use quinion::serve::ViewerTotals;
+use quinion::serve::{Owner, ViewerTotals};
+use quinion::{Cache, CacheOwner};
 use quinion_cli::run::Session;
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
@@ -73,15 +74,34 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Who owns the cache.
+#[derive(Clone, Copy)]
+enum Room {
+    /// A naive owner with room for a few pages: nearly every read waits for it and evicts.
+    FewPages,
+    /// The cache itself, in which everything fits: nearly every read is a hit.
+    Cache,
+}
+
+fn owner(room: Room) -> Arc<dyn Owner> {
+    match room {
+        Room::FewPages => NaiveOwner::new(6),
+        Room::Cache => {
+            let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+            Arc::new(CacheOwner::new(cache))
+        }
+    }
+}
+
 /// Runs a case both ways, each with a file of its own, and compares. What the viewers did.
-fn same_with_and_without(case: &str, seed: u32, pages: usize) -> ViewerTotals {
+fn same_with_and_without(case: &str, seed: u32, room: Room) -> ViewerTotals {
     let folder = tempfile::tempdir().unwrap();
     let [with, without] = ["with", "without"].map(|name| folder.path().join(name));
     for file in [&with, &without] {
         std::fs::write(file, content(FILE_BYTES)).unwrap();
     }
     let expected = output(command(case, &without, seed));
-    let session = Session::start(NaiveOwner::new(pages)).unwrap();
+    let session = Session::start(owner(room)).unwrap();
     let mut served = command(case, &with, seed);
     session.point_to(&mut served);
     assert_eq!(output(served), expected, "{case} {seed} differs (right: without the cache)");
@@ -99,8 +119,8 @@ macro_rules! rules {
     ($($name:ident)*) => { $(
         #[test]
         fn $name() {
-            for pages in [6, 1000] {
-                let totals = same_with_and_without(stringify!($name), 1, pages);
+            for room in [Room::FewPages, Room::Cache] {
+                let totals = same_with_and_without(stringify!($name), 1, room);
                 assert!(totals.reads > 0, "nothing was served: {totals:?}");
             }
         }
@@ -114,13 +134,14 @@ rules! {
 
 #[test]
 fn a_file_that_was_written_here_is_never_served() {
-    assert_eq!(same_with_and_without("sparse", 1, 100).reads, 0);
+    assert_eq!(same_with_and_without("sparse", 1, Room::Cache).reads, 0);
 }
 
 #[test]
 fn random_calls_in_random_order() {
     for seed in 0..60 {
-        let totals = same_with_and_without("random", seed, if seed % 2 == 0 { 10 } else { 1000 });
+        let totals =
+            same_with_and_without("random", seed, if seed % 2 == 0 { Room::FewPages } else { Room::Cache });
         assert!(totals.reads > 0);
     }
 }
@@ -139,7 +160,7 @@ fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
         ("reuse", Reason::Foreign),
     ];
     for (case, reason) in cases {
-        let totals = same_with_and_without(case, 1, 1000);
+        let totals = same_with_and_without(case, 1, Room::Cache);
         assert!(totals.reasons[reason as usize] > 0, "{case}: no {reason:?} in {totals:?}");
     }
 }

@@ -57,7 +57,7 @@ mod transfer;
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;
-pub use room::WaitRoom;
+pub use room::{WaitRoom, Wish};
 pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times};
 pub use threads::{BlockingSource, Pool, ReadAt};
 

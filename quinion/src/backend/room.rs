@@ -1,24 +1,59 @@
-//! Room: where readers wait for folios that somebody else is filling.
+//! Room: where readers sleep until a folio that somebody else fills is ready.
 //!
-//! Invariant: a sleeper that is counted before a change is woken after it. Not an
-//! invariant: that who is woken finds its folio ready; it looks again and may sleep again.
+//! ```text
+//!   sleeper: count itself, fence, lock, look, lie down ----------> rung: get up, look again
+//!                                  |                                ^
+//!   waker:   change, fence, anybody counted? lock, ask for each ----+
+//! ```
+//!
+//! A sleeper leaves behind what it waits for, and it is the waker that looks:
+//! it rouses those who are done and, for each backend that wants a leader, one
+//! more. So with many sleepers a completion wakes the one whom it concerns, not
+//! all of them; measured with 32 threads on one file that is a fifth of the context switches.
+//!
+//! Invariants:
+//!  1. A bed's pointers are followed with the door locked only, and a bed is taken out, with the door
+//!     locked, before its sleeper returns. So what they point to, on the sleeper's stack, is there.
+//!  2. Between a sleeper's look and its lying down the door stays locked.
+//!  3. Who was roused to lead and does not, because it is done, looks whether another should.
+//!
+//! Not an invariant: that a roused sleeper finds true what it was roused for. It looks again.
 
-use std::sync::Condvar;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Backend, Reap, Reaped};
 
+/// What a sleeper waits for: asked by itself and, while it sleeps, by whoever wakes the room. So it must
+/// be quick, and take no lock that is held by a caller of [`WaitRoom::wake`].
+pub type Wish<'a> = dyn FnMut() -> bool + Send + 'a;
+
 /// One place to sleep for all who wait on one cache's fills.
-///
-/// A sleeper is woken when any fill completes or when leadership of a ring falls vacant, and looks
-/// again. That is more waking than there need be with many sleepers and none too many with few.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct WaitRoom {
-    door: Mutex<()>,
-    bell: Condvar,
+    beds: Mutex<Beds>,
     sleepers: AtomicUsize,
 }
+
+#[derive(Default)]
+struct Beds {
+    last: u64,
+    taken: Vec<Bed>,
+}
+
+/// One sleeper, for its wakers.
+struct Bed {
+    number: u64,
+    wish: *mut Wish<'static>,
+    /// The backend that the sleeper would lead.
+    backend: Option<*const dyn Backend>,
+    bell: *const Condvar,
+    is_rung: bool,
+}
+
+// SAFETY: the wish is `Send`, the backend and the bell are `Sync`, and all are used with the door locked.
+unsafe impl Send for Bed {}
 
 impl WaitRoom {
     /// An empty room.
@@ -27,37 +62,214 @@ impl WaitRoom {
     }
 
     /// Waits until `done`, reaping `backend`'s completions meanwhile if nobody else does.
-    pub fn wait(&self, backend: &dyn Backend, done: &mut dyn FnMut() -> bool) {
+    pub fn wait(&self, backend: &dyn Backend, done: &mut Wish<'_>) {
+        let mut has_slept = false;
         while !done() {
             match backend.reap(Reap::Wait, done) {
                 Reaped::Some(_) => {}
-                Reaped::Busy | Reaped::Elsewhere => self.sleep(&mut || done() || backend.wants_leader()),
+                Reaped::Busy | Reaped::Elsewhere => {
+                    self.lie_down(done, Some(backend));
+                    has_slept = true;
+                }
             }
+        }
+        // We may have been roused to lead, and only us.
+        if has_slept && backend.wants_leader() {
+            self.wake();
         }
     }
 
     /// Sleeps until `woken`, which is looked at again after every [`WaitRoom::wake`].
-    pub fn sleep(&self, woken: &mut dyn FnMut() -> bool) {
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        // Partner: the fence in `wake`. Either the waker sees us counted and rings, or its change came
-        // first and we see it below.
-        fence(Ordering::SeqCst);
-        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn sleep(&self, woken: &mut Wish<'_>) {
         while !woken() {
-            door = self.bell.wait(door).unwrap_or_else(PoisonError::into_inner);
+            self.lie_down(woken, None);
         }
-        drop(door);
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Wakes all sleepers to look again. Called after the change they wait for.
+    /// Wakes those to look again for whom something may have changed. Called after the change they wait
+    /// for, with no lock held that a sleeper's wish takes.
     pub fn wake(&self) {
-        // Partner: the fence in `sleep`.
+        // Partner: the fence in `lie_down`. Either we see the sleeper counted and look for it, or our change
+        // came first and it sees it before it lies down.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            // With the door held, a sleeper is either before its look, and will see the change, or asleep.
-            drop(self.door.lock().unwrap_or_else(PoisonError::into_inner));
-            self.bell.notify_all();
+            self.lock().rouse();
+        }
+    }
+
+    /// Sleeps, once, unless the wish has come true or `backend` wants a leader.
+    fn lie_down(&self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>) {
+        let _counted = Counted::new(&self.sleepers);
+        // Partner: the fence in `wake`.
+        fence(Ordering::SeqCst);
+        let mut beds = self.lock();
+        if wish() || backend.is_some_and(|backend| backend.wants_leader()) {
+            return;
+        }
+        let bell = Condvar::new();
+        let number = beds.take(wish, backend, &bell);
+        while !beds.of(number).is_rung {
+            beds = bell.wait(beds).unwrap_or_else(PoisonError::into_inner);
+        }
+        beds.leave(number);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Beds> {
+        self.beds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Beds {
+    /// A bed for the caller, who must [`Beds::leave`] it before what is given here goes away.
+    fn take(&mut self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>, bell: &Condvar) -> u64 {
+        self.last += 1;
+        let wish = std::ptr::from_mut(wish);
+        // SAFETY: only the lifetime changes, and invariant 1 keeps the pointer within the true one.
+        let wish = unsafe { std::mem::transmute::<*mut Wish<'_>, *mut Wish<'static>>(wish) };
+        let backend = backend.map(|backend| {
+            // SAFETY: as above.
+            unsafe {
+                std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
+            }
+        });
+        self.taken.push(Bed { number: self.last, wish, backend, bell, is_rung: false });
+        self.last
+    }
+
+    fn of(&self, number: u64) -> &Bed {
+        self.taken.iter().find(|bed| bed.number == number).expect("a sleeper has a bed until it leaves it")
+    }
+
+    fn leave(&mut self, number: u64) {
+        self.taken.retain(|bed| bed.number != number);
+    }
+
+    /// Rings for everybody whose wish has come true, and for one sleeper of each backend that wants a leader.
+    fn rouse(&mut self) {
+        let mut led: Vec<*const ()> = Vec::new();
+        for bed in self.taken.iter_mut().filter(|bed| !bed.is_rung) {
+            // SAFETY: the sleeper has not left its bed, and the door is locked: invariant 1. It lent its wish
+            // for as long as it is in bed, so no other reference to it is in use.
+            let is_granted = unsafe { (*bed.wish)() };
+            if is_granted || bed.should_lead(&mut led) {
+                bed.is_rung = true;
+                // SAFETY: as above.
+                unsafe { (*bed.bell).notify_one() };
+            }
+        }
+    }
+}
+
+impl Bed {
+    /// Whether the sleeper's backend wants a leader and none of `led` has been roused for it; then it is
+    /// put there.
+    fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
+        let Some(backend) = self.backend else { return false };
+        // SAFETY: the sleeper has not left its bed, and the door is locked: invariant 1 of this file.
+        let wants_leader = unsafe { (*backend).wants_leader() };
+        let is_wanted = wants_leader && !led.contains(&backend.cast());
+        if is_wanted {
+            led.push(backend.cast());
+        }
+        is_wanted
+    }
+}
+
+/// Counts a sleeper for as long as it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(sleepers: &'a AtomicUsize) -> Self {
+        sleepers.fetch_add(1, Ordering::Relaxed);
+        Self(sleepers)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for WaitRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitRoom")
+            .field("sleepers", &self.sleepers.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::testing::Request;
+    use super::super::{Faults, MemoryFile, Simulated};
+    use super::*;
+
+    fn device(room: &Arc<WaitRoom>) -> Simulated {
+        let device = Simulated::of_memory(Arc::new(MemoryFile::new(vec![1; 4096])), Faults::default());
+        device.attach(room);
+        device
+    }
+
+    #[test]
+    fn a_wake_rings_for_those_it_concerns() {
+        let room = Arc::new(WaitRoom::new());
+        let (busy, idle) = (device(&room), device(&room));
+        let (fill, _request) = Request::new(&room, 0, 1);
+        busy.submit(vec![fill]);
+        let (mut granted, mut open) = (|| true, [(); 5].map(|()| || false));
+        let bell = Condvar::new();
+        let mut beds = Beds::default();
+        beds.take(&mut granted, None, &bell);
+        let backends: [Option<&dyn Backend>; 5] = [None, Some(&idle), Some(&busy), Some(&busy), Some(&idle)];
+        for (wish, backend) in open.iter_mut().zip(backends) {
+            beds.take(wish, backend, &bell);
+        }
+        beds.rouse();
+        let rung: Vec<_> = beds.taken.iter().map(|bed| bed.is_rung).collect();
+        assert_eq!(rung, [true, false, false, true, false, false]);
+        beds.leave(4);
+        assert_eq!(beds.taken.len(), 5);
+    }
+
+    /// The leader goes and one follower is roused to lead; but it is done by then. The other must hear of it.
+    #[test]
+    fn who_is_roused_to_lead_and_does_not_passes_it_on() {
+        for _ in 0..20 {
+            let room = Arc::new(WaitRoom::new());
+            let device = device(&room);
+            let (fill, request) = Request::new(&room, 0, 1);
+            device.submit(vec![fill]);
+            let (early, late) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let are_there = AtomicBool::new(false);
+            let asked = |asks: &AtomicUsize| {
+                while asks.load(Ordering::Relaxed) < 2 {
+                    std::thread::yield_now();
+                }
+            };
+            std::thread::scope(|scope| {
+                device.reap(Reap::Wait, &mut || {
+                    // Asked when it comes, when it lies down, by its waker, and when it is up: done only then.
+                    scope.spawn(|| {
+                        room.wait(&device, &mut || early.fetch_add(1, Ordering::Relaxed) >= 3);
+                    });
+                    asked(&early);
+                    scope.spawn(|| {
+                        room.wait(&device, &mut || {
+                            late.fetch_add(1, Ordering::Relaxed);
+                            request.is_done()
+                        });
+                    });
+                    asked(&late);
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    are_there.store(true, Ordering::Relaxed);
+                    true
+                });
+            });
+            assert!(are_there.load(Ordering::Relaxed) && request.take().is_ok());
         }
     }
 }

@@ -73,7 +73,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_finds_its_value_or_nothing(ops in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200)) {
+        fn a_key_finds_its_value_or_nothing(
+            ops in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200),
+        ) {
             let mut slab = Slab::new();
             let mut twin = HashMap::new();
             let mut keys = Vec::new();

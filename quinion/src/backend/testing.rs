@@ -1,4 +1,7 @@
 //! Testing: fills over ordinary memory, for the tests of backends.
+//!
+//! A backend needs no arena: it is given an address and a sink. Here both are
+//! made by hand, so that a test sees what was written and how each fill ended.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::io;

@@ -1,4 +1,8 @@
 //! What every mechanism promises, tried on real files.
+//!
+//! Each promise is tried by the ring and by the threads, on files of awkward
+//! sizes, read past the kernel's cache and through it; and what a sandbox, a
+//! fork or an exiting thread does to an engine is done to one.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

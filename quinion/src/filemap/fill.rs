@@ -302,13 +302,15 @@ impl Batch {
             }
         };
         counters.add(Count::DeviceBytes, bytes as u64);
-        if bytes < wanted && !failed {
-            // The file ends here: first its size, then the pages that may be looked at.
-            self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
-        }
         let valid = bytes.div_ceil(PAGE_SIZE) as u32;
-        if valid < run.pages {
-            self.mapping.lock().remove_failed(run, valid);
+        if bytes < wanted {
+            let mut guard = self.mapping.lock();
+            // The file ends here: first its size, then the pages that may be looked at. But what a fill
+            // found that was let go meanwhile says nothing of the file as it is now.
+            if !failed && guard.holds_run(run) {
+                self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
+            }
+            guard.remove_failed(run, valid);
         }
         valid
     }

@@ -47,6 +47,8 @@ impl Filemap {
         let mut hit = true;
         while pinned.len() < len {
             let at = position + pinned.len() as u64;
+            // The size, before the data is held; see `read_folio`.
+            let size = mapping.size();
             let ready = mapping.try_hold(PageIndex::of_byte(at)).ok();
             let held = match ready.filter(|held| held.is_readable() == Readable::Yes) {
                 Some(held) => held,
@@ -63,8 +65,8 @@ impl Filemap {
             if held.has_marker() {
                 self.advance(mapping, readahead, held.first(), Patience::Wait);
             }
-            // The size, after the data is held.
-            let left = mapping.size().saturating_sub(at).min((len - pinned.len()) as u64) as usize;
+            // The size, after the data is held, too.
+            let left = mapping.size().min(size).saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if left == 0 {
                 break;
             }

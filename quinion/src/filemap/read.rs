@@ -148,15 +148,22 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
+        // The size, before the data is held: a folio from before a growth is not found with the new size,
+        // and so what lies behind the old end in it, zeroes, is not taken for the file's.
+        let left = mapping.size().saturating_sub(position);
+        let to_len = left.min(to.len() as u64) as usize;
+        if to_len == 0 {
+            return Ok(0);
+        }
         let Some(held) = self.hold_folio(mapping, readahead, patience, position, to.len())? else {
             return Ok(0);
         };
         touch(self.arena.view().grown(), held.frame());
-        let bytes = held.copy_out(position, to);
+        let bytes = held.copy_out(position, &mut to[..to_len]);
         if held.has_marker() {
             self.advance(mapping, readahead, held.first(), patience);
         }
-        // The size, after the data is held.
+        // The size, after the data is held, too: the file may have become shorter.
         let left = mapping.size().saturating_sub(position);
         Ok(left.min(bytes as u64) as usize)
     }

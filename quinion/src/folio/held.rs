@@ -18,7 +18,7 @@
 //! Not an invariant: that a held folio is in the index, or will ever be
 //! readable. A fill may fail, and a change of the file detaches it.
 
-use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket};
+use crate::arena::{Arena, Flags, HoldRefused, Put, Readable, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
 use super::copy;
@@ -69,9 +69,11 @@ impl<'a> Held<'a> {
     /// how many.
     ///
     /// # Panics
-    /// If the folio is not readable or does not cover `position`.
+    /// If the folio is not filled or does not cover `position`.
     pub fn copy_out(&self, position: u64, to: &mut [u8]) -> usize {
-        assert_eq!(self.is_readable(), Readable::Yes, "only a readable folio is copied from");
+        // Not `is_readable`: a folio that has left the index since the caller found it so is still its holder's.
+        let word = self.arena.view().own(self.frame).word();
+        assert!(word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED), "a folio is filled, then copied from");
         let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
         let inside = inside as usize;
         assert!(inside < self.order().bytes(), "the folio covers the position");

@@ -152,7 +152,8 @@ impl Mapping {
     }
     /// The file's size in bytes, as last known.
     pub fn size(&self) -> u64 {
-        self.record().size.load(Ordering::Relaxed)
+        // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
+        self.record().size.load(Ordering::Acquire)
     }
     /// The file's size in pages, as last known.
     pub fn size_pages(&self) -> u64 {
@@ -250,13 +251,17 @@ impl Mapping {
     /// between insertion and submission. Returns the pages forgotten.
     pub fn invalidate(&self, attributes: &Attributes) -> u64 {
         let mut version = self.invalidate.write();
+        // The tree's lock before the size: a fill that ends between the two must not find its folios still
+        // in their places and cut the new size off.
+        let mut tree = self.lock();
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
         self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
         *version = attributes.version;
-        let pages = self.lock().remove_all();
+        let pages = tree.remove_all();
         // Release, partner: the Acquire in `read_hits`.
         self.record().size.store(attributes.size, Ordering::Release);
+        drop(tree);
         pages
     }
 
@@ -394,6 +399,12 @@ impl<'a> MappingGuard<'a> {
         tree.erase(index.0);
         self.tree.pages -= u64::from(order.pages());
         Some(order)
+    }
+
+    /// Whether the first folio of a fill still stands where it was put.
+    pub fn holds_run(&self, run: FillRun) -> bool {
+        let nodes = Nodes(&self.mapping.arena);
+        self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
     }
 
     /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still

@@ -1,4 +1,7 @@
 //! Signal: a library's threads take none of the program's signals.
+//!
+//! A program's handlers may count on running on the program's own threads, and
+//! a thread that waits for a device should not be interrupted for nothing.
 
 /// Blocks every signal on the calling thread, so that the program's handlers run on the program's own
 /// threads. Signals that a fault of this very thread raises still come.

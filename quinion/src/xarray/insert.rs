@@ -305,9 +305,10 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             self.slab.descended();
             return self.reach(index, order);
         };
-        let shift = Self::shift_for(order);
         while let Home::Node(node) = at.home {
-            if at.shift >= shift && (index ^ last) >> (at.shift + BITS) == 0 {
+            if (index ^ last) >> (at.shift + BITS) == 0 {
+                // An entry of a higher level begins where a node of this level does, and `last` is before it.
+                debug_assert!(at.shift >= Self::shift_for(order));
                 return Ok(At { slot: Self::slot_of(index, at.shift), ..at });
             }
             at = self.above(node, at.shift);

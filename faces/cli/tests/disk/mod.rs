@@ -61,7 +61,8 @@ pub fn python() -> &'static Path {
 pub fn disk() -> &'static Path {
     static DISK: OnceLock<PathBuf> = OnceLock::new();
     DISK.get_or_init(|| {
-        let folders = [env!("CARGO_TARGET_TMPDIR"), "/var/tmp"];
+        let temporary = std::env::temp_dir();
+        let folders = [env!("CARGO_TARGET_TMPDIR"), temporary.to_str().unwrap_or(".")];
         let on_disk = |folder: &&&str| {
             rustix::fs::statfs(**folder).is_ok_and(|data| !IN_MEMORY.contains(&(data.f_type as u32)))
         };

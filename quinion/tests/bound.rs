@@ -1,0 +1,218 @@
+//! Bound: a cache never takes more memory than it was given, and never hangs for want of it.
+//!
+//! What the system says the two memory files take is looked at all the while,
+//! from outside: it is the truth that the cache's own account is held against.
+//! With far more readers than memory, each read succeeds or says clearly that
+//! there is no page to be had. A child of a fork is told so by every call.
+
+#![allow(unsafe_code, reason = "fork")]
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use quinion::backend::Mechanism;
+use quinion::{Cache, ErrorKind, ReadOptions};
+
+mod common;
+use common::{Dice, fill_content, verify};
+
+const SIZE: u64 = (96 << 20) + 1234;
+
+fn content() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let mut bytes = vec![0; SIZE as usize];
+    fill_content(&mut bytes, 1, 0, 1);
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+fn cache(order: u8, mechanism: Mechanism) -> Cache {
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order);
+    builder.mechanism(mechanism).build().unwrap()
+}
+
+/// Bytes that the system has given to the cache's two files.
+fn taken(cache: &Cache) -> u64 {
+    let arena = cache.arena();
+    let blocks =
+        [arena.arena_fd(), arena.control_fd()].map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
+    blocks.iter().sum::<i64>() as u64 * 512
+}
+
+/// Ends the program if `body` takes longer than any machine should need.
+fn within_a_minute(body: impl FnOnce()) {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            for _ in 0..600 {
+                thread::park_timeout(Duration::from_millis(100));
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            eprintln!("a minute has passed and some thread still waits");
+            std::process::abort();
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        done.store(true, Ordering::Relaxed);
+        watch.thread().unpark();
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn the_system_never_gives_more_than_the_bound() {
+    let (_folder, path) = content();
+    for (order, mechanism) in [(0, Mechanism::Ring), (2, Mechanism::Threads), (9, Mechanism::Ring)] {
+        let cache = cache(order, mechanism);
+        let file = cache.open(&path).unwrap();
+        let most = AtomicU64::new(0);
+        let left = AtomicU64::new(12);
+        within_a_minute(|| {
+            thread::scope(|scope| {
+                for seed in 0..12 {
+                    let (file, left) = (file.clone(), &left);
+                    scope.spawn(move || {
+                        churn(&file, seed);
+                        left.fetch_sub(1, Ordering::Relaxed);
+                    });
+                }
+                let mut looks = 0;
+                while left.load(Ordering::Relaxed) > 0 && looks < 1_000_000 {
+                    most.fetch_max(taken(&cache), Ordering::Relaxed);
+                    looks += 1;
+                }
+            });
+        });
+        let (most, stats) = (most.into_inner(), cache.stats());
+        println!("order {order}, {mechanism:?}: {most} bytes at most of {}", stats.memory_bytes);
+        assert!(most <= Cache::MEMORY_MIN, "{most} bytes, {stats:?}");
+        assert!(most > Cache::MEMORY_MIN / 2, "{most} bytes: the test looked at nothing");
+        assert!(stats.grown_bytes <= stats.memory_bytes && stats.evicted_pages > 0, "{stats:?}");
+        cache.check().unwrap();
+    }
+}
+
+fn churn(file: &quinion::File, seed: u64) {
+    let (mut dice, mut buffer) = (Dice::new(seed), vec![0; 300_000]);
+    for _ in 0..150 {
+        let (position, len) = (dice.below(SIZE), 1 + dice.below(300_000) as usize);
+        let bytes = file.read_at(&mut buffer[..len], position).unwrap();
+        assert_eq!(bytes as u64, (SIZE - position).min(len as u64));
+        verify(&buffer[..bytes], 1, position).unwrap();
+    }
+}
+
+/// Readers, each of a region of its own, begin at once; together they wish for more than there is.
+fn crowd(order: u8, mechanism: Mechanism, readers: u64, len: usize) {
+    let (_folder, path) = content();
+    let cache = cache(order, mechanism);
+    let file = cache.open(&path).unwrap();
+    let (start, refused) = (Barrier::new(readers as usize), AtomicU64::new(0));
+    within_a_minute(|| {
+        thread::scope(|scope| {
+            for reader in 0..readers {
+                let (file, start, refused) = (file.clone(), &start, &refused);
+                let body = move || {
+                    let (region, mut buffer) = (SIZE / readers, vec![0; len]);
+                    start.wait();
+                    for step in 0..6 {
+                        let position = reader * region + step * 15_000;
+                        match file.read_at(&mut buffer, position) {
+                            Ok(bytes) => verify(&buffer[..bytes], 1, position).unwrap(),
+                            Err(error) => {
+                                assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+                                refused.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                        let pin = file.pin(position, 4096 + reader as usize);
+                        if let Ok(pin) = &pin {
+                            let bytes: Vec<u8> = pin.chunks().flatten().copied().collect();
+                            verify(&bytes, 1, position).unwrap();
+                        }
+                    }
+                };
+                thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, body).unwrap();
+            }
+        });
+    });
+    let refused = refused.into_inner();
+    println!("{readers} readers, order {order}, {mechanism:?}: {refused} of {} refused", readers * 6);
+    assert!(taken(&cache) <= Cache::MEMORY_MIN);
+    cache.check().unwrap();
+    // Whatever was refused was refused for the moment only.
+    let mut buffer = [0; 100_000];
+    assert_eq!(file.read_at(&mut buffer, SIZE / 2).unwrap(), 100_000);
+}
+
+#[test]
+fn more_readers_than_memory_succeed_or_are_told() {
+    for mechanism in [Mechanism::Ring, Mechanism::Threads] {
+        crowd(0, mechanism, 50, 300_000);
+        crowd(9, mechanism, 200, 100_000);
+    }
+}
+
+#[test]
+fn a_thousand_readers_succeed_or_are_told() {
+    crowd(2, Mechanism::Ring, 1000, 20_000);
+}
+
+#[test]
+fn every_call_of_a_forked_child_says_so() {
+    let (_folder, path) = content();
+    for mechanism in [Mechanism::Ring, Mechanism::Threads] {
+        let cache = cache(0, mechanism);
+        let mut file = cache.open(&path).unwrap();
+        let mut buffer = [0; 10_000];
+        file.read_at(&mut buffer, 0).unwrap();
+        let pin = file.pin(0, 5000).unwrap();
+        // SAFETY: the child calls what a child of a program with threads may not rely on (it allocates);
+        // glibc and the other libraries we test on keep their allocators whole across a fork. It ends by
+        // `_exit` and returns to nobody.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let answers = [
+                file.read_at(&mut buffer, 0).err().map(|e| e.kind()),
+                file.read_at_with(&mut buffer, 0, ReadOptions::new().cached_only(true))
+                    .err()
+                    .map(|e| e.kind()),
+                file.read_exact_at(&mut buffer, 0).err().map(|e| e.kind()),
+                file.pin(0, 10).err().map(|e| e.kind()),
+                file.revalidate().err().map(|e| e.kind()),
+                cache.open(&path).err().map(|e| e.kind()),
+            ];
+            let streams = file.read(&mut buffer).is_err() && file.seek(SeekFrom::End(0)).is_err();
+            let wrong = answers.iter().position(|answer| *answer != Some(ErrorKind::Forked));
+            drop(pin);
+            drop(file.clone());
+            drop(file);
+            let unchecked = cache.check().is_ok();
+            drop(cache);
+            let status =
+                wrong.map_or(i32::from(!streams) * 50 + i32::from(unchecked) * 60, |at| at as i32 + 1);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        within_a_minute(|| {
+            // SAFETY: `status` is written by the call only.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        });
+        assert!(libc::WIFEXITED(status), "the child ended by signal {}", libc::WTERMSIG(status));
+        assert_eq!(libc::WEXITSTATUS(status), 0, "which of the child's calls went wrong");
+        // The parent notices nothing.
+        let held: Vec<u8> = pin.chunks().flatten().copied().collect();
+        verify(&held, 1, 0).unwrap();
+        assert_eq!(file.read_at(&mut buffer, 50 << 20).unwrap(), buffer.len());
+        verify(&buffer, 1, 50 << 20).unwrap();
+        drop((pin, file));
+        cache.check().unwrap();
+    }
+}

@@ -1,0 +1,275 @@
+//! Files: whatever is done to a file, its handles read what `std::fs` reads.
+//!
+//! A random story is told to a file and, after each sentence, what the cache
+//! gives is held against a plain read of the same file. The sizes sit on and
+//! around the edges of blocks and pages. Two handles take part: a fresh one,
+//! from an open after the last change, which must give the file as it is; and
+//! an old one, which must do so once it has been told to look again.
+
+use std::fs::{self, File as Plain, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use quinion::backend::Mechanism;
+use quinion::{Cache, File};
+
+mod common;
+use common::fill_content;
+
+const SIZES: [u64; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    ReadAt {
+        position: u64,
+        len: u64,
+    },
+    Pin {
+        position: u64,
+        len: u64,
+    },
+    SeekAndRead {
+        position: u64,
+        len: u64,
+    },
+    SeekFromEnd {
+        back: u64,
+        len: u64,
+    },
+    /// Another handle appends; then whoever reads at the old end sees it.
+    Append {
+        len: u64,
+    },
+    /// Another handle cuts it off; then we look again.
+    Truncate {
+        to: u64,
+    },
+    /// Another file takes its name; then it is opened.
+    Replace {
+        size: u64,
+    },
+    /// Another handle writes over some of it; then it is opened.
+    Overwrite {
+        position: u64,
+        len: u64,
+    },
+    /// All of it goes, and new bytes come in the same inode; then it is opened.
+    Rewrite {
+        size: u64,
+    },
+}
+
+/// A length or size: an edge, one beside it, or anything small.
+fn sizes() -> impl Strategy<Value = u64> {
+    prop_oneof![prop::sample::select(&SIZES[..]), 0u64..20_000, 0u64..1_200_000]
+}
+
+/// A position: near an edge, near the end of a larger file, or past it.
+fn positions() -> impl Strategy<Value = u64> {
+    prop_oneof![sizes(), (sizes(), 0u64..3).prop_map(|(at, back)| at.saturating_sub(back)), Just(1u64 << 40)]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (positions(), sizes()).prop_map(|(position, len)| Step::ReadAt { position, len }),
+        3 => (positions(), sizes()).prop_map(|(position, len)| Step::Pin { position, len }),
+        2 => (positions(), sizes()).prop_map(|(position, len)| Step::SeekAndRead { position, len }),
+        1 => (sizes(), sizes()).prop_map(|(back, len)| Step::SeekFromEnd { back, len }),
+        3 => sizes().prop_map(|len| Step::Append { len }),
+        2 => sizes().prop_map(|to| Step::Truncate { to }),
+        2 => sizes().prop_map(|size| Step::Replace { size }),
+        1 => (sizes(), sizes()).prop_map(|(position, len)| Step::Overwrite { position, len }),
+        1 => sizes().prop_map(|size| Step::Rewrite { size }),
+    ]
+}
+
+/// One file under test.
+struct Story {
+    cache: Cache,
+    path: PathBuf,
+    fresh: File,
+    /// The file that `fresh` is of, read plainly.
+    plain: Plain,
+    generation: u32,
+}
+
+impl Story {
+    fn new(folder: &Path, mechanism: Mechanism, order: u8, size: u64) -> Self {
+        let path = folder.join("file");
+        fs::write(&path, bytes(0, size, 1)).unwrap();
+        let builder = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order);
+        let cache = builder.mechanism(mechanism).build().unwrap();
+        let fresh = cache.open(&path).unwrap();
+        let plain = Plain::open(&path).unwrap();
+        Self { cache, path, fresh, plain, generation: 1 }
+    }
+
+    fn tell(&mut self, step: Step) {
+        self.generation += 1;
+        let generation = self.generation;
+        match step {
+            Step::ReadAt { position, len } => self.read_at(position, len),
+            Step::Pin { position, len } => self.pin(position, len),
+            Step::SeekAndRead { position, len } => self.seek_and_read(SeekFrom::Start(position), len),
+            Step::SeekFromEnd { back, len } => {
+                let back = back.min(self.size()) as i64;
+                self.seek_and_read(SeekFrom::End(-back), len);
+            }
+            Step::Append { len } => {
+                let end = self.size();
+                let mut other = OpenOptions::new().append(true).open(&self.path).unwrap();
+                other.write_all(&bytes(end, len, generation)).unwrap();
+                self.read_at(end, len + 10); // meets the end it knew, and looks again
+            }
+            Step::Truncate { to } => {
+                let to = to.min(self.size());
+                OpenOptions::new().write(true).open(&self.path).unwrap().set_len(to).unwrap();
+                self.fresh.revalidate().unwrap();
+                assert_eq!(self.fresh.len(), to);
+            }
+            Step::Replace { size } => {
+                let next = self.path.with_extension("next");
+                fs::write(&next, bytes(0, size, generation)).unwrap();
+                fs::rename(&next, &self.path).unwrap();
+                self.open();
+            }
+            Step::Overwrite { position, len } => {
+                let position = position.min(self.size());
+                let other = OpenOptions::new().write(true).open(&self.path).unwrap();
+                other.write_all_at(&bytes(position, len, generation), position).unwrap();
+                drop(other);
+                self.open();
+            }
+            Step::Rewrite { size } => {
+                fs::write(&self.path, bytes(0, size, generation)).unwrap();
+                self.open();
+            }
+        }
+        self.read_at(self.size().saturating_sub(1), 5000);
+    }
+
+    /// Opens anew. The handle so far, told to look again, reads the file that it is of, whatever is
+    /// called so now.
+    fn open(&mut self) {
+        let now = (self.cache.open(&self.path).unwrap(), Plain::open(&self.path).unwrap());
+        let old = std::mem::replace(&mut self.plain, now.1);
+        let before = std::mem::replace(&mut self.fresh, now.0);
+        before.revalidate().unwrap();
+        compare(&before, &old, 0, 6000);
+        compare(&before, &old, 4090, 2_000_000);
+        assert_eq!(self.fresh.len(), self.size());
+    }
+
+    fn size(&self) -> u64 {
+        fs::metadata(&self.path).unwrap().len()
+    }
+
+    fn read_at(&self, position: u64, len: u64) {
+        compare(&self.fresh, &Plain::open(&self.path).unwrap(), position, len);
+    }
+
+    fn pin(&self, position: u64, len: u64) {
+        let pin = self.fresh.pin(position, len as usize).unwrap();
+        let got: Vec<u8> = pin.chunks().flatten().copied().collect();
+        same(&got, &plain_read(&Plain::open(&self.path).unwrap(), position, len), position);
+    }
+
+    fn seek_and_read(&mut self, to: SeekFrom, len: u64) {
+        let mut plain = Plain::open(&self.path).unwrap();
+        let position = plain.seek(to).unwrap();
+        assert_eq!(self.fresh.seek(to).unwrap(), position);
+        let mut got = Vec::new();
+        (&mut self.fresh).take(len).read_to_end(&mut got).unwrap();
+        same(&got, &plain_read(&plain, position, len), position);
+        assert_eq!(self.fresh.stream_position().unwrap(), position + got.len() as u64);
+    }
+}
+
+fn bytes(position: u64, len: u64, generation: u32) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    fill_content(&mut bytes, 1, position, generation);
+    bytes
+}
+
+fn plain_read(plain: &Plain, position: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match plain.read_at(&mut bytes[done..], position + done as u64).unwrap() {
+            0 => break,
+            more => done += more,
+        }
+    }
+    bytes.truncate(done);
+    bytes
+}
+
+fn compare(file: &File, plain: &Plain, position: u64, len: u64) {
+    let mut got = vec![0xee; len as usize];
+    let bytes = file.read_at(&mut got, position).unwrap();
+    assert!(got[bytes..].iter().all(|&byte| byte == 0xee), "bytes beyond what was read were written");
+    same(&got[..bytes], &plain_read(plain, position, len), position);
+}
+
+fn same(got: &[u8], want: &[u8], position: u64) {
+    assert_eq!(got.len(), want.len(), "bytes read at {position}");
+    let wrong = got.iter().zip(want).position(|(got, want)| got != want);
+    assert_eq!(wrong, None, "the first wrong byte of {} at {position}", got.len());
+}
+
+fn tell(folder: &Path, mechanism: Mechanism, order: u8, size: u64, steps: &[Step]) {
+    let folder = tempfile::tempdir_in(folder).unwrap();
+    let mut story = Story::new(folder.path(), mechanism, order, size);
+    story.read_at(0, size + 1);
+    steps.iter().for_each(|step| story.tell(*step));
+    story.cache.check().unwrap();
+}
+
+fn disk() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+}
+fn memory() -> Option<&'static Path> {
+    Some(Path::new("/dev/shm")).filter(|folder| folder.is_dir())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_file_on_a_disk_reads_as_std_reads_it(
+        ring in any::<bool>(), order in prop::sample::select(vec![0u8, 2, 9]),
+        size in prop::sample::select(&SIZES[..]), steps in prop::collection::vec(steps(), 1..25),
+    ) {
+        let mechanism = if ring { Mechanism::Ring } else { Mechanism::Threads };
+        tell(disk(), mechanism, order, size, &steps);
+    }
+
+    #[test]
+    fn a_file_in_memory_reads_as_std_reads_it(
+        ring in any::<bool>(), order in prop::sample::select(vec![0u8, 2, 9]),
+        size in prop::sample::select(&SIZES[..]), steps in prop::collection::vec(steps(), 1..25),
+    ) {
+        let Some(folder) = memory() else { return Ok(()) };
+        let mechanism = if ring { Mechanism::Ring } else { Mechanism::Threads };
+        tell(folder, mechanism, order, size, &steps);
+    }
+}
+
+#[test]
+fn every_range_around_every_edge_of_every_size() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    for size in SIZES {
+        let path = folder.path().join(size.to_string());
+        fs::write(&path, bytes(0, size, 1)).unwrap();
+        let (file, plain) = (cache.open(&path).unwrap(), Plain::open(&path).unwrap());
+        for position in SIZES.iter().flat_map(|edge| edge.saturating_sub(2)..edge + 3) {
+            for len in SIZES {
+                compare(&file, &plain, position, len);
+            }
+        }
+    }
+    cache.check().unwrap();
+}

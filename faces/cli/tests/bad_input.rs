@@ -124,7 +124,7 @@ fn files_that_may_not_be_read() {
     let scratch = scratch();
     let path = scratch.path().join("secret");
     fs::write(&path, "secret").expect("the disk has room");
-    fs::set_permissions(&path, Permissions::from_mode(0)).expect("it is ours");
+    fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("it is ours");
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).expect("it is ours");
     let as_nobody = |words: &[&str]| {
         let mut command = if is_root() { plain("setpriv") } else { plain(words[0]) };

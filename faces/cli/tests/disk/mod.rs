@@ -25,7 +25,7 @@ pub const LARGE_BYTES: usize = 64 << 20;
 pub const MANY_FILES: usize = 200;
 
 /// What `fstatfs` says of file systems that have no device: nothing is read from one there.
-const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// The command that is tested, without a terminal and in a plain locale.
 pub fn quinion() -> Command {
@@ -64,7 +64,7 @@ pub fn disk() -> &'static Path {
         let temporary = std::env::temp_dir();
         let folders = [env!("CARGO_TARGET_TMPDIR"), temporary.to_str().unwrap_or(".")];
         let on_disk = |folder: &&&str| {
-            rustix::fs::statfs(**folder).is_ok_and(|data| !IN_MEMORY.contains(&(data.f_type as i64)))
+            rustix::fs::statfs(**folder).is_ok_and(|data| !IN_MEMORY.contains(&(data.f_type as u32)))
         };
         let folder = folders.iter().find(on_disk).unwrap_or_else(|| {
             panic!("none of {folders:?} is on a disk; set CARGO_TARGET_DIR to a folder that is")
@@ -178,21 +178,21 @@ impl Report {
     /// The number `key` in the object `group`, which holds no other object before it.
     #[track_caller]
     pub fn number(&self, group: &str, key: &str) -> u64 {
-        let after = |text: &'static str, what: &str| {
-            let at = text.find(what).unwrap_or_else(|| panic!("{what} is not in {text}"));
-            &text[at + what.len()..]
-        };
-        // The text lives as long as the test: leaked, so that the closure can be simple.
-        let text: &'static str = Box::leak(self.0.clone().into_boxed_str());
-        let value = after(after(text, &format!("\"{group}\":{{")), &format!("\"{key}\":"));
+        let value = after(after(&self.0, &format!("\"{group}\":{{")), &format!("\"{key}\":"));
         let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
-        value[..digits].parse().unwrap_or_else(|_| panic!("{group}.{key} is no number in {text}"))
+        value[..digits].parse().unwrap_or_else(|_| panic!("{group}.{key} is no number in {}", self.0))
     }
 
     /// Bytes that came from the cache.
     pub fn served(&self) -> u64 {
         self.number("served", "bytes")
     }
+}
+
+/// What follows the first `what` in a report.
+#[track_caller]
+fn after<'a>(text: &'a str, what: &str) -> &'a str {
+    text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1
 }
 
 /// A command as its words: a program and its arguments.

@@ -160,11 +160,6 @@ fn more_readers_than_memory_succeed_or_are_told() {
 }
 
 #[test]
-fn a_thousand_readers_succeed_or_are_told() {
-    crowd(2, Mechanism::Ring, 1000, 20_000);
-}
-
-#[test]
 fn every_call_of_a_forked_child_says_so() {
     let (_folder, path) = content();
     for mechanism in [Mechanism::Ring, Mechanism::Threads] {

@@ -463,8 +463,8 @@ fn folder() -> tempfile::TempDir {
 fn report(what: &str, reads: u64, began: Instant, cache: &Cache) {
     let (stats, seconds) = (cache.stats(), began.elapsed().as_secs_f64());
     println!(
-        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; {} hits, {} misses, {} device reads, \
-         {} evicted, {} invalidated, {}",
+        "{what}: {reads} reads verified in {seconds:.1} s, {:.0}/s; \
+         {} hits, {} misses, {} device reads, {} evicted, {} invalidated, {}",
         reads as f64 / seconds,
         stats.hits,
         stats.misses,
@@ -504,6 +504,69 @@ fn threads_never_read_a_wrong_byte() {
         cache.check().unwrap();
         assert!(cache.stats().evicted_pages > 0 || setting.memory > Cache::MEMORY_MIN);
         report(&format!("{setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
+    }
+}
+
+/// Reads `len` bytes that the cache may hold at `position`, over and over, judging the ends of each page only:
+/// a folio that was lost under a copy shows there, and most of the time goes into copies.
+fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
+    let (mut dice, mut buffer, mut checked) = (Dice::new(seed), vec![0; 64 << 10], 0);
+    let cached_only = ReadOptions::new().cached_only(true);
+    while !stage.stopped() {
+        // What the hand comes to next was filled about a cacheful ago.
+        let behind = (6 << 20) + dice.below(6 << 20);
+        let position = (scanned.load(Ordering::Relaxed) + STILL[0] - behind) % STILL[0] / 4096 * 4096;
+        if let Ok(bytes) = open.read_at_with(&mut buffer, position, cached_only) {
+            for (page, bytes) in buffer[..bytes].chunks_exact(4096).enumerate() {
+                let at = position + page as u64 * 4096;
+                Promise::still(0).judge(&bytes[..64], at);
+                Promise::still(0).judge(&bytes[4096 - 64..], at + 4096 - 64);
+            }
+            checked += 1;
+        }
+    }
+    stage.checked.fetch_add(checked, Ordering::Relaxed);
+}
+
+/// Goes through the file without end, so that frames are used again as fast as can be.
+fn scan(stage: &Stage, open: &File, scanned: &AtomicU64) {
+    let mut buffer = vec![0; 256 << 10];
+    while !stage.stopped() {
+        let position = scanned.load(Ordering::Relaxed);
+        open.read_at(&mut buffer, position).unwrap();
+        scanned.store((position + buffer.len() as u64) % STILL[0], Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_folio_lost_under_a_copy_is_noticed() {
+    // In memory where there is such a place: then no device slows the reuse of frames down.
+    let fast = Path::new("/dev/shm");
+    let folder = if fast.is_dir() { tempfile::tempdir_in(fast).unwrap() } else { folder() };
+    let stage = Stage::new(folder.path());
+    for order in [0, 2, 9] {
+        let setting = Setting { order, mechanism: Mechanism::Threads, memory: Cache::MEMORY_MIN };
+        let (cache, began, scanned) = (setting.build(), Instant::now(), AtomicU64::new(0));
+        let open = cache.open(stage.still(0)).unwrap();
+        stage.stop.store(false, Ordering::Relaxed);
+        stage.checked.store(0, Ordering::Relaxed);
+        let (stage, scanned) = (&stage, &scanned);
+        thread::scope(|scope| {
+            let scanner = open.clone();
+            let mut threads = vec![scope.spawn(move || scan(stage, &scanner, scanned))];
+            for seed in 0..6 {
+                let open = open.clone();
+                threads.push(scope.spawn(move || race(stage, &open, scanned, seed)));
+            }
+            let end = Duration::from_secs(budget(3, 20));
+            while began.elapsed() < end && !threads.iter().any(|thread| thread.is_finished()) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            stage.stop.store(true, Ordering::Relaxed);
+            threads.into_iter().for_each(|thread| thread.join().expect("a wrong byte"));
+        });
+        cache.check().unwrap();
+        report(&format!("races, {setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
     }
 }
 

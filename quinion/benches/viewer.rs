@@ -61,7 +61,7 @@ fn run(row: &Row, size: u64, seed: u64, read: impl Fn(&mut [u8], u64) -> usize) 
     let begin = cpu_ns();
     for _ in 0..row.operations {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let place = (u128::from(state >> 11) * u128::from(places) >> 53) as u64;
+        let place = ((u128::from(state >> 11) * u128::from(places)) >> 53) as u64;
         assert_eq!(read(buffer, place * row.step), row.bytes);
         std::hint::black_box(&buffer);
     }

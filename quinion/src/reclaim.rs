@@ -26,7 +26,7 @@ use crate::arena::{Arena, Flags};
 use crate::backend::Backend;
 use crate::mapping::Mapping;
 use crate::stats::{Count, Counters};
-use crate::sync::{Rank, RankedMutex, RankedRwLock};
+use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PageIndex};
 
 /// Victims that leave the index in one go.
@@ -81,17 +81,17 @@ impl Reclaim {
 
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
-    pub fn reclaim(&self, pages: u32) -> u32 {
+    pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
         let mut freed = 0;
         // Once round clears every byte, once more finds what nobody touched since.
         let mut budget = self.arena.view().frames_grown().saturating_mul(2) + EXTENT_PAGES;
         while freed < pages && budget > 0 {
-            let (victims, scanned) = self.gather(budget);
+            let Some((victims, scanned)) = self.gather(budget, locks) else { break };
             budget -= scanned.min(budget);
             if victims.is_empty() && budget == 0 {
                 break;
             }
-            freed += self.evict(victims);
+            freed += self.evict(victims, locks);
         }
         freed
     }
@@ -108,19 +108,19 @@ impl Reclaim {
             start
         };
         let victims: Vec<_> = (start..start + EXTENT_PAGES).filter_map(|f| self.victim(Frame(f))).collect();
-        victims.chunks(BATCH).map(|batch| self.evict(batch.to_vec())).sum()
+        victims.chunks(BATCH).map(|batch| self.evict(batch.to_vec(), Locks::Wait)).sum()
     }
 
     /// Moves the hand over at most `budget` frames and returns up to a batch of victims, and how far it went.
-    fn gather(&self, budget: u32) -> (Vec<Victim>, u32) {
+    fn gather(&self, budget: u32, locks: Locks) -> Option<(Vec<Victim>, u32)> {
         let view = self.arena.view();
         let (first, grown) = (view.layout().frames_meta, view.frames_grown());
         let mut victims = Vec::with_capacity(BATCH);
         let mut scanned = 0;
         if first >= grown {
-            return (victims, budget);
+            return Some((victims, budget));
         }
-        let mut hand = self.hand.lock();
+        let mut hand = self.hand.lock_as(locks)?;
         while scanned < budget && victims.len() + 8 <= BATCH {
             if *hand >= grown || *hand < first {
                 *hand = first;
@@ -139,7 +139,7 @@ impl Reclaim {
             *hand += 8;
             scanned += 8;
         }
-        (victims, scanned)
+        Some((victims, scanned))
     }
 
     /// The folio that `frame` heads, if it looks as if it could go.
@@ -156,13 +156,13 @@ impl Reclaim {
     }
 
     /// Takes `victims` out of their mappings and frees what went; returns the pages.
-    fn evict(&self, mut victims: Vec<Victim>) -> u32 {
+    fn evict(&self, mut victims: Vec<Victim>, locks: Locks) -> u32 {
         victims.sort_unstable_by_key(|victim| victim.mapping.0);
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
             let mapping = self.mappings.read().get(&group[0].mapping).cloned();
             let Some(mapping) = mapping else { continue };
-            let mut guard = mapping.lock();
+            let Some(mut guard) = mapping.lock_as(locks) else { continue };
             for victim in group {
                 gone.extend(guard.evict(victim.index, victim.frame).map(|order| (victim.frame, order)));
             }

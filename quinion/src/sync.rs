@@ -111,6 +111,16 @@ pub mod model {
     }
 }
 
+/// Whether a call may wait for a lock that somebody else holds.
+#[cfg(feature = "std")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locks {
+    /// It waits.
+    Wait,
+    /// It goes without.
+    Try,
+}
+
 #[cfg(feature = "std")]
 pub use ranked::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 
@@ -217,6 +227,14 @@ mod ranked {
             let held = Held(self.rank);
             let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             RankedGuard { inner, _held: held }
+        }
+        /// Takes the lock, or not if that means waiting and `locks` says no.
+        #[inline]
+        pub fn lock_as(&self, locks: super::Locks) -> Option<RankedGuard<'_, T>> {
+            match locks {
+                super::Locks::Wait => Some(self.lock()),
+                super::Locks::Try => self.try_lock(),
+            }
         }
         /// Takes the lock only if nobody holds it.
         #[inline]

@@ -248,7 +248,7 @@ impl Shared {
                 table.idle.remove(&since);
             }
             drop(table);
-            self.renew(&mapping, attributes);
+            self.renew(&mapping, attributes)?;
             return Ok(mapping);
         }
         let id = table.next_id(&self.filemap);
@@ -265,14 +265,11 @@ impl Shared {
     }
 
     /// Forgets the folios of a mapping whose file is not what they were filled from.
-    fn renew(&self, mapping: &Mapping, now: &Attributes) {
-        let known = mapping.version();
-        let same = known.settled
-            && (known.modified, known.changed) == (now.version.modified, now.version.changed)
-            && mapping.size() == now.size;
-        if !same {
-            self.filemap.counters.add(Count::Invalidated, mapping.invalidate(now));
+    fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<()> {
+        if !mapping.is_as_in(now) || !mapping.version().settled {
+            self.filemap.invalidate(mapping)?;
         }
+        Ok(())
     }
 
     /// A handle on `mapping` is gone.

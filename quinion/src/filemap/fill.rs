@@ -12,6 +12,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::arena::{Arena, Completed, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
@@ -19,6 +20,7 @@ use crate::mapping::{Mapping, RUN_PAGES_MAX};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
+use crate::sync::Locks;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
@@ -26,8 +28,10 @@ use super::read::Patience;
 
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
-/// How often memory is asked for again after reclaim found none and a fill in flight ended.
-const MEMORY_TRIES: u32 = 64;
+/// How often memory is waited for before it is said that there is none.
+const STALLS_MAX: u32 = 100;
+/// How long, where there is nothing in flight to wait for.
+const STALL: Duration = Duration::from_millis(1);
 
 /// What the paths of one cache share.
 #[derive(Debug)]
@@ -96,7 +100,7 @@ impl Filemap {
         patience: Patience,
     ) -> Filled {
         // 1 What is not there.
-        let gaps = match patience.wait_or(|| mapping.lock(), || mapping.try_lock()) {
+        let gaps = match mapping.lock_as(patience.locks()) {
             Some(guard) => gaps(&guard, window),
             None => return Filled::Busy,
         };
@@ -107,7 +111,7 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let runs = self.alloc_runs(mapping, &gaps, need);
+        let runs = self.alloc_runs(mapping, &gaps, need, patience.locks());
         if runs.is_empty() {
             return Filled::NoMemory;
         }
@@ -133,21 +137,27 @@ impl Filemap {
             Filled::Submitted(batch)
         };
         drop(held_off);
-        if stop == Stop::NoNode {
+        if stop == Stop::NoNode && patience == Patience::Wait {
             self.make_nodes();
         }
         outcome
     }
 
     /// Frames for each gap, in order, as long runs as can be had. Ends early when memory does.
-    fn alloc_runs(&self, mapping: &Mapping, gaps: &[(PageIndex, u32)], need: Need) -> Vec<(PageIndex, Run)> {
+    fn alloc_runs(
+        &self,
+        mapping: &Mapping,
+        gaps: &[(PageIndex, u32)],
+        need: Need,
+        locks: Locks,
+    ) -> Vec<(PageIndex, Run)> {
         let mut runs = Vec::with_capacity(gaps.len());
         for &(first, pages) in gaps {
             let mut done = 0;
             while done < pages {
                 let wanted = (pages - done).min(RUN_PAGES_MAX);
                 let need = if runs.is_empty() { need } else { Need::Ahead };
-                let Some(run) = self.alloc_run(mapping, wanted, need) else { return runs };
+                let Some(run) = self.alloc_run(mapping, wanted, need, locks) else { return runs };
                 runs.push((first.plus(u64::from(done)), run));
                 done += run.pages;
             }
@@ -155,33 +165,47 @@ impl Filemap {
         runs
     }
 
-    /// A run of up to `pages` frames; reclaims if there is none. Waits for fills in flight only if the
-    /// read cannot go on without.
-    fn alloc_run(&self, mapping: &Mapping, pages: u32, need: Need) -> Option<Run> {
-        let take = || self.arena.alloc_run(pages);
-        for _ in 0..MEMORY_TRIES {
+    /// A run of up to `pages` frames; reclaims if there is none. Waits for locks as `locks` says, and for
+    /// fills in flight only if the read cannot go on without.
+    fn alloc_run(&self, mapping: &Mapping, pages: u32, need: Need, locks: Locks) -> Option<Run> {
+        let take = || match locks {
+            Locks::Wait => self.arena.alloc_run(pages),
+            Locks::Try => self.arena.try_alloc_run(pages),
+        };
+        let mut stalls = 0;
+        loop {
             if let Some(run) = take() {
                 return Some(run);
             }
             let completed = self.completed.load(Ordering::Relaxed);
-            if self.reclaim.reclaim(RECLAIM_PAGES) > 0 {
+            let reclaimed = self.reclaim.reclaim(RECLAIM_PAGES, locks) > 0;
+            if locks == Locks::Try {
+                return if reclaimed { take() } else { None };
+            }
+            if reclaimed {
                 continue;
             }
-            if need == Need::Ahead {
+            if need == Need::Ahead || stalls == STALLS_MAX {
                 return None;
             }
-            // Nothing can be evicted: what is in flight may be, once it has landed. It may be in flight at
-            // another backend than ours, which nobody waits at: then we do.
-            let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
-            backend.reap(Reap::Ready, &mut || false);
-            if self.in_flight() == 0 && self.completed.load(Ordering::Relaxed) == completed {
-                return take();
-            }
-            self.room.wait(&*backend, &mut || {
-                self.completed.load(Ordering::Relaxed) != completed || self.in_flight() == 0
-            });
+            stalls += 1;
+            self.wait_for_memory(mapping, completed);
         }
-        None
+    }
+
+    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill to end after
+    /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
+    /// their way between the arena and a tree.
+    fn wait_for_memory(&self, mapping: &Mapping, completed: u64) {
+        // It may be in flight at another backend than ours, which nobody waits at: then we do.
+        let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
+        backend.reap(Reap::Ready, &mut || false);
+        let landed = || self.completed.load(Ordering::Relaxed) != completed;
+        if self.in_flight() == 0 && !landed() {
+            std::thread::sleep(STALL);
+        } else {
+            self.room.wait(&*backend, &mut || landed() || self.in_flight() == 0);
+        }
     }
 
     /// Puts runs into the tree under one hold of its lock: what of each run is in, until one is stopped by
@@ -193,7 +217,7 @@ impl Filemap {
         runs: &[(PageIndex, Run)],
         patience: Patience,
     ) -> Option<(Vec<(PageIndex, Run)>, Stop)> {
-        let mut guard = patience.wait_or(|| mapping.lock(), || mapping.try_lock())?;
+        let mut guard = mapping.lock_as(patience.locks())?;
         let mut inserted = Vec::with_capacity(runs.len());
         let mut left = Vec::new();
         let mut last_stop = Stop::All;
@@ -245,8 +269,11 @@ impl Filemap {
     fn make_nodes(&self) {
         for attempt in 0..8 {
             let scattered = attempt < 4;
-            let freed =
-                if scattered { self.reclaim.reclaim(RECLAIM_PAGES) } else { self.reclaim.reclaim_extent() };
+            let freed = if scattered {
+                self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
+            } else {
+                self.reclaim.reclaim_extent()
+            };
             if let Some(cell) = self.arena.alloc_cell() {
                 self.arena.free_cell(cell);
                 return;

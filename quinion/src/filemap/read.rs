@@ -30,13 +30,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
-use crate::backend::{Reap, Version};
+use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::Mapping;
 use crate::readahead::{Readahead, Window};
 use crate::stats::Count;
-use crate::sync::RankedMutex;
+use crate::sync::{Locks, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need};
@@ -55,6 +55,14 @@ pub enum Patience {
 }
 
 impl Patience {
+    /// Whether locks may be waited for.
+    pub(crate) fn locks(self) -> Locks {
+        match self {
+            Patience::Wait => Locks::Wait,
+            Patience::Now | Patience::CacheOnly => Locks::Try,
+        }
+    }
+
     /// `wait`, or `now` if this caller does not wait.
     pub(crate) fn wait_or<T>(self, wait: impl FnOnce() -> T, now: impl FnOnce() -> Option<T>) -> Option<T> {
         match self {
@@ -108,7 +116,7 @@ impl Filemap {
                 }
                 Stopped::EndOfFile(_) => {
                     end_checked = true;
-                    if let Err(error) = self.revalidate(mapping) {
+                    if let Err(error) = self.look_at_the_end(mapping) {
                         break Err(error);
                     }
                 }
@@ -308,17 +316,33 @@ impl Filemap {
         Ok(())
     }
 
-    /// Looks at the file again; if it is not what the folios were filled from, forgets them. Returns
-    /// whether it had changed.
+    /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
+    /// whether it did.
     pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
+        let settled = mapping.version().settled;
+        let changed = self.look_at_the_end(mapping)?;
+        if !changed && !settled {
+            self.invalidate(mapping)?;
+        }
+        Ok(changed || !settled)
+    }
+
+    /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
+    /// file that was just written would be forgotten each time its end is met.
+    fn look_at_the_end(&self, mapping: &Mapping) -> Result<bool, Error> {
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
-        let known = mapping.version();
-        let times = |v: Version| (v.modified, v.changed);
-        let changed = now.size != mapping.size() || times(now.version) != times(known);
+        let changed = !mapping.is_as_in(&now);
         if changed {
-            self.counters.add(Count::Invalidated, mapping.invalidate(&now));
+            self.invalidate(mapping)?;
         }
         Ok(changed)
+    }
+
+    /// Forgets what is cached of a file and takes its attributes anew.
+    pub fn invalidate(&self, mapping: &Mapping) -> Result<(), Error> {
+        let pages = mapping.invalidate().map_err(Repr::Attributes)?;
+        self.counters.add(Count::Invalidated, pages);
+        Ok(())
     }
 
     fn pages_max(&self) -> u64 {

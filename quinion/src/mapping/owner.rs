@@ -23,6 +23,7 @@
 //! Not an invariant: that the size only falls while nobody holds the lock. An
 //! invalidation may make it larger at any time.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -30,7 +31,7 @@ use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Readable, Record,
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
-use crate::sync::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{AddedRange, Entry, Head, INDICES_MAX, Kind, Root, Slab, Stop, XArray};
@@ -81,7 +82,7 @@ pub struct Added {
 
 /// The nodes of the cache's trees: cells of the arena.
 #[derive(Debug)]
-struct Nodes<'a>(&'a Arena);
+struct Nodes<'a>(&'a Arena, Locks);
 
 impl Slab for Nodes<'_> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
@@ -91,7 +92,11 @@ impl Slab for Nodes<'_> {
         &self.0.view().head(CellNumber(node)).expect("a node of ours is a cell").words
     }
     fn alloc(&self) -> Option<u32> {
-        self.0.alloc_cell().map(|cell| cell.0)
+        let cell = match self.1 {
+            Locks::Wait => self.0.alloc_cell(),
+            Locks::Try => self.0.try_alloc_cell(),
+        };
+        cell.map(|cell| cell.0)
     }
     fn free(&self, node: u32) {
         self.0.free_cell(CellNumber(node));
@@ -168,6 +173,12 @@ impl Mapping {
         *self.invalidate.read()
     }
 
+    /// Whether the file's size and times are as in `now`.
+    pub fn is_as_in(&self, now: &Attributes) -> bool {
+        let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
+        times(known) == times(now.version) && self.size() == now.size
+    }
+
     fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
@@ -177,11 +188,12 @@ impl Mapping {
 
     /// Takes the tree lock; waits for it.
     pub fn lock(&self) -> MappingGuard<'_> {
-        MappingGuard { mapping: self, tree: self.tree.lock() }
+        MappingGuard { mapping: self, tree: self.tree.lock(), locks: Locks::Wait }
     }
-    /// Takes the tree lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<MappingGuard<'_>> {
-        Some(MappingGuard { mapping: self, tree: self.tree.try_lock()? })
+    /// Takes the tree lock, or not if that means waiting and `locks` says no. What is done under such a
+    /// lock does not wait for the arena's either: a node that would have to be waited for is not had.
+    pub fn lock_as(&self, locks: Locks) -> Option<MappingGuard<'_>> {
+        Some(MappingGuard { mapping: self, tree: self.tree.lock_as(locks)?, locks })
     }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
@@ -246,11 +258,13 @@ impl Mapping {
 
     // ---- the whole mapping ---------------------------------------------------------------------
 
-    /// Forgets every folio and takes the file's new attributes. Pinned and held bytes live on with
-    /// those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
-    /// between insertion and submission. Returns the pages forgotten.
-    pub fn invalidate(&self, attributes: &Attributes) -> u64 {
+    /// Forgets every folio and takes the file's attributes as they are now. Pinned and held bytes live on
+    /// with those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
+    /// between insertion and submission, and for the file system. Returns the pages forgotten.
+    pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
+        // Asked for under the lock: of two who come here at once, the one that asks later stores later.
+        let attributes = self.backend.attributes()?;
         // The tree's lock before the size: a fill that ends between the two must not find its folios still
         // in their places and cut the new size off.
         let mut tree = self.lock();
@@ -262,13 +276,13 @@ impl Mapping {
         // Release, partner: the Acquire in `read_hits`.
         self.record().size.store(attributes.size, Ordering::Release);
         drop(tree);
-        pages
+        Ok(pages)
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
     pub fn check(&self) -> Result<(), String> {
         let guard = self.lock();
-        let nodes = Nodes(&self.arena);
+        let nodes = Nodes(&self.arena, Locks::Wait);
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
         let (mut from, mut pages) = (0, 0);
@@ -308,6 +322,7 @@ impl Drop for Mapping {
 pub struct MappingGuard<'a> {
     mapping: &'a Mapping,
     tree: RankedGuard<'a, Tree>,
+    locks: Locks,
 }
 
 impl<'a> MappingGuard<'a> {
@@ -326,7 +341,7 @@ impl<'a> MappingGuard<'a> {
     /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
     /// indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
-        let nodes = Nodes(&self.mapping.arena);
+        let nodes = Nodes(&self.mapping.arena, self.locks);
         let tree = self.xarray(&nodes);
         let mut at = from.0;
         while at < end.0 {
@@ -376,7 +391,7 @@ impl<'a> MappingGuard<'a> {
             batch[folios] = (order.0, frame.0);
             folios += 1;
         }
-        let nodes = Nodes(&self.mapping.arena);
+        let nodes = Nodes(&self.mapping.arena, self.locks);
         let added: AddedRange =
             self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), |_, _| {});
         for &(_, frame) in &batch[added.added..folios] {
@@ -390,7 +405,7 @@ impl<'a> MappingGuard<'a> {
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
     /// its order then, and its frames are the caller's to free.
     pub fn evict(&mut self, index: PageIndex, frame: Frame) -> Option<Order> {
-        let nodes = Nodes(&self.mapping.arena);
+        let nodes = Nodes(&self.mapping.arena, self.locks);
         let mut tree = self.xarray(&nodes);
         if tree.load(index.0) != Entry::folio(frame.0) {
             return None;
@@ -403,14 +418,14 @@ impl<'a> MappingGuard<'a> {
 
     /// Whether the first folio of a fill still stands where it was put.
     pub fn holds_run(&self, run: FillRun) -> bool {
-        let nodes = Nodes(&self.mapping.arena);
+        let nodes = Nodes(&self.mapping.arena, self.locks);
         self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
     }
 
     /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still
     /// held by the fill, so its frames are freed when the fill gives that hold back.
     pub fn remove_failed(&mut self, run: FillRun, valid: u32) {
-        let nodes = Nodes(&self.mapping.arena);
+        let nodes = Nodes(&self.mapping.arena, self.locks);
         let mut tree = self.xarray(&nodes);
         let mut page = 0;
         while page < run.pages {
@@ -431,7 +446,7 @@ impl<'a> MappingGuard<'a> {
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
-        let nodes = Nodes(arena);
+        let nodes = Nodes(arena, self.locks);
         let mut free = Vec::new();
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             if let Kind::Folio(frame) = entry.kind()

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::Arena;
+use crate::arena::ArenaShare;
 use crate::cache::{Cache, File};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
@@ -56,8 +56,8 @@ fn errno(error: &Error) -> Errno {
 }
 
 impl Owner for CacheOwner {
-    fn arena(&self) -> &Arena {
-        self.cache.arena()
+    fn arena(&self) -> ArenaShare<'_> {
+        self.cache.share()
     }
 
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {

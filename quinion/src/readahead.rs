@@ -48,6 +48,9 @@ pub struct Readahead {
     pages_max: u32,
 }
 
+/// What was asked for is no readahead: so many pages of it, 1 MiB, are read at once however small the largest
+/// window is.
+const ASKED_PAGES_MAX: u32 = 256;
 /// The smallest window of a stream, in pages.
 const PAGES_MIN: u32 = 4;
 
@@ -72,7 +75,7 @@ impl Readahead {
             () if self.size == 0 => first_size(asked, self.pages_max),
             () => next_size(self.size, self.pages_max),
         };
-        let pages = clamp(index, self.size.max(asked.min(self.pages_max)), file_pages);
+        let pages = clamp(index, self.size.max(asked.min(self.pages_max.max(ASKED_PAGES_MAX))), file_pages);
         self.next = index.plus(u64::from(pages));
         // The first window is half asked for and half ahead; what is ahead begins with the marker.
         let ahead = index.plus(u64::from(asked.max(pages / 4)));
@@ -196,7 +199,7 @@ mod tests {
                 };
                 let Some(window) = window else { continue };
                 let end = window.start.0 + u64::from(window.pages);
-                prop_assert!(window.pages >= 1 && window.pages <= pages_max.max(1) && end <= file_pages);
+                prop_assert!(window.pages >= 1 && window.pages <= pages_max.max(ASKED_PAGES_MAX) && end <= file_pages);
                 if miss {
                     prop_assert_eq!(window.start, index);
                 }

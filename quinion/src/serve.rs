@@ -39,8 +39,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use crate::arena::control::{
     ABANDONED, Control, Counter, Operation, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage, state,
 };
-use crate::arena::{Arena, CellNumber};
+use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::sys::{Errno, futex_wait, futex_wake};
 
@@ -68,7 +69,7 @@ pub struct Attached {
 /// yet, except that `detach` may come while another call with the same handle is under way.
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
-    fn arena(&self) -> &Arena;
+    fn arena(&self) -> ArenaShare<'_>;
     /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
     /// descriptor may have been closed and used again since. Size and times are looked at now.
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
@@ -183,6 +184,7 @@ struct Shared {
 pub struct Service {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    process: ForkGuard,
 }
 
 impl fmt::Debug for Service {
@@ -198,7 +200,7 @@ impl Service {
         let past = RankedMutex::new(Rank::Viewer, ViewerTotals::default());
         let shared = Arc::new(Shared { owner, seats, past, cursor: AtomicU32::new(0) });
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
-        let mut service = Self { shared, threads: Vec::new() };
+        let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the others.
         service.spawn("quinion-keeper", Shared::keep_house)?;
         for _ in 0..workers.max(1) {
@@ -225,6 +227,9 @@ impl Service {
     }
 
     fn close(&mut self) {
+        if self.process.is_forked() {
+            return; // neither the control file nor the threads are this process's
+        }
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
         control.doorbell.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
@@ -389,11 +394,10 @@ impl Shared {
         let page = self.page(viewer);
         let head = page.ring_head.load(Ordering::Relaxed);
         let entries = head.wrapping_sub(tail).min(RING_ENTRIES as u32);
-        let view = self.owner.arena().view();
-        let data = view.layout().frames_meta..view.frames_grown();
+        let arena = self.owner.arena();
         for place in (0..entries).map(|back| head.wrapping_sub(back + 1) as usize % RING_ENTRIES) {
             let frame = page.ring[place].load(Ordering::Relaxed);
-            if data.contains(&frame) {
+            if arena.has_data(Frame(frame)) {
                 let _ = catch_unwind(AssertUnwindSafe(|| self.owner.touched(Frame(frame))));
             }
         }

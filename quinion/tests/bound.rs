@@ -39,7 +39,7 @@ fn cache(order: u8, mechanism: Mechanism) -> Cache {
 
 /// Bytes that the system has given to the cache's two files.
 fn taken(cache: &Cache) -> u64 {
-    let arena = cache.arena();
+    let arena = cache.share();
     let blocks =
         [arena.arena_fd(), arena.control_fd()].map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
     blocks.iter().sum::<i64>() as u64 * 512

@@ -83,7 +83,7 @@
 //!   copies nothing, whatever identity it sees. It stands there for who holds a folio that is still being
 //!   filled (`try_hold_unfilled`), of which there is no scenario here yet. Since it does stand there, a reader
 //!   of the old page never meets "filling": with the new word it sees the new identity.
-//! * A fence in `unprepare`: its folio was never up to date, so nobody has a ticket for it.
+//! * A fence in `unprepare` beyond those of `retire` and `complete`, which it is made of.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //!
 //! # What the checker does not show
@@ -411,7 +411,8 @@ fn abandoned_insertion() {
             let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1, 3]));
             frames.retire(0);
             frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
-            frames.descriptors[0].unprepare();
+            let put = frames.descriptors[0].unprepare();
+            assert_eq!(put, Put::Last(Order(0)), "nobody holds it");
             frames.fill(0, ONE, PAGE_0, 3);
             reader.join().unwrap()
         },

@@ -598,7 +598,7 @@ fn again(role: &str, folder: &Path) -> Command {
 
 /// Where viewers find the cache, in the form `process:arena:control:token`.
 fn address(cache: &Cache) -> String {
-    let arena = cache.arena();
+    let arena = cache.share();
     let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
     format!("{}:{data}:{control}:{}", std::process::id(), arena.token())
 }

@@ -336,16 +336,16 @@ impl Descriptor {
         self.word.store(word, Ordering::Release);
     }
 
-    /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. The frame is the caller's again.
-    pub fn unprepare(&self) {
-        let word = self.word();
-        debug_assert!(
-            word.is_live() && word.has(Flags::LOCKED) && word.holds() == 1,
-            "{word:?} was not just prepared"
-        );
-        // Relaxed: a reader that came by a stale slot was told "not up to date" and has no ticket. The
-        // sequence steps on and never back, so no later folio of this frame can be taken for this one.
-        self.word.store(u64::from(word.sequence().wrapping_add(1)) << 32, Ordering::Relaxed);
+    /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. [`Put::Last`]: the frames are
+    /// the caller's again. [`Put::Kept`]: a reader came by a stale slot and holds the folio, and frees it
+    /// when it has seen that it will never be filled. The caller holds the tree lock.
+    pub fn unprepare(&self) -> Put {
+        let retired = self.retire();
+        debug_assert_eq!(retired, Retire::Held, "a prepared folio has the fill's hold");
+        match self.complete(false) {
+            Completed::Detached(put) => put,
+            Completed::Attached => unreachable!("it was just retired"),
+        }
     }
 
     /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.

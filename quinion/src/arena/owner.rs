@@ -138,6 +138,47 @@ pub struct Arena {
     control_segment: Segment,
 }
 
+/// What of an arena is shared with viewers: its files, its control file's parts and its numbers, and nothing
+/// by which a frame could be freed or a folio changed.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaShare<'a>(&'a Arena);
+
+impl<'a> ArenaShare<'a> {
+    /// See [`Arena::arena_fd`].
+    pub fn arena_fd(self) -> BorrowedFd<'a> {
+        self.0.arena_fd()
+    }
+    /// See [`Arena::control_fd`].
+    pub fn control_fd(self) -> BorrowedFd<'a> {
+        self.0.control_fd()
+    }
+    /// See [`Arena::control`].
+    pub fn control(self) -> &'a ControlView {
+        self.0.control()
+    }
+    /// See [`Arena::populate_control`].
+    pub fn populate_control(self) -> Result<(), ArenaError> {
+        self.0.populate_control()
+    }
+    /// See [`Arena::token`].
+    pub fn token(self) -> u64 {
+        self.0.token()
+    }
+    /// See [`Arena::stats`].
+    pub fn stats(self) -> ArenaStats {
+        self.0.stats()
+    }
+    /// See [`Arena::check`].
+    pub fn check(self) -> Result<(), String> {
+        self.0.check()
+    }
+    /// Whether `frame` exists and is no part of the tables.
+    pub fn has_data(self, frame: Frame) -> bool {
+        let view = self.0.view();
+        (view.layout().frames_meta..view.frames_grown()).contains(&frame.0)
+    }
+}
+
 /// A [`View`] together with a share of its arena.
 #[derive(Debug)]
 pub struct KeepingView {
@@ -261,6 +302,10 @@ impl Arena {
     /// The control file, for viewers to map and write.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control_segment.file()
+    }
+    /// What of it is shared with viewers.
+    pub fn share(&self) -> ArenaShare<'_> {
+        ArenaShare(self)
     }
     /// The random number that stands in both files; never 0.
     pub fn token(&self) -> u64 {

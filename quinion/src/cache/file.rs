@@ -169,8 +169,9 @@ impl File {
 
     /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read
     /// meets its end.
+    /// In a forked child it is 0: what is known stands in memory that a child does not have.
     pub fn len(&self) -> u64 {
-        self.handle.mapping.size()
+        if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }
 
     /// Whether the file is empty, as last known.

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::arena::{Arena, ArenaOptions, ArenaStats, default_memory};
+use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
@@ -208,8 +208,9 @@ impl Cache {
     }
 
     /// Numbers of this cache; each documented at its field.
+    /// In a forked child all of them are 0.
     pub fn stats(&self) -> Stats {
-        self.shared.stats()
+        if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
     /// Whether every invariant of the cache holds; what does not, in words, for a bug report. Takes each
@@ -227,8 +228,12 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
-    /// The memory this cache is made of.
-    pub fn arena(&self) -> &Arena {
+    /// What of this cache's memory is shared with viewers.
+    pub fn share(&self) -> ArenaShare<'_> {
+        self.shared.filemap.arena.share()
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
         &self.shared.filemap.arena
     }
 

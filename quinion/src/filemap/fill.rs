@@ -128,7 +128,7 @@ impl Filemap {
         };
         let outcome = if added.is_empty() {
             match stop {
-                Stop::NoNode => Filled::NoMemory,
+                Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
                 _ => Filled::Nothing,
             }
         } else {
@@ -137,9 +137,6 @@ impl Filemap {
             Filled::Submitted(batch)
         };
         drop(held_off);
-        if stop == Stop::NoNode && patience == Patience::Wait {
-            self.make_nodes();
-        }
         outcome
     }
 
@@ -220,25 +217,30 @@ impl Filemap {
         let mut guard = mapping.lock_as(patience.locks())?;
         let mut inserted = Vec::with_capacity(runs.len());
         let mut left = Vec::new();
+        let mut abandoned = false;
         let mut last_stop = Stop::All;
         let size_pages = mapping.size_pages();
         for &(index, run) in runs {
             // The file may have become shorter since the window was judged.
             let inside = size_pages.saturating_sub(index.0).min(u64::from(run.pages)) as u32;
-            let mut pages = 0;
-            if inside > 0 && last_stop != Stop::NoNode {
-                let piece = Run { frame: run.frame, pages: inside };
+            let tried = if last_stop == Stop::NoNode { 0 } else { inside };
+            if tried > 0 {
+                let piece = Run { frame: run.frame, pages: tried };
                 let added = guard.add_folio_range(index, piece, self.folio_order_max, window.marker);
-                (pages, last_stop) = (added.pages, added.stop);
+                last_stop = added.stop;
+                if added.pages > 0 {
+                    inserted.push((index, Run { frame: run.frame, pages: added.pages }));
+                }
+                abandoned |= added.pages < tried;
             }
-            if pages > 0 {
-                inserted.push((index, Run { frame: run.frame, pages }));
-            }
-            if pages < run.pages {
-                left.push((index, Run { frame: run.frame.plus(pages), pages: run.pages - pages }));
+            if tried < run.pages {
+                left.push((index, Run { frame: run.frame.plus(tried), pages: run.pages - tried }));
             }
         }
         drop(guard);
+        if abandoned {
+            self.room.wake(); // a reader may wait for a folio that will never be filled
+        }
         self.free_runs(&left);
         Some((inserted, last_stop))
     }
@@ -265,8 +267,8 @@ impl Filemap {
         }
     }
 
-    /// Evicts until a node can be had: scattered folios first, then a whole extent.
-    fn make_nodes(&self) {
+    /// Evicts until a node can be had, scattered folios first, then whole extents; whether one can.
+    fn make_nodes(&self) -> bool {
         for attempt in 0..8 {
             let scattered = attempt < 4;
             let freed = if scattered {
@@ -276,12 +278,13 @@ impl Filemap {
             };
             if let Some(cell) = self.arena.alloc_cell() {
                 self.arena.free_cell(cell);
-                return;
+                return true;
             }
             if freed == 0 && !scattered {
-                return;
+                return false;
             }
         }
+        false
     }
 }
 
@@ -301,19 +304,20 @@ fn gaps(guard: &crate::mapping::MappingGuard<'_>, window: Window) -> Vec<(PageIn
 pub(crate) struct Batch {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
-    failure: Mutex<Option<(FillRun, io::Error)>>,
+    failures: Mutex<Vec<(FillRun, io::Error)>>,
 }
 
 impl Batch {
     fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>) -> Self {
-        Self { filemap, mapping, failure: Mutex::new(None) }
+        Self { filemap, mapping, failures: Mutex::default() }
     }
 
     /// The error that kept `index` from being filled, if there was one. Asked once.
     pub(crate) fn take_failure(&self, index: PageIndex) -> Option<io::Error> {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let covers = |run: &FillRun| index.0.wrapping_sub(run.index.0) < u64::from(run.pages);
-        failure.take_if(|(run, _)| covers(run)).map(|(_, error)| error)
+        let place = failures.iter().position(|(run, _)| covers(run))?;
+        Some(failures.swap_remove(place).1)
     }
 
     /// How many pages of the run hold the file's bytes: takes the rest out of the tree.
@@ -326,7 +330,7 @@ impl Batch {
             Ok(bytes) => bytes.min(wanted),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some((run, error));
+                self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
                 0
             }
         };

@@ -43,6 +43,23 @@ impl Filemap {
         len: usize,
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
+        let pinned = self.pin_known(mapping, readahead, position, len, process)?;
+        // Nothing there, as far as is known: as for a read, the file is looked at again, once.
+        if pinned.is_empty() && len > 0 && self.look_at_the_end(mapping)? {
+            return self.pin_known(mapping, readahead, position, len, process);
+        }
+        Ok(pinned)
+    }
+
+    /// As [`Filemap::pin`], with the file's size as it is known.
+    fn pin_known(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        position: u64,
+        len: usize,
+        process: ForkGuard,
+    ) -> Result<Pinned, Error> {
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut hit = true;
         while pinned.len() < len {

@@ -218,10 +218,10 @@ impl Filemap {
                 let backend = &**mapping.backend();
                 self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
             }
-            Patience::Now => {
+            // Fetching what has landed starts nothing and waits for nothing.
+            Patience::Now | Patience::CacheOnly => {
                 mapping.backend().reap(Reap::Ready, &mut || false);
             }
-            Patience::CacheOnly => {}
         }
         held.is_readable()
     }
@@ -249,7 +249,7 @@ impl Filemap {
                 if index.0 >= size_pages {
                     return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
                 }
-                let asked = pages_of_bytes(position % PAGE_SIZE as u64 + len as u64);
+                let asked = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
                 guard.on_miss(
                     index,
                     asked.clamp(1, size_pages - index.0).min(u64::from(u32::MAX)) as u32,
@@ -329,7 +329,7 @@ impl Filemap {
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
     /// file that was just written would be forgotten each time its end is met.
-    fn look_at_the_end(&self, mapping: &Mapping) -> Result<bool, Error> {
+    pub(crate) fn look_at_the_end(&self, mapping: &Mapping) -> Result<bool, Error> {
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
         let changed = !mapping.is_as_in(&now);
         if changed {
@@ -383,7 +383,7 @@ fn judge_failure(batch: &Batch, miss: Miss) -> Result<Reach, Error> {
         (Some(source), Reach::Page) => {
             Err(Repr::Read { position: miss.position, len: miss.len, source }.into())
         }
-        (Some(_), Reach::Window) => Ok(Reach::Page),
-        (None, reach) => Ok(reach),
+        // It may be another page of the window that is bad, or the page was let go meanwhile.
+        (Some(_), Reach::Window) | (None, _) => Ok(Reach::Page),
     }
 }

@@ -27,7 +27,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Readable, Record, Retire, Run, View};
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Put, Readable, Record, Retire, Run, View};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
@@ -38,6 +38,9 @@ use crate::xarray::{AddedRange, Entry, Head, INDICES_MAX, Kind, Root, Slab, Stop
 
 /// Pages of the longest run that [`MappingGuard::add_folio_range`] takes.
 pub const RUN_PAGES_MAX: u32 = 64;
+
+/// Folios given back to the arena at a time.
+const FREE_BATCH: usize = 256;
 
 /// One file's folios.
 #[derive(Debug)]
@@ -74,7 +77,7 @@ pub enum Seen {
 /// What [`MappingGuard::add_folio_range`] put in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Added {
-    /// Pages inserted, from the start of the run on. The rest of the run is still the caller's.
+    /// Pages inserted, from the start of the run on. The rest of the run is given back.
     pub pages: u32,
     /// Why it stopped there.
     pub stop: Stop,
@@ -370,8 +373,8 @@ impl<'a> MappingGuard<'a> {
 
     /// Puts a run of fresh frames in at `index`, as folios of at most `order_max`, each as large as its
     /// alignment allows; all locked, not up to date, with the fill's hold. The folio that covers `marker`
-    /// carries the marker. Inserts a prefix: everything before the first conflict or shortage of nodes.
-    /// Shadows in the way are consumed.
+    /// carries the marker. Inserts a prefix: everything before the first conflict or shortage of nodes; the
+    /// rest of the run's frames go back to the arena. Shadows in the way are consumed.
     ///
     /// # Panics
     /// If the run is longer than [`RUN_PAGES_MAX`].
@@ -394,8 +397,14 @@ impl<'a> MappingGuard<'a> {
         let nodes = Nodes(&self.mapping.arena, self.locks);
         let added: AddedRange =
             self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), |_, _| {});
-        for &(_, frame) in &batch[added.added..folios] {
-            self.mapping.view().own(Frame(frame)).unprepare();
+        let left = batch[added.added..folios].iter().map(|&(_, frame)| Frame(frame));
+        let ours = left.filter_map(|frame| match self.mapping.view().own(frame).unprepare() {
+            Put::Last(order) => Some((frame, order)),
+            Put::Kept => None, // a reader that came by a stale slot holds it, and frees it
+        });
+        let ours: Vec<_> = ours.collect();
+        if !ours.is_empty() {
+            self.mapping.arena.free_all(&ours);
         }
         let pages = batch[..added.added].iter().map(|&(order, _)| 1u32 << order).sum();
         self.tree.pages += u64::from(pages);
@@ -447,12 +456,16 @@ impl<'a> MappingGuard<'a> {
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
         let nodes = Nodes(arena, self.locks);
-        let mut free = Vec::new();
+        let mut free = Vec::with_capacity(FREE_BATCH);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             if let Kind::Folio(frame) = entry.kind()
                 && arena.view().own(Frame(frame)).retire() == Retire::Free
             {
                 free.push((Frame(frame), Order(order)));
+            }
+            if free.len() == FREE_BATCH {
+                arena.free_all(&free);
+                free.clear();
             }
         });
         arena.free_all(&free);

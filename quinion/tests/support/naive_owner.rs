@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quinion::arena::{Arena, ArenaOptions, CellNumber, Retire};
+use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire};
 use quinion::folio::copy;
 use quinion::serve::{Attached, Owner};
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -137,8 +137,8 @@ impl NaiveOwner {
 }
 
 impl Owner for NaiveOwner {
-    fn arena(&self) -> &Arena {
-        &self.arena
+    fn arena(&self) -> ArenaShare<'_> {
+        self.arena.share()
     }
 
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {

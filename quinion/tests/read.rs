@@ -214,6 +214,41 @@ fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
 }
 
 #[test]
+fn a_dead_device_answers_with_its_own_error_and_is_not_asked_for_ever() {
+    let (cache, device) = (cache(), Device::new(256 * PAGE));
+    (0..256).for_each(|page| device.fail(page));
+    let file = open(&cache, &device);
+    let error = file.read_at(&mut vec![0; 1 << 20], 0).unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+    assert!(device.reads().len() <= 10, "{} reads of a dead device", device.reads().len());
+    cache.check().unwrap();
+}
+
+#[test]
+fn scattered_pages_after_a_dense_file_find_nodes() {
+    let cache = Cache::builder().memory(48 << 20).readahead(0).build().unwrap();
+    let dense = Device::new(48 << 20);
+    scan(&open(&cache, &dense), &dense);
+    let sparse = Device::with_number(2, 200 << 30);
+    let file = open(&cache, &sparse);
+    for i in 0..15_000u64 {
+        assert_eq!(read(&file, &sparse, i * 7919 % (200 << 18) * PAGE, 100), 100, "read {i}");
+    }
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_pin_looks_at_the_end_of_a_file_that_grew() {
+    let (cache, device) = (cache(), Device::new(PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(file.pin(0, 100_000).unwrap().len() as u64, PAGE);
+    device.size.store(3 * PAGE, Ordering::Relaxed);
+    let pinned = file.pin(PAGE, 100_000).unwrap();
+    assert_eq!(pinned.len() as u64, 2 * PAGE);
+    verify(&pinned.chunks().flatten().copied().collect::<Vec<u8>>(), &device, PAGE);
+}
+
+#[test]
 fn a_file_that_grew_is_seen_at_its_end() {
     let (cache, device) = (cache(), Device::new(PAGE + 10));
     let file = open(&cache, &device);

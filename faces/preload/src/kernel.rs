@@ -43,6 +43,8 @@ pub mod number {
     pub const TGKILL: usize = 234;
     pub const OPENAT: usize = 257;
     pub const UNSHARE: usize = 272;
+    pub const PRCTL: usize = 157;
+    pub const SECCOMP: usize = 317;
     pub const SPLICE: usize = 275;
     pub const DUP3: usize = 292;
     pub const PREADV: usize = 295;

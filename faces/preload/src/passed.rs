@@ -122,6 +122,8 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors.
     unshare = unshare => unshared;
+    /// May forbid the system calls that we make besides the program's own.
+    prctl = prctl => controlled;
     /// Takes a descriptor out of some process, perhaps this one.
     pidfd_getfd = pidfd_getfd => everything_passed;
     /// A ring reads and closes descriptors past everybody.
@@ -325,6 +327,14 @@ extern "C" fn unshared(flags: usize) {
     }
 }
 
+/// A program that is about to forbid itself system calls gets all its descriptors back before.
+extern "C" fn controlled(option: usize) {
+    const SET_SECCOMP: usize = 22;
+    if option == SET_SECCOMP {
+        process::stop(Reason::Passed);
+    }
+}
+
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
     if process::viewer().is_none() {
@@ -355,6 +365,8 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
+        number::PRCTL => controlled(a),
+        number::SECCOMP => process::stop(Reason::Passed),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),

@@ -163,7 +163,7 @@ reals! {
         fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
         fork, _Fork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
         fdopen, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
-        execveat, clone, unshare, syscall, pidfd_getfd,
+        execveat, clone, unshare, syscall, pidfd_getfd, prctl,
         io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }
 }

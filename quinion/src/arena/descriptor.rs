@@ -615,6 +615,21 @@ mod tests {
     }
 
     #[test]
+    fn a_folio_given_up_while_somebody_holds_it_is_the_last_holders_to_free() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(2), false);
+        assert_eq!(d.unprepare(), Put::Last(Order(2)), "nobody came: it is the caller's again");
+        d.prepare(FILE, PageIndex(0), Order(2), false);
+        let ticket = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
+        assert_eq!(d.is_readable(ticket), Readable::NotYet);
+        assert_eq!(d.unprepare(), Put::Kept);
+        assert_eq!(d.is_readable(ticket), Readable::Never);
+        let sequence = d.word().sequence();
+        assert_eq!(d.put(), Put::Last(Order(2)));
+        assert_eq!((d.word().sequence(), d.word().holds()), (sequence, 0), "no borrow from the sequence");
+    }
+
+    #[test]
     fn one_hold_too_many_is_an_answer_and_not_a_carry() {
         let d = filled(0, 0);
         for _ in 0..HOLDS_MAX {

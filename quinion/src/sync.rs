@@ -151,12 +151,10 @@ mod ranked {
         Growth = 7,
         /// The arena's frames and index nodes.
         Arena = 8,
-        /// The submission side of a ring, a pool's queue.
+        /// The submission side of a ring.
         Submit = 9,
-        /// The room in which readers wait.
-        Room = 10,
         /// What the owner knows of one viewer.
-        Viewer = 11,
+        Viewer = 10,
     }
 
     #[cfg(debug_assertions)]

@@ -123,7 +123,7 @@ before! {
     /// May split the table of descriptors.
     unshare = unshare => unshared;
     /// May forbid the system calls that we make besides the program's own.
-    prctl = prctl => controlled;
+    prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
     pidfd_getfd = pidfd_getfd => everything_passed;
     /// A ring reads and closes descriptors past everybody.
@@ -328,7 +328,7 @@ extern "C" fn unshared(flags: usize) {
 }
 
 /// A program that is about to forbid itself system calls gets all its descriptors back before.
-extern "C" fn controlled(option: usize) {
+extern "C" fn confined(option: usize) {
     const SET_SECCOMP: usize = 22;
     if option == SET_SECCOMP {
         process::stop(Reason::Passed);
@@ -365,7 +365,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
-        number::PRCTL => controlled(a),
+        number::PRCTL => confined(a),
         number::SECCOMP => process::stop(Reason::Passed),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),

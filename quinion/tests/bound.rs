@@ -184,7 +184,7 @@ fn every_call_of_a_forked_child_says_so() {
                 cache.open(&path).err().map(|e| e.kind()),
             ];
             let streams = file.read(&mut buffer).is_err() && file.seek(SeekFrom::End(0)).is_err();
-            let quiet = file.len() == 0 && file.cached_pages() == 0 && cache.stats().memory_bytes == 0;
+            let quiet = file.is_empty() && file.cached_pages() == 0 && cache.stats().memory_bytes == 0;
             let wrong = answers.iter().position(|answer| *answer != Some(ErrorKind::Forked));
             drop(pin);
             drop(file.clone());

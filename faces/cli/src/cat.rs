@@ -30,7 +30,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Write files to standard output, read through the cache.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, a quarter of the machine's if not given.
+    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
+    /// machine's if not given.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
     /// The files, in the order in which they are written.

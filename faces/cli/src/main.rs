@@ -71,7 +71,8 @@ enum Command {
 #[derive(clap::Args, Debug)]
 #[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
 struct RunArguments {
-    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, a quarter of the machine's if not given.
+    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
+    /// machine's if not given.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
     /// How to say at the end what was served, and what was left to the kernel and why.

@@ -430,7 +430,8 @@ pub struct Stats {
     pub device_errors: u64,
     /// Pages put into the cache.
     pub inserted_pages: u64,
-    /// Pages of windows that were started ahead of the reader.
+    /// Pages of the windows that a marker started, ahead of the reader; what a first window reads ahead of the
+    /// page that was missed is not among them.
     pub readahead_pages: u64,
     /// Pages evicted to make room.
     pub evicted_pages: u64,

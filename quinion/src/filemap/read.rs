@@ -294,9 +294,9 @@ impl Filemap {
         }
         let before = *state;
         let Some(window) = state.on_marker(page, mapping.size_pages()) else { return };
-        self.counters.add(Count::Readahead, u64::from(window.pages));
         match self.fill_window(mapping, window, Need::Ahead, patience) {
-            Filled::Submitted(_) | Filled::Nothing => {}
+            Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
+            Filled::Nothing => {}
             Filled::NoMemory | Filled::Busy => *state = before, // the stream goes on with a miss
         }
     }

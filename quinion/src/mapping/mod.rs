@@ -38,4 +38,4 @@ mod owner;
 
 pub use lookup::{NODE_BITS, find, find_with_leaf};
 #[cfg(feature = "std")]
-pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX, Seen};
+pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};

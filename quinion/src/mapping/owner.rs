@@ -63,17 +63,6 @@ struct Tree {
     pages: u64,
 }
 
-/// What a reader finds at an index without a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seen {
-    /// Nothing, as far as can be seen.
-    Absent,
-    /// A folio that is being filled.
-    Filling,
-    /// A folio that can be read.
-    Ready,
-}
-
 /// What [`MappingGuard::add_folio_range`] put in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Added {
@@ -208,16 +197,6 @@ impl Mapping {
     }
 
     // ---- without the lock -----------------------------------------------------------------------
-
-    /// What stands at `index`, without a lock; [`Seen::Absent`] may be out of date.
-    pub fn look(&self, index: PageIndex) -> Seen {
-        let Some(descriptor) = self.find(index) else { return Seen::Absent };
-        match descriptor.begin_read(self.id, index) {
-            Ok(_) => Seen::Ready,
-            Err(crate::arena::NotReady::Filling) => Seen::Filling,
-            Err(crate::arena::NotReady::Mismatch) => Seen::Absent,
-        }
-    }
 
     /// Takes the marker off the folio at `index`; true if it was there and this call took it.
     pub fn take_marker(&self, index: PageIndex) -> bool {

@@ -317,6 +317,7 @@ impl Shared {
             inserted_pages: counters.sum(Count::Inserted),
             readahead_pages: counters.sum(Count::Readahead),
             evicted_pages: counters.sum(Count::Evicted),
+            dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.mechanism().name(),
@@ -439,6 +440,8 @@ pub struct Stats {
     pub readahead_pages: u64,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
+    /// Pages dropped because a program said that it does not need them.
+    pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
     /// Requests at the backends now.
@@ -449,7 +452,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 19] {
+    pub fn numbers(&self) -> [(&'static str, u64); 20] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -468,6 +471,7 @@ impl Stats {
             ("inserted_pages", self.inserted_pages),
             ("readahead_pages", self.readahead_pages),
             ("evicted_pages", self.evicted_pages),
+            ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
             ("in_flight", self.in_flight),
         ]

@@ -29,6 +29,8 @@ mod fill;
 mod future;
 mod hit;
 #[cfg(feature = "std")]
+mod hint;
+#[cfg(feature = "std")]
 mod pin;
 #[cfg(feature = "std")]
 mod read;
@@ -37,6 +39,8 @@ mod read;
 pub use fill::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use future::Progress;
+#[cfg(feature = "std")]
+pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
 #[cfg(feature = "std")]
 pub use read::Patience;

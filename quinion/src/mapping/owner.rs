@@ -411,6 +411,37 @@ impl<'a> MappingGuard<'a> {
         Some(order)
     }
 
+    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
+    /// frames and returns how many pages went.
+    pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
+        let mut at = from;
+        while let Some((first, frame, order)) = self.next_in(at, to) {
+            let next = first.plus(u64::from(order.pages()));
+            if first >= from && next <= end && self.evict(first, frame).is_some() {
+                gone.push((frame, order));
+            }
+            at = next;
+        }
+        self.mapping.arena.free_all(&gone);
+        gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+    }
+
+    /// The first folio that meets `from..end`: its first index, its frame, its order.
+    fn next_in(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, Frame, Order)> {
+        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let tree = self.xarray(&nodes);
+        let mut at = from.0;
+        while at < end.0 {
+            let (first, entry, order) = tree.next(at, end.0 - 1)?;
+            if let Kind::Folio(frame) = entry.kind() {
+                return Some((PageIndex(first), Frame(frame), Order(order)));
+            }
+            at = first + (1 << order);
+        }
+        None
+    }
+
     /// Whether the first folio of a fill still stands where it was put.
     pub fn holds_run(&self, run: FillRun) -> bool {
         let nodes = Nodes(&self.mapping.arena, self.locks);

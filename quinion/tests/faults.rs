@@ -23,7 +23,7 @@ use quinion::backend::{Attributes, Backend, Completing, Faults, Fill, Sequence, 
 use quinion::{Cache, ErrorKind, File, Result};
 
 const PAGE: u64 = 4096;
-const PAGES: u64 = 400;
+const PAGES: u64 = 120;
 
 /// What goes wrong with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,7 +181,7 @@ fn each_request_in_turn_fails() {
 
 #[test]
 fn each_request_in_turn_is_short() {
-    for bytes in [0, 100, 4096, 4097, 10_000] {
+    for bytes in [0, 100, 4097] {
         WAYS.into_iter().for_each(|way| each_request_in_turn(Fault::IsShort(bytes), way));
     }
 }
@@ -198,7 +198,7 @@ fn each_request_in_turn_is_late() {
 
 #[test]
 fn a_cache_ends_with_requests_in_flight() {
-    for held in [1, 10, 100] {
+    for held in [1, 10, 50] {
         let device = Device::new(PAGES * PAGE);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap();
         let file = cache.open_backend(Arc::clone(&device) as _).unwrap();

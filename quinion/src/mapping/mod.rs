@@ -32,10 +32,20 @@
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
+#[cfg(feature = "std")]
+mod insert;
 mod lookup;
+#[cfg(feature = "std")]
+mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 
+#[cfg(feature = "std")]
+pub(crate) use insert::cut;
+#[cfg(feature = "std")]
+pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
 pub use lookup::{NODE_BITS, find, find_with_leaf};
 #[cfg(feature = "std")]
-pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};
+pub use nodes::{SPARE_MAX, TreeCounts};
+#[cfg(feature = "std")]
+pub use owner::{Mapping, MappingGuard};

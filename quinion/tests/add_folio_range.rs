@@ -458,6 +458,18 @@ fn a_shortage_of_nodes_is_not_seen_by_readers() {
 }
 
 #[test]
+fn a_file_that_nobody_has_open_keeps_no_spare_nodes() {
+    let (cache, device) = (small(), Device::new(4 * PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 4 * 4096), 4 * 4096);
+    assert!(cache.share().stats().cells_used > 2);
+    drop(file);
+    assert_eq!(cache.share().stats().cells_used, 2, "its record and its node");
+    assert_eq!(read(&open(&cache, &device), &device, 0, 4 * 4096), 4 * 4096);
+    assert_eq!(device.reads().len(), 1);
+}
+
+#[test]
 fn a_walked_tree_says_what_was_put_in() {
     let stage = Stage::new();
     stage.put_shadow(0, 9, 4);

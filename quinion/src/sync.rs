@@ -15,6 +15,9 @@
 //! one off and must then find a wrong read. Outside the model it is the
 //! constant `false` and costs nothing.
 
+#[cfg(feature = "std")]
+pub(crate) mod lock;
+
 /// Atomics and fences, from the standard library or from the model checker.
 pub mod atomic {
     #[cfg(not(quinion_model))]
@@ -216,9 +219,9 @@ pub use ranked::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, 
 #[cfg(feature = "std")]
 mod ranked {
     use std::ops::{Deref, DerefMut};
-    use std::sync::{
-        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-    };
+    use std::sync::{PoisonError, TryLockError};
+
+    use super::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     /// The place of a lock in the lock order; a thread takes locks of rising rank only.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

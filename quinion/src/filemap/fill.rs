@@ -11,7 +11,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Arena, Completed, Put, Run};
@@ -21,6 +21,7 @@ use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::Locks;
+use crate::sync::lock::Mutex;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 

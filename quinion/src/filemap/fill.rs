@@ -28,7 +28,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Put, Run};
@@ -38,6 +38,7 @@ use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::Locks;
+use crate::sync::lock::Mutex;
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;

@@ -23,6 +23,7 @@ use core::ops::ControlFlow;
 use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
 use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
+use crate::sync::{Mutant, mutant};
 
 /// What became of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -423,6 +424,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let numbers = &mut numbers[..((at.shift - Self::shift_for(order)) / BITS) as usize];
         self.alloc_all(numbers)?;
         let mut low = at;
+        if mutant(Mutant::PlantLast) {
+            self.put(at, Entry::node(numbers[0]));
+        }
         for (i, &number) in numbers.iter().enumerate() {
             let parent = match low.home {
                 Home::Node(parent) => Some((parent, low.slot)),
@@ -506,6 +510,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let node = self.node(number);
         node.init(at.shift - BITS, Some((parent, at.slot)));
         let marks = self.marks_at(at);
+        if mutant(Mutant::SplitLast) {
+            self.put(at, Entry::node(number));
+        }
         for slot in 0..Self::SLOTS {
             node.put(slot, Entry::value(half));
         }

@@ -5,6 +5,7 @@
 //! position up and down and storing at it.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutant, ordering};
 
 use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 use super::mark::Mark;
@@ -137,8 +138,10 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         (self.root.load(Ordering::Relaxed) >> ROOT_MARKS_SHIFT) as u8
     }
     pub(super) fn set_root(&self, root: Root, marks: u8) {
-        // Release, partner: the Acquire by which a reader loads the root.
-        self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, Ordering::Release);
+        // Release, partner: the Acquire in `load_root`: whoever finds a node there finds its slots as they
+        // were prepared.
+        let order = ordering(Mutant::RootRelease, Ordering::Release, Ordering::Relaxed);
+        self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, order);
     }
     #[inline]
     pub(super) fn node(&self, node: u32) -> Node<'a> {

@@ -15,13 +15,13 @@
 //! ends the run: what was copied so far counts, and the caller takes the slow
 //! path for the rest. "Not there" is never read as "a hole".
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
-use crate::mapping::{NODE_BITS, find, find_with_leaf};
+use crate::mapping::{FolioWalker, find, walker};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::xarray::{Entry, Kind};
+use crate::xarray::Kind;
 
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
@@ -159,7 +159,7 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: who sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { grown: &grown, id, record, leaf: None };
+    let mut reader = Reader { grown: &grown, id, walk: walker(&grown, record, PageIndex::of_byte(position)) };
     let mut marker = None;
     let mut done = 0;
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
@@ -217,8 +217,7 @@ struct FolioRead {
 struct Reader<'a> {
     grown: &'a Grown<'a>,
     id: MappingId,
-    record: &'a Record,
-    leaf: Option<(u64, &'a [AtomicU32])>,
+    walk: FolioWalker<'a>,
 }
 
 impl Reader<'_> {
@@ -232,7 +231,8 @@ impl Reader<'_> {
         let mut reason = Stopped::Absent;
         for _ in 0..TRIES {
             // 2
-            let Kind::Folio(number) = self.find(index).kind() else { return Err(Stopped::Absent) };
+            self.walk.seek(index.0);
+            let Kind::Folio(number) = self.walk.load().entry.kind() else { return Err(Stopped::Absent) };
             let frame = Frame(number);
             let Some(descriptor) = self.grown.descriptor(frame) else { return Err(Stopped::Absent) };
             // 3
@@ -240,7 +240,8 @@ impl Reader<'_> {
                 Ok(ticket) => ticket,
                 Err(NotReady::Filling) => return Err(Stopped::Filling),
                 Err(NotReady::Mismatch) => {
-                    (self.leaf, reason) = (None, Stopped::Absent);
+                    self.walk.reset();
+                    reason = Stopped::Absent;
                     continue;
                 }
             };
@@ -259,7 +260,7 @@ impl Reader<'_> {
             if let Some(read) = read {
                 return Ok(read);
             }
-            self.leaf = None;
+            self.walk.reset();
         }
         Err(reason)
     }
@@ -288,20 +289,5 @@ impl Reader<'_> {
         unsafe { copy_out(from.add(inside), to, bytes) };
         let marker = ticket.has_marker().then_some(ticket.first);
         descriptor.end_read(ticket).then_some(FolioRead { bytes, frame, marker })
-    }
-
-    #[inline]
-    fn find(&mut self, index: PageIndex) -> Entry {
-        let base = index.0 >> NODE_BITS;
-        if let Some((leaf_base, slots)) = self.leaf
-            && leaf_base == base
-        {
-            // Acquire, partner: as in `walk`.
-            let slot = &slots[index.0 as usize & ((1 << NODE_BITS) - 1)];
-            return Entry::from_bits(slot.load(Ordering::Acquire));
-        }
-        let (entry, leaf) = find_with_leaf(self.grown, self.record, index);
-        self.leaf = leaf.map(|slots| (base, slots));
-        entry
     }
 }

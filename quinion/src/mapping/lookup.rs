@@ -7,10 +7,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, RacySlots, Root, walk_to_leaf};
+use crate::xarray::{Entry, RacySlots, Root, Walker, walk};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
+
+/// A reader's way through one of the cache's trees.
+pub type FolioWalker<'a> = Walker<'a, Grown<'a>, NODE_BITS>;
 
 impl RacySlots for Grown<'_> {
     #[inline]
@@ -22,19 +25,14 @@ impl RacySlots for Grown<'_> {
 /// What stands at `index` in the tree of `record`; a hint, to be held against its descriptor.
 #[inline]
 pub fn find(grown: &Grown<'_>, record: &Record, index: PageIndex) -> Entry {
-    find_with_leaf(grown, record, index).0
-}
-
-/// As [`find`], and the 64 slots of the leaf that the walk ended in, if it did, so that neighbours of
-/// `index` with the same upper bits can be looked up there.
-#[inline]
-pub fn find_with_leaf<'a>(
-    grown: &'a Grown<'a>,
-    record: &Record,
-    index: PageIndex,
-) -> (Entry, Option<&'a [AtomicU32]>) {
     // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
     // sees its slots.
     let root = Root::from_bits(record.root.load(Ordering::Acquire));
-    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, root, index.0)
+    walk::<_, NODE_BITS>(grown, root, index.0)
+}
+
+/// A walker through the tree of `record`, for a reader of several folios; it starts at `index`.
+#[inline]
+pub fn walker<'a>(grown: &'a Grown<'a>, record: &'a Record, index: PageIndex) -> FolioWalker<'a> {
+    Walker::new(grown, &record.root, index.0)
 }

@@ -9,7 +9,8 @@
 //! at, and what only the owner needs, on the heap: the lock of its tree, its
 //! invalidate lock, the backend its bytes come from.
 //!
-//! Readers take no lock: see [`find`] here and the hit above. Changes go through
+//! Readers take no lock: see [`find`] here and the hit above; a reader that needs
+//! several folios to stay gets a `ReadBatch` of them. Changes go through
 //! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock.
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
@@ -32,10 +33,14 @@
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
+#[cfg(feature = "std")]
+mod batch;
 mod lookup;
 #[cfg(feature = "std")]
 mod owner;
 
-pub use lookup::{NODE_BITS, find, find_with_leaf};
+#[cfg(feature = "std")]
+pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+pub use lookup::{FolioWalker, NODE_BITS, find, walker};
 #[cfg(feature = "std")]
 pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};

@@ -144,14 +144,14 @@ impl<'a> ReadBatch<'a> {
         self.folios[self.len].take()
     }
     /// Takes all of them out, in the order of their indices; each hold is the caller's. What the caller
-    /// leaves in the iterator is given back with it, or when the batch is next used.
-    pub fn drain(&mut self) -> impl Iterator<Item = Held<'a>> {
-        let len = std::mem::take(&mut self.len);
-        self.folios[..len].iter_mut().map_while(Option::take)
+    /// leaves in the iterator is given back with it.
+    pub fn drain(&mut self) -> impl Iterator<Item = Held<'a>> + use<'a> {
+        std::mem::take(self).folios.into_iter().flatten()
     }
     /// Gives all holds back.
     pub fn clear(&mut self) {
-        self.drain().for_each(drop);
+        self.folios[..self.len].fill_with(|| None);
+        self.len = 0;
     }
 
     /// Adds a folio that follows the last one.
@@ -212,13 +212,13 @@ impl Mapping {
         let mut walk = Walker::new(slab, &self.record().root, index.0);
         loop {
             // 1
-            let held = match self.hold_at(&mut walk) {
+            let (held, readable) = match self.hold_at(&mut walk) {
                 Ok(held) => held,
                 Err(end) => return end,
             };
             // 2
             let reads = rules.stops == Stops::NotReadyOrMarked;
-            if reads && held.is_readable() != Readable::Yes {
+            if reads && readable != Readable::Yes {
                 return Self::stop_at_unready(held, batch);
             }
             walk.step_past(held.order().0);
@@ -237,24 +237,32 @@ impl Mapping {
         }
     }
 
-    /// Holds the folio that covers the walker's index. A folio that left between the slot and the hold
-    /// refuses it; one that left or was replaced right behind the hold is noticed by the second look at the
-    /// slot. Both are sought anew, at the same index and from the root.
+    /// Holds the folio that covers the walker's index, and says what may be done with it. A folio that left
+    /// between the slot and the hold refuses it. One that left right behind the hold is noticed by a second
+    /// look, at the slot, if it was replaced there, and at the descriptor, if the slot's node went as well.
+    /// It is sought anew, at the same index and from the root.
     #[inline]
-    fn hold_at<S: RacySlots + ?Sized>(&self, walk: &mut Walker<'_, S, NODE_BITS>) -> Result<Held<'_>, End> {
+    fn hold_at<S: RacySlots + ?Sized>(
+        &self,
+        walk: &mut Walker<'_, S, NODE_BITS>,
+    ) -> Result<(Held<'_>, Readable), End> {
         for _ in 0..TRIES {
             let found = walk.load();
             let Kind::Folio(frame) = found.entry.kind() else { return Err(End::Absent) };
             match Held::take(self.arena(), Frame(frame), self.id(), PageIndex(walk.index())) {
-                Ok(held) if walk.is_still(found) => return Ok(held),
+                Ok(held) if walk.is_still(found) => match held.is_readable() {
+                    Readable::Never => walk.reset(),
+                    readable => return Ok((held, readable)),
+                },
+                Ok(_) => walk.reset(),
                 Err(HoldRefused::TooMany) => return Err(End::TooMany),
-                Ok(_) | Err(HoldRefused::Mismatch | HoldRefused::Filling) => walk.reset(),
+                Err(HoldRefused::Mismatch | HoldRefused::Filling) => walk.reset(),
             }
         }
         Err(End::Absent)
     }
 
-    /// A folio that cannot be read yet, or was let go since it was held: the only one, or left out.
+    /// A folio that is being filled: the only one, or left out.
     fn stop_at_unready<'a>(held: Held<'a>, batch: &mut ReadBatch<'a>) -> End {
         if !batch.is_empty() {
             return End::NotReady;

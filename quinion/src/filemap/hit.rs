@@ -19,7 +19,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
-use crate::mapping::{FolioWalker, find, walker};
+use crate::mapping::{FolioFinder, find, finder};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
 
@@ -159,7 +159,7 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: who sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { grown: &grown, id, walk: walker(&grown, record, PageIndex::of_byte(position)) };
+    let mut reader = Reader { id, finder: finder(&grown, record) };
     let mut marker = None;
     let mut done = 0;
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
@@ -215,9 +215,8 @@ struct FolioRead {
 
 /// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
 struct Reader<'a> {
-    grown: &'a Grown<'a>,
     id: MappingId,
-    walk: FolioWalker<'a>,
+    finder: FolioFinder<'a>,
 }
 
 impl Reader<'_> {
@@ -231,16 +230,17 @@ impl Reader<'_> {
         let mut reason = Stopped::Absent;
         for _ in 0..TRIES {
             // 2
-            self.walk.seek(index.0);
-            let Kind::Folio(number) = self.walk.load().entry.kind() else { return Err(Stopped::Absent) };
+            let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
+                return Err(Stopped::Absent);
+            };
             let frame = Frame(number);
-            let Some(descriptor) = self.grown.descriptor(frame) else { return Err(Stopped::Absent) };
+            let Some(descriptor) = self.finder.slab().descriptor(frame) else { return Err(Stopped::Absent) };
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
                 Err(NotReady::Filling) => return Err(Stopped::Filling),
                 Err(NotReady::Mismatch) => {
-                    self.walk.reset();
+                    self.finder.reset();
                     reason = Stopped::Absent;
                     continue;
                 }
@@ -260,7 +260,7 @@ impl Reader<'_> {
             if let Some(read) = read {
                 return Ok(read);
             }
-            self.walk.reset();
+            self.finder.reset();
         }
         Err(reason)
     }
@@ -282,8 +282,8 @@ impl Reader<'_> {
     ) -> Option<FolioRead> {
         // The last page copied exists; a folio of ours has no page that does not.
         let last = frame.plus(((inside + bytes - 1) / PAGE_SIZE) as u32);
-        self.grown.bytes(last)?;
-        let from = self.grown.bytes(frame)?;
+        self.finder.slab().bytes(last)?;
+        let from = self.finder.slab().bytes(frame)?;
         // SAFETY: the source lies in grown frames, the first and the last of which were just asked for;
         // the destination is the caller's.
         unsafe { copy_out(from.add(inside), to, bytes) };

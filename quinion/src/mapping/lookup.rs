@@ -7,13 +7,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, RacySlots, Root, Walker, walk};
+use crate::xarray::{Entry, Finder, RacySlots, Root, walk};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
 
-/// A reader's way through one of the cache's trees.
-pub type FolioWalker<'a> = Walker<'a, Grown<'a>, NODE_BITS>;
+/// A reader of one of the cache's trees.
+pub type FolioFinder<'a> = Finder<'a, Grown<'a>, NODE_BITS>;
 
 impl RacySlots for Grown<'_> {
     #[inline]
@@ -31,8 +31,8 @@ pub fn find(grown: &Grown<'_>, record: &Record, index: PageIndex) -> Entry {
     walk::<_, NODE_BITS>(grown, root, index.0)
 }
 
-/// A walker through the tree of `record`, for a reader of several folios; it starts at `index`.
+/// A finder in the tree of `record`, for a reader of several folios.
 #[inline]
-pub fn walker<'a>(grown: &'a Grown<'a>, record: &'a Record, index: PageIndex) -> FolioWalker<'a> {
-    Walker::new(grown, &record.root, index.0)
+pub fn finder<'a>(grown: &'a Grown<'a>, record: &'a Record) -> FolioFinder<'a> {
+    Finder::new(grown, &record.root)
 }

@@ -41,6 +41,6 @@ mod owner;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
-pub use lookup::{FolioWalker, NODE_BITS, find, walker};
+pub use lookup::{FolioFinder, NODE_BITS, find, finder};
 #[cfg(feature = "std")]
 pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};

@@ -14,15 +14,16 @@
 //! returns is a **hint**. Whoever asked holds the hint against the descriptor
 //! it names; an empty or foreign hint means "ask under the lock", never "hole".
 //!
-//! A [`Walker`] remembers the leaf it is in, and nothing else of the tree. It
-//! does not know how large a folio is: its caller does, and says where to step.
+//! A [`Finder`] remembers the leaf it is in, and nothing else of the tree; the
+//! hit has one. A [`Walker`] is a finder that stands somewhere and moves on. It
+//! does not know how large a folio is: its caller does, and says what to step past.
 //!
 //! Invariants:
-//!  1. A load in the leaf the walker is in reads one slot; any other load reads one slot of each level.
+//!  1. A look into the leaf of the last one reads one slot; any other reads one slot of each level.
 //!  2. A step reads nothing and always moves the index, whether the walker was ever in the tree or not.
 //!
 //! Not an invariant: that the leaf is still the tree's. It may be another's by now; who finds that the
-//! descriptor does not fit resets the walker and loads again.
+//! descriptor does not fit resets the reader and looks again.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -62,8 +63,9 @@ impl Descent<'_> {
     const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
 }
 
-/// The way down from `root` to the lowest slot that covers `index`.
-#[inline]
+/// The way down from `root` to the lowest slot that covers `index`. Always inlined: a caller that wants the
+/// entry alone pays for nothing else.
+#[inline(always)]
 fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
     let mut shift = u32::from(root.levels).min(64 / BITS + 1) * BITS;
     if index.checked_shr(shift).is_some_and(|above| above != 0) {
@@ -101,22 +103,77 @@ pub struct Found<'a> {
     slot: Option<&'a AtomicU32>,
 }
 
-/// A reader at an index of a tree, on its way up from there. The tree is named by the word of its root,
-/// which is read anew at each descent.
+/// A reader of one tree, anywhere in it, that remembers the leaf it is in. The tree is named by the word
+/// of its root, which is read anew at each descent.
 #[derive(Debug)]
-pub struct Walker<'a, S: ?Sized, const BITS: u32> {
+pub struct Finder<'a, S: ?Sized, const BITS: u32> {
     slab: &'a S,
     root: &'a AtomicU64,
-    index: u64,
-    /// The slots of the leaf of the last load, and the upper bits of the indices they are of.
+    /// The slots of the leaf of the last look, and the upper bits of the indices they are of.
     leaf: Option<(u64, &'a [AtomicU32])>,
+}
+
+impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
+    /// A reader that has read nothing yet.
+    #[inline]
+    pub fn new(slab: &'a S, root: &'a AtomicU64) -> Self {
+        Self { slab, root, leaf: None }
+    }
+
+    /// Who keeps the nodes.
+    #[inline]
+    pub fn slab(&self) -> &'a S {
+        self.slab
+    }
+
+    /// Forgets the leaf it is in, so that the next look descends from the root.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.leaf = None;
+    }
+
+    /// What stands at `index`. One slot read if it is in the leaf of the last look.
+    #[inline]
+    pub fn find(&mut self, index: u64) -> Found<'a> {
+        let base = index >> BITS;
+        if let Some((leaf_base, slots)) = self.leaf
+            && leaf_base == base
+        {
+            let slot = &slots[index as usize & ((1 << BITS) - 1)];
+            return Found { entry: Entry::from_bits(self.slab.read_slot(slot)), slot: Some(slot) };
+        }
+        // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
+        // sees its slots.
+        let root = Root::from_bits(self.root.load(Ordering::Acquire));
+        let Descent { entry, slot, leaf } = walk_to_leaf::<S, BITS>(self.slab, root, index);
+        self.leaf = leaf.map(|slots| (base, slots));
+        Found { entry, slot }
+    }
+
+    /// Whether what was found still stands in the same slot: one slot read.
+    #[inline]
+    pub fn is_still(&self, found: Found<'a>) -> bool {
+        let now = match found.slot {
+            Some(slot) => Entry::from_bits(self.slab.read_slot(slot)),
+            // Relaxed: it is compared, not followed.
+            None => Root::from_bits(self.root.load(Ordering::Relaxed)).entry,
+        };
+        now == found.entry
+    }
+}
+
+/// A [`Finder`] with an index, on its way up from entry to entry.
+#[derive(Debug)]
+pub struct Walker<'a, S: ?Sized, const BITS: u32> {
+    finder: Finder<'a, S, BITS>,
+    index: u64,
 }
 
 impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
     /// A walker at `index`, which has read nothing yet.
     #[inline]
     pub fn new(slab: &'a S, root: &'a AtomicU64, index: u64) -> Self {
-        Self { slab, root, index, leaf: None }
+        Self { finder: Finder::new(slab, root), index }
     }
 
     /// Where it stands.
@@ -141,38 +198,21 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
         self.index = last.saturating_add(1);
     }
 
-    /// Forgets the leaf it is in, so that the next load descends from the root; stays at its index.
+    /// Forgets the leaf it is in, and stays at its index; see [`Finder::reset`].
     #[inline]
     pub fn reset(&mut self) {
-        self.leaf = None;
+        self.finder.reset();
     }
 
-    /// What stands at the index. One slot read if the walker is in the leaf that covers it.
+    /// What stands at its index; see [`Finder::find`].
     #[inline]
     pub fn load(&mut self) -> Found<'a> {
-        let base = self.index >> BITS;
-        if let Some((leaf_base, slots)) = self.leaf
-            && leaf_base == base
-        {
-            let slot = &slots[self.index as usize & ((1 << BITS) - 1)];
-            return Found { entry: Entry::from_bits(self.slab.read_slot(slot)), slot: Some(slot) };
-        }
-        // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
-        // sees its slots.
-        let root = Root::from_bits(self.root.load(Ordering::Acquire));
-        let Descent { entry, slot, leaf } = walk_to_leaf::<S, BITS>(self.slab, root, self.index);
-        self.leaf = leaf.map(|slots| (base, slots));
-        Found { entry, slot }
+        self.finder.find(self.index)
     }
 
-    /// Whether what was found still stands in the same slot: one slot read.
+    /// Whether what was found still stands there; see [`Finder::is_still`].
     #[inline]
     pub fn is_still(&self, found: Found<'a>) -> bool {
-        let now = match found.slot {
-            Some(slot) => Entry::from_bits(self.slab.read_slot(slot)),
-            // Relaxed: it is compared, not followed.
-            None => Root::from_bits(self.root.load(Ordering::Relaxed)).entry,
-        };
-        now == found.entry
+        self.finder.is_still(found)
     }
 }

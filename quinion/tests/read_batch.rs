@@ -298,6 +298,10 @@ fn r18_every_way_out_gives_every_hold_back() {
     assert_eq!(batch.pop().map(|held| shape(&held)), Some((3, 0)));
     drop(batch);
     assert_eq!(holds(), before);
+    let (_, mut batch) = stage.batch(0, 1);
+    assert_eq!(stage.mapping.get_read_batch(PageIndex(6), PageIndex(6), &mut batch), End::Absent);
+    assert_eq!(holds(), before, "what the last use held");
+    drop(batch);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _batch = stage.batch(0, 2);
         panic!("in a reader's hands");

@@ -9,7 +9,8 @@
 //! at, and what only the owner needs, on the heap: the lock of its tree, its
 //! invalidate lock, the backend its bytes come from.
 //!
-//! Readers take no lock: see [`find`] here and the hit above. Changes go through
+//! Readers take no lock: see [`find`] here and the hit above; a reader that needs
+//! several folios to stay gets a `ReadBatch` of them. Changes go through
 //! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock. Who
 //! inserts takes it by `Mapping::lock_to_add`, with the nodes that this can need:
 //! `insert.rs` tells how folios go in, `nodes.rs` where the nodes come from.
@@ -35,6 +36,8 @@
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
 #[cfg(feature = "std")]
+mod batch;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
@@ -43,10 +46,12 @@ mod nodes;
 mod owner;
 
 #[cfg(feature = "std")]
+pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+#[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
 pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
-pub use lookup::{NODE_BITS, find, find_with_leaf};
+pub use lookup::{FolioFinder, NODE_BITS, find, finder};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]

@@ -26,7 +26,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Readable, Record, Retire, View};
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
@@ -194,23 +194,6 @@ impl Mapping {
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
-    }
-
-    /// The ready folios that follow each other from `index` on and cover no more than up to `last`, at
-    /// most `max` of them, each held. Stops at the first that is absent or not ready, and takes no step
-    /// past the folio that covers `last`.
-    pub fn get_read_batch(&self, index: PageIndex, last: PageIndex, max: usize) -> Vec<Held<'_>> {
-        let mut batch = Vec::new();
-        let mut at = index;
-        while at <= last && batch.len() < max {
-            let Ok(held) = self.try_hold(at) else { break };
-            if held.is_readable() != Readable::Yes {
-                break;
-            }
-            at = held.first().plus(u64::from(held.order().pages()));
-            batch.push(held);
-        }
-        batch
     }
 
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {

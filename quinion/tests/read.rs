@@ -427,7 +427,7 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     let mapping = quinion::mapping::Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process);
     let mapping = mapping.unwrap();
     let run = arena.alloc_run(1).unwrap();
-    assert_eq!(mapping.lock().add_folio_range(PageIndex(0), run, Order::ZERO, None).pages, 1);
+    assert_eq!(mapping.lock().add_folio_range(PageIndex(0), run, Order::ZERO, None, &mut |_, _| {}).pages, 1);
     arena.view().own(run.frame).complete(true);
     let held = mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.is_readable(), Readable::Yes);

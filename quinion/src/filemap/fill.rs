@@ -25,7 +25,10 @@ use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
 use super::read::Patience;
+use super::refault::Refaults;
 
+/// Nodes that only remember, forgotten at a time when nodes run out.
+const FORGET_NODES: u64 = 64;
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -122,7 +125,8 @@ impl Filemap {
             self.free_runs(&runs);
             return Filled::Busy;
         };
-        let Some((added, stop)) = self.insert(mapping, window, &runs, patience) else {
+        let mut refaults = Refaults::default();
+        let Some((added, stop)) = self.insert(mapping, window, &runs, patience, &mut refaults) else {
             self.free_runs(&runs);
             return Filled::Busy;
         };
@@ -132,7 +136,9 @@ impl Filemap {
                 _ => Filled::Nothing,
             }
         } else {
-            let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping)));
+            let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
+            self.count_refaults(refaults);
+            self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
             self.submit(mapping, &batch, &added);
             Filled::Submitted(batch)
         };
@@ -213,6 +219,7 @@ impl Filemap {
         window: Window,
         runs: &[(PageIndex, Run)],
         patience: Patience,
+        refaults: &mut Refaults,
     ) -> Option<(Vec<(PageIndex, Run)>, Stop)> {
         let mut guard = mapping.lock_as(patience.locks())?;
         let mut inserted = Vec::with_capacity(runs.len());
@@ -226,7 +233,9 @@ impl Filemap {
             let tried = if last_stop == Stop::NoNode { 0 } else { inside };
             if tried > 0 {
                 let piece = Run { frame: run.frame, pages: tried };
-                let added = guard.add_folio_range(index, piece, self.folio_order_max, window.marker);
+                let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
+                let added =
+                    guard.add_folio_range(index, piece, self.folio_order_max, window.marker, consumed);
                 last_stop = added.stop;
                 if added.pages > 0 {
                     inserted.push((index, Run { frame: run.frame, pages: added.pages }));
@@ -267,15 +276,19 @@ impl Filemap {
         }
     }
 
-    /// Evicts until a node can be had, scattered folios first, then whole extents; whether one can.
+    /// Forgets and evicts until a node can be had; whether one can. Nodes that only remember go first, then
+    /// scattered folios (and what they leave, at the next turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         for attempt in 0..8 {
             let scattered = attempt < 4;
-            let freed = if scattered {
-                self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
-            } else {
-                self.reclaim.reclaim_extent()
-            };
+            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
+            if freed == 0 {
+                freed = if scattered {
+                    self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
+                } else {
+                    self.reclaim.reclaim_extent()
+                };
+            }
             if let Some(cell) = self.arena.alloc_cell() {
                 self.arena.free_cell(cell);
                 return true;
@@ -305,11 +318,18 @@ pub(crate) struct Batch {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     failures: Mutex<Vec<(FillRun, io::Error)>>,
+    refaults: Refaults,
 }
 
 impl Batch {
-    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>) -> Self {
-        Self { filemap, mapping, failures: Mutex::default() }
+    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>, refaults: Refaults) -> Self {
+        Self { filemap, mapping, failures: Mutex::default(), refaults }
+    }
+
+    /// Whether a folio of this window had been in the working set and was evicted not long ago: whoever
+    /// waits for it waits for want of memory.
+    pub(crate) fn refaulted(&self) -> bool {
+        self.refaults.working_set > 0
     }
 
     /// The error that kept `index` from being filled, if there was one. Asked once.

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
-//! room. `fill.rs` is steps 3 to 5 and the end of a fill; `read.rs` is the story
-//! as told above, for the owner's threads and on behalf of viewers.
+//! room. `fill.rs` is steps 3 to 5 and the end of a fill, with `refault.rs` for folios
+//! that had been evicted; `read.rs` is the story as told above, for the owner's threads
+//! and on behalf of viewers.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -29,6 +30,8 @@ mod hit;
 mod pin;
 #[cfg(feature = "std")]
 mod read;
+#[cfg(feature = "std")]
+mod refault;
 
 #[cfg(feature = "std")]
 pub use fill::Filemap;

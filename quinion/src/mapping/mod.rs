@@ -22,6 +22,7 @@
 //!  1. A folio in the tree is live, belongs to this mapping, and stands at its own index.
 //!  2. The number of pages counted is the number of pages in the tree.
 //!  3. The record's size is stored before any page beyond it is let go.
+//!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
 //!
 //! Not an invariant: that a folio found without the lock is still there. The
 //! descriptor tells.
@@ -35,7 +36,11 @@
 mod lookup;
 #[cfg(feature = "std")]
 mod owner;
+#[cfg(feature = "std")]
+mod shadow_nodes;
 
 pub use lookup::{NODE_BITS, find, find_with_leaf};
 #[cfg(feature = "std")]
-pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};
+pub use owner::{Added, Leave, Mapping, MappingGuard, RUN_PAGES_MAX};
+#[cfg(feature = "std")]
+pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   add_folio_range   prepare each descriptor --> insert a prefix of them --> unprepare the rest
-//!   evict             retire if nobody holds it --> erase --> frames to the caller, to free
+//!   evict             retire if nobody holds it --> a shadow in its place --> frames to the caller, to free
 //!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
 //!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
 //! ```
@@ -27,14 +27,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Put, Readable, Record, Retire, Run, View};
+use crate::arena::{
+    Arena, CellNumber, Descriptor, HoldRefused, Put, Readable, Record, Retire, Run, View, Word,
+};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
-use crate::mapping::{NODE_BITS, find};
+use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{AddedRange, Entry, Head, INDICES_MAX, Kind, Root, Slab, Stop, XArray};
+use crate::xarray::{
+    AddedRange, Entry, Forgotten, Head, INDICES_MAX, Kind, Root, ShadowOnly, Slab, Stop, Value, XArray,
+};
 
 /// Pages of the longest run that [`MappingGuard::add_folio_range`] takes.
 pub const RUN_PAGES_MAX: u32 = 64;
@@ -54,13 +58,26 @@ pub struct Mapping {
     invalidate: RankedRwLock<Version>,
     identity: Identity,
     process: ForkGuard,
+    /// The cache's nodes that only remember; those of this tree are among them.
+    shadow_nodes: Arc<ShadowNodes>,
 }
 
 /// What the tree lock guards besides the tree itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tree {
     /// Pages of all folios in the tree.
     pages: u64,
+    /// Whether evictions leave shadows; no more when the cache has let the mapping go.
+    remembers: bool,
+}
+
+/// What an eviction leaves in the folio's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// Nothing: its nodes go with it, if they hold nothing else.
+    Nothing,
+    /// One shadow of the folio's order, with this payload of 25 bits. It needs no node that is not there.
+    Shadow(u32),
 }
 
 /// What [`MappingGuard::add_folio_range`] put in.
@@ -72,9 +89,9 @@ pub struct Added {
     pub stop: Stop,
 }
 
-/// The nodes of the cache's trees: cells of the arena.
+/// The nodes of a mapping's tree: cells of the arena.
 #[derive(Debug)]
-struct Nodes<'a>(&'a Arena, Locks);
+struct Nodes<'a>(&'a Mapping, Locks);
 
 impl Slab for Nodes<'_> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
@@ -85,16 +102,19 @@ impl Slab for Nodes<'_> {
     }
     fn alloc(&self) -> Option<u32> {
         let cell = match self.1 {
-            Locks::Wait => self.0.alloc_cell(),
-            Locks::Try => self.0.try_alloc_cell(),
+            Locks::Wait => self.0.arena.alloc_cell(),
+            Locks::Try => self.0.arena.try_alloc_cell(),
         };
         cell.map(|cell| cell.0)
     }
     fn free(&self, node: u32) {
-        self.0.free_cell(CellNumber(node));
+        self.0.arena.free_cell(CellNumber(node));
     }
     fn order(&self, folio: u32) -> u8 {
         self.0.view().own(Frame(folio)).word().order().0
+    }
+    fn shadow_only(&self, node: u32, change: ShadowOnly) {
+        self.0.shadow_nodes.note(self.0.id, node, change);
     }
 }
 
@@ -118,13 +138,23 @@ impl Mapping {
         Some(Self {
             id,
             cell,
+            shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
-            tree: RankedMutex::new(Rank::Tree, Tree::default()),
+            tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
             process,
         })
+    }
+
+    /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
+    /// other mappings. Without this call it has a list of its own.
+    #[must_use]
+    pub fn with_shadow_nodes(mut self, shadow_nodes: &Arc<ShadowNodes>) -> Self {
+        assert_eq!(self.shadow_nodes.count(), 0, "a mapping changes its list before it has nodes");
+        self.shadow_nodes = Arc::clone(shadow_nodes);
+        self
     }
 
     /// The mapping's number.
@@ -264,7 +294,7 @@ impl Mapping {
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
     pub fn check(&self) -> Result<(), String> {
         let guard = self.lock();
-        let nodes = Nodes(&self.arena, Locks::Wait);
+        let nodes = Nodes(self, Locks::Wait);
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
         let (mut from, mut pages) = (0, 0);
@@ -281,7 +311,11 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
-        Ok(())
+        let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
+        if found != listed {
+            return Err(format!("{:?}: nodes {found:?} hold shadows only, {listed:?} are listed", self.id));
+        }
+        self.shadow_nodes.check()
     }
 }
 
@@ -323,7 +357,7 @@ impl<'a> MappingGuard<'a> {
     /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
     /// indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = Nodes(self.mapping, self.locks);
         let tree = self.xarray(&nodes);
         let mut at = from.0;
         while at < end.0 {
@@ -353,7 +387,9 @@ impl<'a> MappingGuard<'a> {
     /// Puts a run of fresh frames in at `index`, as folios of at most `order_max`, each as large as its
     /// alignment allows; all locked, not up to date, with the fill's hold. The folio that covers `marker`
     /// carries the marker. Inserts a prefix: everything before the first conflict or shortage of nodes; the
-    /// rest of the run's frames go back to the arena. Shadows in the way are consumed.
+    /// rest of the run's frames go back to the arena. Shadows in the way are consumed: `consumed` is told,
+    /// once for each folio that took the place of any, of the folio's frame and of the shadow that was at
+    /// the highest index.
     ///
     /// # Panics
     /// If the run is longer than [`RUN_PAGES_MAX`].
@@ -363,6 +399,7 @@ impl<'a> MappingGuard<'a> {
         run: Run,
         order_max: Order,
         marker: Option<PageIndex>,
+        consumed: &mut dyn FnMut(Frame, Value),
     ) -> Added {
         assert!(run.pages <= RUN_PAGES_MAX, "a run is at most {RUN_PAGES_MAX} pages");
         let mut batch = [(0u8, 0u32); RUN_PAGES_MAX as usize];
@@ -373,9 +410,14 @@ impl<'a> MappingGuard<'a> {
             batch[folios] = (order.0, frame.0);
             folios += 1;
         }
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = Nodes(self.mapping, self.locks);
+        let mut shadows = [None; RUN_PAGES_MAX as usize];
+        let note = |at: usize, shadow| shadows[at] = Some(shadow);
         let added: AddedRange =
-            self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), |_, _| {});
+            self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), note);
+        for (&(_, frame), shadow) in batch[..added.added].iter().zip(shadows) {
+            shadow.into_iter().for_each(|shadow| consumed(Frame(frame), shadow));
+        }
         let left = batch[added.added..folios].iter().map(|&(_, frame)| Frame(frame));
         let ours = left.filter_map(|frame| match self.mapping.view().own(frame).unprepare() {
             Put::Last(order) => Some((frame, order)),
@@ -391,29 +433,67 @@ impl<'a> MappingGuard<'a> {
     }
 
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
-    /// its order then, and its frames are the caller's to free.
-    pub fn evict(&mut self, index: PageIndex, frame: Frame) -> Option<Order> {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+    /// its order then, and its frames are the caller's to free. `leave` is asked, with the folio's last
+    /// word, what to leave in its place; a mapping that the cache has let go leaves nothing.
+    pub fn evict(
+        &mut self,
+        index: PageIndex,
+        frame: Frame,
+        leave: impl FnOnce(Word) -> Leave,
+    ) -> Option<Order> {
+        let nodes = Nodes(self.mapping, self.locks);
         let mut tree = self.xarray(&nodes);
         if tree.load(index.0) != Entry::folio(frame.0) {
             return None;
         }
-        let order = self.mapping.view().own(frame).try_retire()?;
-        tree.erase(index.0);
+        let descriptor = self.mapping.view().own(frame);
+        let order = descriptor.try_retire()?;
+        match if self.tree.remembers { leave(descriptor.word()) } else { Leave::Nothing } {
+            Leave::Nothing => tree.erase(index.0),
+            Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
+        };
         self.tree.pages -= u64::from(order.pages());
         Some(order)
     }
 
+    /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
+    /// cache's oldest, at most `max` of them. Returns how many.
+    pub fn forget_nodes(&mut self, max: u64, reach: Reach) -> u64 {
+        let nodes = Nodes(self.mapping, self.locks);
+        let mut forgotten = 0;
+        while forgotten < max
+            && let Some(node) = self.mapping.shadow_nodes.oldest_of(self.mapping.id, reach)
+        {
+            let done = self.xarray(&nodes).forget(node, |_, _| {});
+            assert_ne!(done, Forgotten::Kept, "a node that is listed holds shadows only");
+            forgotten += 1;
+        }
+        forgotten
+    }
+
+    /// Takes every shadow out, and has evictions leave none from now on: the cache lets the mapping go.
+    pub fn forget_all(&mut self) {
+        self.tree.remembers = false;
+        let nodes = Nodes(self.mapping, self.locks);
+        let (mut tree, mut from) = (self.xarray(&nodes), 0);
+        while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
+            if matches!(entry.kind(), Kind::Value(value) if !value.is_spill()) {
+                tree.erase(first);
+            }
+            from = first + (1 << order);
+        }
+    }
+
     /// Whether the first folio of a fill still stands where it was put.
     pub fn holds_run(&self, run: FillRun) -> bool {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = Nodes(self.mapping, self.locks);
         self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
     }
 
     /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still
     /// held by the fill, so its frames are freed when the fill gives that hold back.
     pub fn remove_failed(&mut self, run: FillRun, valid: u32) {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = Nodes(self.mapping, self.locks);
         let mut tree = self.xarray(&nodes);
         let mut page = 0;
         while page < run.pages {
@@ -434,7 +514,7 @@ impl<'a> MappingGuard<'a> {
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
-        let nodes = Nodes(arena, self.locks);
+        let nodes = Nodes(self.mapping, self.locks);
         let mut free = Vec::with_capacity(FREE_BATCH);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             if let Kind::Folio(frame) = entry.kind()

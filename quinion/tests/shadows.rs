@@ -1,0 +1,435 @@
+//! Shadows: what an eviction leaves, and what comes of it when the page returns.
+//!
+//! ```text
+//!   H   a few pages that are wanted again     S   a scan of more than the memory
+//!
+//!   read H ... S ... until H is evicted ... read H: activated ... S ... until what was new then is evicted: H is there
+//! ```
+//!
+//! Tests named with a letter and a number hold the statement of that name: W of
+//! the working set, B of batched insertion. W01, W02 and W06 are in the room that judges. W03
+//! speaks of groups of memory, of which there are none here; what comes nearest is
+//! a mapping that the cache has let go.
+
+mod device;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use device::{Device, verify};
+use quinion::arena::{Arena, ArenaOptions, CellNumber};
+use quinion::backend::Backend;
+use quinion::mapping::{Leave, Mapping};
+use quinion::reclaim::Reclaim;
+use quinion::stats::Counters;
+use quinion::units::{Frame, MappingId, Order, PageIndex};
+use quinion::xarray::Value;
+use quinion::{Cache, File, ReadOptions, Stats};
+
+const PAGE: u64 = 4096;
+/// Pages that a leaf of a tree covers.
+const NODE: u64 = 64;
+
+// ---- a mapping by itself ------------------------------------------------------------------------------
+
+fn arena() -> Arc<Arena> {
+    Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap())
+}
+
+fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
+    let (device, process) = (Device::with_number(u64::from(id), PAGE), quinion::sys::fork::ForkGuard::new());
+    let known = device.attributes().unwrap();
+    Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process).unwrap()
+}
+
+/// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.
+fn add(mapping: &Mapping, index: u64, pages: u32, order: u8) -> Vec<(Frame, Value)> {
+    let (arena, mut consumed) = (mapping.arena(), Vec::new());
+    let run = arena.alloc_run(pages).unwrap();
+    assert_eq!(run.pages, pages);
+    let mut told = |frame, shadow| consumed.push((frame, shadow));
+    let added = mapping.lock().add_folio_range(PageIndex(index), run, Order(order), None, &mut told);
+    assert_eq!(added.pages, pages);
+    let mut page = 0;
+    while page < pages {
+        let descriptor = arena.view().own(run.frame.plus(page));
+        page += descriptor.word().order().pages();
+        descriptor.complete(true);
+    }
+    consumed
+}
+
+/// Evicts the folio at `index`, leaving `leave`.
+fn evict(mapping: &Mapping, index: u64, leave: Leave) -> Order {
+    let frame = mapping.try_hold(PageIndex(index)).unwrap().frame();
+    let order = mapping.lock().evict(PageIndex(index), frame, |_| leave).unwrap();
+    mapping.arena().free(frame, order);
+    mapping.check().unwrap();
+    order
+}
+
+#[test]
+fn b05_a_refault_is_told_once_per_folio_through_the_mapping() {
+    let arena = arena();
+    let mapping = mapping(&arena, 1);
+    assert_eq!(add(&mapping, 0, 16, 0), []);
+    // Shadows on some pages of each folio to come: of several the one at the highest index is told.
+    for page in [0, 1, 2, 5, 12, 15] {
+        evict(&mapping, page, Leave::Shadow(100 + page as u32));
+    }
+    for page in [3, 4, 6, 7, 8, 9, 10, 11, 13, 14] {
+        evict(&mapping, page, Leave::Nothing);
+    }
+    let consumed = add(&mapping, 0, 16, 2);
+    let payloads: Vec<u32> = consumed.iter().map(|(_, shadow)| shadow.payload()).collect();
+    assert_eq!(payloads, [102, 105, 115]);
+    for (frame, _) in consumed {
+        assert_eq!(arena.view().own(frame).word().order(), Order(2), "a folio's own first frame is told");
+    }
+    mapping.check().unwrap();
+    assert_eq!(evict(&mapping, 4, Leave::Nothing), Order(2));
+    assert_eq!(add(&mapping, 4, 4, 0), [], "they are consumed");
+}
+
+#[test]
+fn a_large_folio_leaves_one_large_shadow_and_takes_no_node_for_it() {
+    let arena = arena();
+    let mapping = mapping(&arena, 1);
+    add(&mapping, 0, 64, 6);
+    let before = arena.stats().cells_used;
+    assert_eq!(evict(&mapping, 0, Leave::Shadow(7)), Order(6));
+    assert!(arena.stats().cells_used <= before);
+    let consumed = add(&mapping, 40, 1, 0);
+    assert_eq!(
+        consumed.iter().map(|(_, shadow)| (shadow.payload(), shadow.order())).collect::<Vec<_>>(),
+        [(7, 0)]
+    );
+    let rest: Vec<_> = [(0, 32), (32, 8), (41, 1), (42, 2), (44, 4), (48, 16)].into_iter().collect();
+    for (index, pages) in rest {
+        assert_eq!(add(&mapping, index, pages, 6).len(), 1, "what is left of it at {index} says the same");
+    }
+    mapping.check().unwrap();
+}
+
+#[test]
+fn w03_a_mapping_that_was_let_go_has_no_shadows_and_leaves_none() {
+    let arena = arena();
+    let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
+    let nodes = Arc::clone(reclaim.shadow_nodes());
+    let kept = Arc::new(mapping(&arena, 1).with_shadow_nodes(&nodes));
+    reclaim.add_mapping(Arc::clone(&kept));
+    (0..3).for_each(|i| drop(add(&kept, i * NODE, 1, 0)));
+    evict(&kept, 0, Leave::Shadow(1));
+    evict(&kept, NODE, Leave::Shadow(1));
+    assert_eq!(nodes.count(), 2);
+    reclaim.remove_mapping(MappingId(1)); // while somebody still has it
+    assert_eq!(nodes.count(), 0);
+    evict(&kept, 2 * NODE, Leave::Shadow(1));
+    assert_eq!(nodes.count(), 0, "nobody could forget it");
+    assert_eq!(add(&kept, 0, 1, 0), []);
+    drop(kept);
+    assert_eq!(arena.stats().cells_used, 0);
+}
+
+#[test]
+fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_passed_over() {
+    let arena = arena();
+    let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
+    let nodes = Arc::clone(reclaim.shadow_nodes());
+    let two: Vec<Arc<Mapping>> =
+        [1, 2].map(|id| Arc::new(mapping(&arena, id).with_shadow_nodes(&nodes))).into_iter().collect();
+    two.iter().for_each(|mapping| reclaim.add_mapping(Arc::clone(mapping)));
+    for i in 0..8 {
+        for mapping in &two {
+            add(mapping, i * NODE, 1, 0);
+        }
+    }
+    // 1:0 2:0 2:1 1:1 1:2 2:2 ...
+    let order = [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2), (1, 3), (0, 3)];
+    for (which, i) in order {
+        evict(&two[which], i * NODE, Leave::Shadow(i as u32));
+    }
+    let left = |which: usize| (0..4).filter(|i| is_remembered(&two[which], i * NODE)).collect::<Vec<u64>>();
+    use quinion::sync::Locks;
+    assert_eq!(reclaim.forget_nodes(3, Locks::Wait), 3);
+    assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![2, 3]));
+    let guard = two[0].lock();
+    thread::scope(|scope| {
+        // By another thread: a lock that is held is passed over, one node at a time.
+        scope.spawn(|| assert_eq!(reclaim.forget_nodes(1, Locks::Try), 1));
+    });
+    drop(guard);
+    assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![3]));
+    assert_eq!(reclaim.forget_nodes(100, Locks::Try), 4);
+    assert_eq!((left(0), left(1)), (vec![], vec![]));
+    assert_eq!(nodes.count(), 0);
+    two.iter().for_each(|mapping| mapping.check().unwrap());
+}
+
+/// Whether a shadow covers `index`: found out by filling the page, and put back.
+fn is_remembered(mapping: &Mapping, index: u64) -> bool {
+    let root = mapping.arena().view().record(mapping.cell()).unwrap();
+    let entry = quinion::mapping::find(&mapping.arena().view().grown(), root, PageIndex(index));
+    matches!(entry.kind(), quinion::xarray::Kind::Value(_))
+}
+
+// ---- a whole cache ------------------------------------------------------------------------------------
+
+/// A cache without readahead, so that what is read is what was asked.
+fn cache() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).unwrap()
+}
+
+fn read(file: &File, device: &Device, page: u64, pages: u64) {
+    let mut buffer = vec![0; (pages * PAGE) as usize];
+    assert_eq!(file.read_at(&mut buffer, page * PAGE).unwrap(), buffer.len());
+    verify(&buffer, device, page * PAGE);
+}
+
+/// A file that is read on and on.
+struct Scan {
+    device: Arc<Device>,
+    file: File,
+    next: u64,
+}
+
+impl Scan {
+    fn of(cache: &Cache) -> Self {
+        let device = Device::with_number(99, 1 << 40);
+        let file = open(cache, &device);
+        Self { device, file, next: 0 }
+    }
+    fn step(&mut self, pages: u64) {
+        read(&self.file, &self.device, self.next, pages);
+        self.next += pages;
+    }
+    /// Reads until nothing of `file` is cached; returns how many pages that took.
+    fn until_gone(&mut self, file: &File) -> u64 {
+        let before = self.next;
+        while file.cached_pages() > 0 {
+            self.step(16);
+            assert!(self.next - before < 20_000, "{} pages stay", file.cached_pages());
+        }
+        self.next - before
+    }
+}
+
+#[test]
+fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
+    let cache = cache();
+    let (hot, new) = (Device::with_number(1, 64 * PAGE), Device::with_number(2, 64 * PAGE));
+    let (hot_file, new_file) = (open(&cache, &hot), open(&cache, &new));
+    let mut scan = Scan::of(&cache);
+    read(&hot_file, &hot, 0, 64);
+    scan.until_gone(&hot_file);
+    read(&hot_file, &hot, 0, 64);
+    read(&new_file, &new, 0, 64);
+    let stats = cache.stats();
+    assert_eq!((stats.refaulted_pages, stats.activated_pages), (64, 64), "{stats:?}");
+    scan.until_gone(&new_file);
+    assert_eq!(hot_file.cached_pages(), 64);
+    // It is not there for ever if nobody comes.
+    scan.until_gone(&hot_file);
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_was_away_for_more_than_the_cache_holds_is_as_good_as_new() {
+    let cache = cache();
+    let hot = Device::with_number(1, 64 * PAGE);
+    let hot_file = open(&cache, &hot);
+    let mut scan = Scan::of(&cache);
+    read(&hot_file, &hot, 0, 64);
+    scan.until_gone(&hot_file);
+    (0..2 * Cache::MEMORY_MIN / PAGE / 64).for_each(|_| scan.step(64));
+    read(&hot_file, &hot, 0, 64);
+    let stats = cache.stats();
+    assert_eq!((stats.refaulted_pages, stats.activated_pages), (64, 0), "{stats:?}");
+    assert_eq!(stats.shadowed_pages, stats.evicted_pages, "nothing here leaves without");
+}
+
+#[test]
+fn b20_a_window_remembers_that_a_folio_of_it_was_of_the_working_set() {
+    let cache = cache();
+    let hot = Device::with_number(1, 64 * PAGE);
+    let hot_file = open(&cache, &hot);
+    let mut scan = Scan::of(&cache);
+    let mut windows = Vec::new();
+    for _ in 0..3 {
+        read(&hot_file, &hot, 7, 3);
+        windows.push(cache.stats().workingset_windows);
+        scan.until_gone(&hot_file);
+    }
+    assert_eq!(windows, [0, 0, 1], "once it was new, once it came back, once it had come back before");
+    // Among pages that are new it is one window; of a stranger's pages, none.
+    read(&hot_file, &hot, 0, 64);
+    assert_eq!(cache.stats().workingset_windows, 2);
+    read(&scan.file, &scan.device, 0, 1);
+    assert_eq!(cache.stats().workingset_windows, 2);
+}
+
+/// Reads one page of each of `nodes` leaves, `apart` pages from one to the next.
+fn read_sparsely(file: &File, device: &Device, apart: u64, nodes: std::ops::Range<u64>) {
+    nodes.for_each(|node| read(file, device, node * apart, 1));
+}
+
+fn shadow_bytes_max(stats: &Stats) -> u64 {
+    stats.memory_bytes * 18 / 1000
+}
+
+#[test]
+fn w05_shadow_memory_is_bounded_and_the_oldest_is_forgotten() {
+    let cache = cache();
+    let device = Device::with_number(1, 1 << 50);
+    let file = open(&cache, &device);
+    let mut most = 0;
+    for step in 0..80 {
+        read_sparsely(&file, &device, NODE, step * 100..(step + 1) * 100);
+        let stats = cache.stats();
+        assert!(stats.shadow_bytes <= shadow_bytes_max(&stats), "{stats:?}");
+        most = most.max(stats.shadow_bytes);
+    }
+    let stats = cache.stats();
+    assert!(most + 65 * 256 > shadow_bytes_max(&stats), "{most} bytes at most: the bound was never met");
+    assert_eq!(stats.shadowed_pages, stats.evicted_pages);
+    cache.check().unwrap();
+    // What left first is forgotten, what left last is remembered.
+    let returns = |node: u64| {
+        let before = cache.stats().refaulted_pages;
+        read(&file, &device, node * NODE, 1);
+        cache.stats().refaulted_pages - before
+    };
+    assert_eq!(returns(0), 0);
+    assert_eq!(returns(100), 0);
+    let last = (0..8000).rev().find(|node| cached(&file, node * NODE) == 0).unwrap();
+    assert_eq!(returns(last), 1);
+}
+
+/// Bytes of the page that are cached.
+fn cached(file: &File, page: u64) -> usize {
+    let only = ReadOptions::new().cached_only(true);
+    file.read_at_with(&mut [0; PAGE as usize], page * PAGE, only).unwrap_or(0)
+}
+
+#[test]
+fn w05_nodes_that_only_remember_go_before_data_does() {
+    let cache = cache();
+    let (dense, sparse) = (Device::with_number(1, 1 << 40), Device::with_number(2, 1 << 55));
+    let (dense_file, sparse_file) = (open(&cache, &dense), open(&cache, &sparse));
+    // Each page of the one needs four nodes of its own: three thousand pages need more nodes than the one
+    // extent has that is theirs, if what is remembered of others keeps its nodes.
+    for i in 0..6000 {
+        read(&dense_file, &dense, i, 1);
+        read(&sparse_file, &sparse, i * NODE.pow(4), 1);
+    }
+    let stats = cache.stats();
+    assert_eq!(stats.index_bytes, 2 << 20, "an extent of data was given away for history: {stats:?}");
+    assert!(stats.shadow_bytes < shadow_bytes_max(&stats) / 2, "nodes were never short: {stats:?}");
+    cache.check().unwrap();
+}
+
+#[test]
+fn w07_what_empties_a_mapping_takes_the_shadows_and_leaves_none() {
+    let cache = cache();
+    let device = Device::with_number(1, 1 << 30);
+    let file = open(&cache, &device);
+    let mut scan = Scan::of(&cache);
+    read_sparsely(&file, &device, NODE, 0..200);
+    scan.until_gone(&file);
+    read(&file, &device, 5, 3);
+    let pinned = file.pin(5 * PAGE, 100).unwrap();
+    assert!(cache.stats().shadow_bytes >= 190 * 256);
+    device.generation.fetch_add(1, Ordering::Relaxed);
+    assert!(file.revalidate().unwrap());
+    let before = cache.stats();
+    read_sparsely(&file, &device, NODE, 0..200);
+    read(&file, &device, 5, 3); // what was pinned is detached: no shadow of it either
+    assert_eq!(cache.stats().refaulted_pages, before.refaulted_pages);
+    drop(pinned);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_file_of_which_only_shadows_are_left_goes_with_its_last_handle() {
+    let cache = cache();
+    let device = Device::with_number(1, 1 << 30);
+    let file = open(&cache, &device);
+    let mut scan = Scan::of(&cache);
+    read_sparsely(&file, &device, NODE, 0..100);
+    scan.until_gone(&file);
+    let before = cache.stats();
+    drop(file);
+    let after = cache.stats();
+    assert_eq!(after.files, before.files - 1);
+    assert!(after.shadow_bytes + 99 * 256 <= before.shadow_bytes, "{before:?} {after:?}");
+    cache.check().unwrap();
+}
+
+#[test]
+fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
+    let cache =
+        Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(2).folio_order_max(3).build().unwrap();
+    let devices: Vec<_> = (1..=6).map(|number| Device::with_number(number, 1 << 34)).collect();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (1..=6u64)
+            .map(|seed| {
+                let (cache, devices) = (&cache, &devices);
+                scope.spawn(move || wander(cache, devices, seed))
+            })
+            .collect();
+        scope.spawn(|| {
+            let file = open(&cache, &devices[0]);
+            while !stop.load(Ordering::Relaxed) {
+                file.revalidate().unwrap();
+                let stats = cache.stats();
+                let slack = 64 * 256; // each thread that evicts may add one at a time
+                assert!(stats.shadow_bytes <= shadow_bytes_max(&stats) + slack, "{stats:?}");
+                cache.check().unwrap();
+            }
+        });
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+    });
+    let stats = cache.stats();
+    assert!(stats.refaulted_pages > 0 && stats.shadow_bytes > 0, "{stats:?}");
+    cache.check().unwrap();
+}
+
+/// Reads here and there, near and far, by handles that come and go.
+fn wander(cache: &Cache, devices: &[Arc<Device>], seed: u64) {
+    let mut state = seed;
+    let mut dice = move |sides: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % sides
+    };
+    for _ in 0..100 {
+        let device = &devices[dice(devices.len() as u64) as usize];
+        let file = open(cache, device);
+        for _ in 0..40 {
+            let page = if dice(2) == 0 { dice(2000) } else { dice(20_000) * 64 };
+            let nowait = ReadOptions::new().nowait(dice(4) == 0);
+            let mut buffer = vec![0; 1 + dice(40_000) as usize];
+            if let Ok(bytes) = file.read_at_with(&mut buffer, page * PAGE, nowait) {
+                verify(&buffer[..bytes], device, page * PAGE);
+            }
+        }
+    }
+}
+
+/// The cell of a mapping's record is no node: it is never listed.
+#[test]
+fn a_mapping_of_one_evicted_page_remembers_it_without_a_node() {
+    let arena = arena();
+    let mapping = mapping(&arena, 1);
+    add(&mapping, 0, 1, 0);
+    evict(&mapping, 0, Leave::Shadow(3));
+    assert_eq!(arena.stats().cells_used, 1);
+    assert_ne!(mapping.cell(), CellNumber(0));
+    assert_eq!(add(&mapping, 0, 1, 0).len(), 1);
+}

@@ -31,12 +31,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, Flags, Word};
+use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
-use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PageIndex};
+use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use crate::workingset::{Memory, Refault, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
@@ -49,8 +49,8 @@ const ROUNDS: u32 = 2;
 const HALVES: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
-/// Bytes of a node.
-pub const NODE_BYTES: u64 = 256;
+/// Bytes of a node, its share of the heads included.
+pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
 /// The reclaimer of one cache.
 #[derive(Debug)]
@@ -103,6 +103,11 @@ impl Reclaim {
         if let Some(Err(alive)) = gone.map(Arc::try_unwrap) {
             alive.lock().forget_all();
         }
+    }
+
+    /// The most nodes that may only remember: 1.8 % of memory.
+    pub fn shadow_nodes_max(&self) -> u64 {
+        self.shadow_nodes_max
     }
 
     /// The list in which the nodes of known mappings stand that only remember.

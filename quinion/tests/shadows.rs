@@ -18,11 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use device::{Device, verify};
-use quinion::arena::{Arena, ArenaOptions, CellNumber};
+use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::Backend;
 use quinion::mapping::{Leave, Mapping};
-use quinion::reclaim::Reclaim;
-use quinion::stats::Counters;
+use quinion::reclaim::{NODE_BYTES, Reclaim};
+use quinion::stats::{Count, Counters};
+use quinion::sync::Locks;
 use quinion::units::{Frame, MappingId, Order, PageIndex};
 use quinion::xarray::Value;
 use quinion::{Cache, File, ReadOptions, Stats};
@@ -100,16 +101,21 @@ fn a_large_folio_leaves_one_large_shadow_and_takes_no_node_for_it() {
     let before = arena.stats().cells_used;
     assert_eq!(evict(&mapping, 0, Leave::Shadow(7)), Order(6));
     assert!(arena.stats().cells_used <= before);
-    let consumed = add(&mapping, 40, 1, 0);
-    assert_eq!(
-        consumed.iter().map(|(_, shadow)| (shadow.payload(), shadow.order())).collect::<Vec<_>>(),
-        [(7, 0)]
-    );
-    let rest: Vec<_> = [(0, 32), (32, 8), (41, 1), (42, 2), (44, 4), (48, 16)].into_iter().collect();
-    for (index, pages) in rest {
+    assert_eq!(add(&mapping, 40, 1, 0).iter().map(|(_, shadow)| shadow.payload()).collect::<Vec<_>>(), [7]);
+    for (index, pages) in [(0, 32), (32, 8), (41, 1), (42, 2), (44, 4), (48, 16)] {
         assert_eq!(add(&mapping, index, pages, 6).len(), 1, "what is left of it at {index} says the same");
     }
     mapping.check().unwrap();
+}
+
+#[test]
+fn a_mapping_of_one_evicted_page_remembers_it_without_a_node() {
+    let arena = arena();
+    let mapping = mapping(&arena, 1);
+    add(&mapping, 0, 1, 0);
+    evict(&mapping, 0, Leave::Shadow(3));
+    assert_eq!(arena.stats().cells_used, 1, "its record's");
+    assert_eq!(add(&mapping, 0, 1, 0).len(), 1);
 }
 
 #[test]
@@ -151,7 +157,6 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
         evict(&two[which], i * NODE, Leave::Shadow(i as u32));
     }
     let left = |which: usize| (0..4).filter(|i| is_remembered(&two[which], i * NODE)).collect::<Vec<u64>>();
-    use quinion::sync::Locks;
     assert_eq!(reclaim.forget_nodes(3, Locks::Wait), 3);
     assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![2, 3]));
     let guard = two[0].lock();
@@ -167,7 +172,37 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
     two.iter().for_each(|mapping| mapping.check().unwrap());
 }
 
-/// Whether a shadow covers `index`: found out by filling the page, and put back.
+#[test]
+fn who_may_not_wait_to_forget_leaves_nothing() {
+    let (arena, counters) = (arena(), Arc::new(Counters::default()));
+    let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
+    let nodes = Arc::clone(reclaim.shadow_nodes());
+    let [old, new] = [1, 2].map(|id| Arc::new(mapping(&arena, id).with_shadow_nodes(&nodes)));
+    [&old, &new].into_iter().for_each(|mapping| reclaim.add_mapping(Arc::clone(mapping)));
+    for i in 0..reclaim.shadow_nodes_max() {
+        add(&old, i * NODE, 1, 0);
+        let frame = old.try_hold(PageIndex(i * NODE)).unwrap().frame();
+        let order = old.lock().evict(PageIndex(i * NODE), frame, |_| Leave::Shadow(1)).unwrap();
+        arena.free(frame, order);
+    }
+    (0..100).for_each(|i| drop(add(&new, i * NODE, 1, 0)));
+    let guard = old.lock();
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(reclaim.reclaim(50, Locks::Try) >= 50));
+    });
+    drop(guard);
+    assert_eq!((counters.sum(Count::Shadows), nodes.count()), (0, reclaim.shadow_nodes_max()));
+    let freed = reclaim.reclaim(1, Locks::Try);
+    assert!(freed > 0);
+    assert_eq!(counters.sum(Count::Shadows), u64::from(freed));
+    assert!(
+        nodes.count() <= reclaim.shadow_nodes_max()
+            && is_remembered(&old, (reclaim.shadow_nodes_max() - 1) * NODE)
+    );
+    [old, new].iter().for_each(|mapping| mapping.check().unwrap());
+}
+
+/// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
     let root = mapping.arena().view().record(mapping.cell()).unwrap();
     let entry = quinion::mapping::find(&mapping.arena().view().grown(), root, PageIndex(index));
@@ -295,7 +330,10 @@ fn w05_shadow_memory_is_bounded_and_the_oldest_is_forgotten() {
         most = most.max(stats.shadow_bytes);
     }
     let stats = cache.stats();
-    assert!(most + 65 * 256 > shadow_bytes_max(&stats), "{most} bytes at most: the bound was never met");
+    assert!(
+        most + 65 * NODE_BYTES > shadow_bytes_max(&stats),
+        "{most} bytes at most: the bound was never met"
+    );
     assert_eq!(stats.shadowed_pages, stats.evicted_pages);
     cache.check().unwrap();
     // What left first is forgotten, what left last is remembered.
@@ -343,7 +381,7 @@ fn w07_what_empties_a_mapping_takes_the_shadows_and_leaves_none() {
     scan.until_gone(&file);
     read(&file, &device, 5, 3);
     let pinned = file.pin(5 * PAGE, 100).unwrap();
-    assert!(cache.stats().shadow_bytes >= 190 * 256);
+    assert!(cache.stats().shadow_bytes >= 190 * NODE_BYTES);
     device.generation.fetch_add(1, Ordering::Relaxed);
     assert!(file.revalidate().unwrap());
     let before = cache.stats();
@@ -366,7 +404,7 @@ fn a_file_of_which_only_shadows_are_left_goes_with_its_last_handle() {
     drop(file);
     let after = cache.stats();
     assert_eq!(after.files, before.files - 1);
-    assert!(after.shadow_bytes + 99 * 256 <= before.shadow_bytes, "{before:?} {after:?}");
+    assert!(after.shadow_bytes + 99 * NODE_BYTES <= before.shadow_bytes, "{before:?} {after:?}");
     cache.check().unwrap();
 }
 
@@ -388,7 +426,7 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
             while !stop.load(Ordering::Relaxed) {
                 file.revalidate().unwrap();
                 let stats = cache.stats();
-                let slack = 64 * 256; // each thread that evicts may add one at a time
+                let slack = 8 * NODE_BYTES; // each thread that evicts may be one ahead
                 assert!(stats.shadow_bytes <= shadow_bytes_max(&stats) + slack, "{stats:?}");
                 cache.check().unwrap();
             }
@@ -420,16 +458,4 @@ fn wander(cache: &Cache, devices: &[Arc<Device>], seed: u64) {
             }
         }
     }
-}
-
-/// The cell of a mapping's record is no node: it is never listed.
-#[test]
-fn a_mapping_of_one_evicted_page_remembers_it_without_a_node() {
-    let arena = arena();
-    let mapping = mapping(&arena, 1);
-    add(&mapping, 0, 1, 0);
-    evict(&mapping, 0, Leave::Shadow(3));
-    assert_eq!(arena.stats().cells_used, 1);
-    assert_ne!(mapping.cell(), CellNumber(0));
-    assert_eq!(add(&mapping, 0, 1, 0).len(), 1);
 }

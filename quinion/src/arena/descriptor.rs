@@ -665,6 +665,21 @@ mod tests {
     }
 
     #[test]
+    fn a_folio_of_the_working_set_says_so_to_its_eviction_and_no_longer() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(3), true);
+        d.join_working_set();
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(0)).unwrap();
+        assert!(d.take_marker(ticket));
+        assert_eq!(d.try_retire(), Some(Order(3)));
+        assert!(d.word().has(Flags::WORKINGSET));
+        d.prepare(FILE, PageIndex(8), Order(0), false);
+        assert!(!d.word().has(Flags::WORKINGSET));
+        assert_eq!(d.word().order(), Order(0));
+    }
+
+    #[test]
     fn the_sequence_wraps_and_stays_even() {
         let d = Descriptor::new();
         d.word.store(u64::from(u32::MAX) << 32, Ordering::Relaxed);

@@ -26,6 +26,8 @@
 
 // Ground floor: numbers, errors, locks, system calls, memory.
 pub mod units;
+#[cfg(feature = "std")]
+pub mod tuning;
 #[cfg(not(quinion_model))]
 #[cfg(feature = "std")]
 pub mod error;
@@ -83,3 +85,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(feature = "std")]
+pub use tuning::{Descent, Insertion, NodeReserve, Tuning};

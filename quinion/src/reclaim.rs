@@ -131,6 +131,12 @@ impl Reclaim {
         mappings.values().map(|mapping| mapping.backend()).find(|backend| backend.wants_leader()).cloned()
     }
 
+    /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
+    pub fn collect_spare_nodes(&self) {
+        let mappings: Vec<_> = self.mappings.read().values().cloned().collect();
+        mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
+    }
+
     /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long.
     pub fn judge(&self, memory: Memory, order: Order) -> Refault {
         let view = self.arena.view();

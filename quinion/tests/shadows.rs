@@ -19,14 +19,14 @@ use std::thread;
 
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::Backend;
-use quinion::mapping::{Leave, Mapping};
+use quinion::backend::{Backend, FillRun};
+use quinion::mapping::{Leave, Mapping, Shape};
 use quinion::reclaim::{NODE_BYTES, Reclaim};
 use quinion::stats::{Count, Counters};
 use quinion::sync::Locks;
-use quinion::units::{Frame, MappingId, Order, PageIndex};
+use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
 use quinion::xarray::Value;
-use quinion::{Cache, File, ReadOptions, Stats};
+use quinion::{Cache, File, ReadOptions, Stats, Tuning};
 
 const PAGE: u64 = 4096;
 /// Pages that a leaf of a tree covers.
@@ -41,7 +41,7 @@ fn arena() -> Arc<Arena> {
 fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
     let (device, process) = (Device::with_number(u64::from(id), PAGE), quinion::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process).unwrap()
+    Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process, Tuning::default()).unwrap()
 }
 
 /// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.
@@ -50,7 +50,9 @@ fn add(mapping: &Mapping, index: u64, pages: u32, order: u8) -> Vec<(Frame, Valu
     let run = arena.alloc_run(pages).unwrap();
     assert_eq!(run.pages, pages);
     let mut told = |frame, shadow| consumed.push((frame, shadow));
-    let added = mapping.lock().add_folio_range(PageIndex(index), run, Order(order), None, &mut told);
+    let fill = FillRun { index: PageIndex(index), frame: run.frame, pages };
+    let shape = Shape::of(Orders { min: Order::ZERO, max: Order(order) });
+    let added = mapping.add_folio_range(fill, shape, Locks::Wait, &mut told).unwrap();
     assert_eq!(added.pages, pages);
     let mut page = 0;
     while page < pages {

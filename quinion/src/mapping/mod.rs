@@ -33,14 +33,24 @@
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
+#[cfg(feature = "std")]
+mod insert;
 mod lookup;
+#[cfg(feature = "std")]
+mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
 mod shadow_nodes;
 
+#[cfg(feature = "std")]
+pub(crate) use insert::cut;
+#[cfg(feature = "std")]
+pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
 pub use lookup::{NODE_BITS, find, find_with_leaf};
 #[cfg(feature = "std")]
-pub use owner::{Added, Leave, Mapping, MappingGuard, RUN_PAGES_MAX};
+pub use nodes::{SPARE_MAX, TreeCounts};
+#[cfg(feature = "std")]
+pub use owner::{Leave, Mapping, MappingGuard};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};

@@ -95,7 +95,7 @@ pub use walk::{RacySlots, walk, walk_to_leaf};
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};
 #[cfg(feature = "std")]
-pub use insert::{AddedRange, Inserted, Stop, Stored, StoredRange};
+pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]
 pub use iter::Range;
 #[cfg(feature = "std")]

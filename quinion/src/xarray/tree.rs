@@ -29,6 +29,11 @@ pub trait Slab {
     /// log2 of the pages of a folio that is in the tree or being inserted; the same as long as it is.
     fn order(&self, folio: u32) -> u8;
 
+    /// A folio of 2^`order` pages is stored at `index` next: nothing can refuse it any more, and no reader
+    /// finds it yet. What has to be true of a folio that can be found is made true here. Told of each folio
+    /// that an insertion or a store puts in, once, under the tree's lock.
+    #[inline]
+    fn placing(&self, _folio: u32, _index: u64, _order: u8) {}
     /// A node came to hold nothing but shadows, or ceased to. Told at most once per change and at the end
     /// of an operation, under the tree's lock; a node is freed only after it ceased.
     fn shadow_only(&self, _node: u32, _change: ShadowOnly) {}

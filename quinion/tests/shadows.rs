@@ -13,19 +13,22 @@
 
 mod device;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use device::{Device, verify};
-use quinion::arena::{Arena, ArenaOptions};
+use proptest::prelude::*;
+use quinion::arena::{Arena, ArenaOptions, Run};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{Leave, Mapping, Shape};
+use quinion::mapping::{Leave, Mapping, Shape, find};
 use quinion::reclaim::{NODE_BYTES, Reclaim};
 use quinion::stats::{Count, Counters};
 use quinion::sync::Locks;
 use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
-use quinion::xarray::Value;
+use quinion::xarray::{Kind, Value};
 use quinion::{Cache, File, ReadOptions, Stats, Tuning};
 
 const PAGE: u64 = 4096;
@@ -46,21 +49,27 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
 
 /// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.
 fn add(mapping: &Mapping, index: u64, pages: u32, order: u8) -> Vec<(Frame, Value)> {
-    let (arena, mut consumed) = (mapping.arena(), Vec::new());
-    let run = arena.alloc_run(pages).unwrap();
-    assert_eq!(run.pages, pages);
+    let (mut consumed, mut done) = (Vec::new(), 0);
+    while done < pages {
+        let run = mapping.arena().alloc_run(pages - done).unwrap();
+        add_run(mapping, PageIndex(index + u64::from(done)), run, Order(order), &mut consumed);
+        done += run.pages;
+    }
+    consumed
+}
+
+fn add_run(mapping: &Mapping, index: PageIndex, run: Run, order: Order, consumed: &mut Vec<(Frame, Value)>) {
     let mut told = |frame, shadow| consumed.push((frame, shadow));
-    let fill = FillRun { index: PageIndex(index), frame: run.frame, pages };
-    let shape = Shape::of(Orders { min: Order::ZERO, max: Order(order) });
+    let fill = FillRun { index, frame: run.frame, pages: run.pages };
+    let shape = Shape::of(Orders { min: Order::ZERO, max: order });
     let added = mapping.add_folio_range(fill, shape, Locks::Wait, &mut told).unwrap();
-    assert_eq!(added.pages, pages);
+    assert_eq!(added.pages, run.pages);
     let mut page = 0;
-    while page < pages {
-        let descriptor = arena.view().own(run.frame.plus(page));
+    while page < run.pages {
+        let descriptor = mapping.arena().view().own(run.frame.plus(page));
         page += descriptor.word().order().pages();
         descriptor.complete(true);
     }
-    consumed
 }
 
 /// Evicts the folio at `index`, leaving `leave`.
@@ -206,9 +215,138 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
 
 /// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
-    let root = mapping.arena().view().record(mapping.cell()).unwrap();
-    let entry = quinion::mapping::find(&mapping.arena().view().grown(), root, PageIndex(index));
-    matches!(entry.kind(), quinion::xarray::Kind::Value(_))
+    let record = mapping.arena().view().record(mapping.cell()).unwrap();
+    let entry = find(&mapping.arena().view().grown(), record, PageIndex(index));
+    matches!(entry.kind(), Kind::Value(_))
+}
+
+// ---- two mappings against a twin ----------------------------------------------------------------------
+
+/// What a page is to the twin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Page {
+    Folio,
+    Shadow(u32),
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Folios of at most this order over so many pages, if none is there.
+    Add(usize, u64, u32, u8),
+    /// The folio that covers the page goes and leaves a shadow, or nothing.
+    Evict(usize, u64, Option<u32>),
+    /// The oldest nodes that only remember.
+    Forget(u64),
+    Invalidate(usize),
+}
+
+/// Pages near the start, and some that are two levels away.
+fn pages() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..200u64, 1 => (0..40u64).prop_map(|page| NODE.pow(3) + 5 * page)]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let which = 0..2usize;
+    let op = prop_oneof![
+        4 => (which.clone(), pages(), 1..70u32, 0..7u8).prop_map(|(w, at, n, order)| Op::Add(w, at, n, order)),
+        6 => (which.clone(), pages(), prop::option::weighted(0.8, 0..1000u32))
+            .prop_map(|(w, at, left)| Op::Evict(w, at, left)),
+        1 => (1..4u64).prop_map(Op::Forget),
+        1 => which.prop_map(Op::Invalidate),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+/// Each page by itself; of folios only what it needs to know which shadow a folio took.
+type Twin = BTreeMap<u64, Page>;
+
+fn pages_of(mapping: &Mapping) -> Twin {
+    let view = mapping.arena().view();
+    let record = view.record(mapping.cell()).unwrap();
+    let page = |index: u64| match find(&view.grown(), record, PageIndex(index)).kind() {
+        Kind::Folio(_) => Some((index, Page::Folio)),
+        Kind::Value(shadow) => Some((index, Page::Shadow(shadow.payload()))),
+        _ => None,
+    };
+    (0..300).chain(NODE.pow(3)..NODE.pow(3) + 300).filter_map(page).collect()
+}
+
+/// What inserting folios over `range` consumed is what the twin has there: of each folio the last shadow.
+fn check_consumed(mapping: &Mapping, twin: &Twin, range: Range<u64>, consumed: &[(Frame, Value)]) {
+    let mut told = consumed.iter();
+    let mut at = range.start;
+    while at < range.end {
+        let held = mapping.try_hold(PageIndex(at)).unwrap();
+        let end = at + u64::from(held.order().pages());
+        if let Some((_, Page::Shadow(payload))) = twin.range(at..end).next_back() {
+            let (frame, shadow) = told.next().expect("a shadow is told of");
+            assert_eq!((*frame, shadow.payload()), (held.frame(), *payload));
+        }
+        at = end;
+    }
+    assert_eq!(told.next(), None);
+}
+
+fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
+    match op {
+        Op::Add(w, at, pages, order) => {
+            let range = at..at + u64::from(pages);
+            if twins[w].range(range.clone()).all(|(_, page)| *page != Page::Folio) {
+                let consumed = add(&two[w], at, pages, order);
+                check_consumed(&two[w], &twins[w], range.clone(), &consumed);
+                twins[w].extend(range.map(|index| (index, Page::Folio)));
+            }
+        }
+        Op::Evict(w, at, left) => {
+            if twins[w].get(&at) == Some(&Page::Folio) {
+                let first = two[w].try_hold(PageIndex(at)).unwrap().first().0;
+                let leave = left.map_or(Leave::Nothing, Leave::Shadow);
+                let order = evict(&two[w], first, leave);
+                for index in first..first + u64::from(order.pages()) {
+                    match left {
+                        Some(payload) => twins[w].insert(index, Page::Shadow(payload)),
+                        None => twins[w].remove(&index),
+                    };
+                }
+            }
+        }
+        Op::Forget(nodes) => {
+            let before = reclaim.shadow_nodes().count();
+            assert_eq!(reclaim.forget_nodes(nodes, Locks::Wait), nodes.min(before));
+            for (mapping, twin) in two.iter().zip(twins) {
+                let left = pages_of(mapping);
+                assert!(left.iter().all(|(index, page)| twin.get(index) == Some(page)));
+                twin.retain(|index, page| *page == Page::Folio || left.contains_key(index));
+            }
+        }
+        Op::Invalidate(w) => {
+            let folios = twins[w].values().filter(|page| **page == Page::Folio).count();
+            assert_eq!(two[w].invalidate().unwrap(), folios as u64);
+            twins[w].clear();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn two_mappings_and_their_list_agree_with_a_map_of_pages(ops in ops()) {
+        let arena = arena();
+        let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
+        let known = |id| Arc::new(mapping(&arena, id).with_shadow_nodes(reclaim.shadow_nodes()));
+        let two = [known(1), known(2)];
+        two.iter().for_each(|mapping| reclaim.add_mapping(Arc::clone(mapping)));
+        let mut twins = [Twin::new(), Twin::new()];
+        for op in ops {
+            step(op, &two, &mut twins, &reclaim);
+            for (mapping, twin) in two.iter().zip(&twins) {
+                mapping.check().unwrap();
+                prop_assert_eq!(&pages_of(mapping), twin);
+            }
+        }
+        reclaim.forget_nodes(u64::MAX, Locks::Wait);
+        prop_assert_eq!(reclaim.shadow_nodes().count(), 0);
+    }
 }
 
 // ---- a whole cache ------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn two_mappings_and_their_list_agree_with_a_map_of_pages(ops in ops()) {
         let arena = arena();

@@ -126,6 +126,10 @@ impl Mapping {
     pub fn id(&self) -> MappingId {
         self.id
     }
+    /// Where nodes of its tree are listed that only remember.
+    pub fn shadow_nodes(&self) -> &ShadowNodes {
+        &self.shadow_nodes
+    }
     /// Where its record is.
     pub fn cell(&self) -> CellNumber {
         self.cell

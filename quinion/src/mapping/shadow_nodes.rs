@@ -92,8 +92,9 @@ impl ShadowNodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A node of `mapping`'s tree came to hold shadows only, or ceased to. The caller holds the tree's lock.
-    pub(super) fn note(&self, mapping: MappingId, node: u32, change: ShadowOnly) {
+    /// A node of `mapping`'s tree came to hold shadows only, or ceased to. The caller holds the tree's lock;
+    /// each slab through which the tree is changed passes on what it is told.
+    pub fn note(&self, mapping: MappingId, node: u32, change: ShadowOnly) {
         let mut list = self.list.lock();
         match change {
             ShadowOnly::Became => self.link(&mut list, mapping, node),

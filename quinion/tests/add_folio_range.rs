@@ -147,7 +147,6 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
             assert!(guard.evict(index, frame, |_| Leave::Nothing).is_some());
         }
         drop(guard);
-        all.clear();
         stage.arena.alloc_cells(usize::MAX / 2, &mut all);
     }
     stage.arena.free_run(run.frame, run.pages);
@@ -440,9 +439,9 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
 fn b19_locks_are_taken_for_windows_and_not_for_pages() {
     let (batched, pages) = locks_of_streams(Tuning::default());
     let (single, _) = locks_of_streams(Tuning::default().insertion(Insertion::OneByOne));
-    // 4, 16, then 64 pages at a time: 6 windows, each with a look for gaps and an insertion.
-    assert_eq!(batched, 32 * 6 * 2);
-    assert_eq!(single, 32 * 6 + pages, "one by one: a look for each window, and a lock for each page");
+    // 4, 8, 16, 32, then 64 pages at a time: 8 windows, each with a look for gaps and an insertion.
+    assert_eq!(batched, 32 * 8 * 2);
+    assert_eq!(single, 32 * 8 + pages, "one by one: a look for each window, and a lock for each page");
 }
 
 #[test]
@@ -456,6 +455,18 @@ fn a_shortage_of_nodes_is_not_seen_by_readers() {
         position += read(&file, &device, position, 100_000) as u64;
     }
     cache.check().unwrap();
+}
+
+#[test]
+fn a_file_that_nobody_has_open_keeps_no_spare_nodes() {
+    let (cache, device) = (small(), Device::new(4 * PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 4 * 4096), 4 * 4096);
+    assert!(cache.share().stats().cells_used > 2);
+    drop(file);
+    assert_eq!(cache.share().stats().cells_used, 2, "its record and its node");
+    assert_eq!(read(&open(&cache, &device), &device, 0, 4 * 4096), 4 * 4096);
+    assert_eq!(device.reads().len(), 1);
 }
 
 #[test]

@@ -941,6 +941,46 @@ mod tests {
     }
 
     #[test]
+    fn all_or_nothing_takes_nothing_when_it_is_not_all() {
+        let arena = arena(SMALL);
+        let all = drain(&arena, Order::MAX);
+        let mut runs = Vec::new();
+        arena.free_run(all[0].0, 100);
+        assert_eq!(arena.alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
+        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::Less, &mut runs), 100);
+        arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
+        assert_eq!(arena.alloc_runs(100, Stock::ANY, Amount::All, &mut runs), 100);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn runs_are_of_the_sizes_that_were_asked_for() {
+        let arena = arena(SMALL);
+        let all = drain(&arena, Order::MAX);
+        let sizes = Orders { min: Order(2), max: Order(4) };
+        // 512 pages of which every eighth is in use: pieces of 4, 2 and 1 are free.
+        for (at, pages) in (0..512).step_by(8).map(|at| (at, 7)) {
+            arena.free_run(all[0].0.plus(at), pages);
+        }
+        let mut runs = Vec::new();
+        assert_eq!(
+            arena.alloc_runs(512, sizes, Amount::All, &mut runs),
+            0,
+            "there are as many, but not such"
+        );
+        assert_eq!(arena.stats().free_pages, 448);
+        assert_eq!(arena.alloc_runs(512, sizes, Amount::Less, &mut runs), 256);
+        assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
+        arena.free_run(all[1].0, 512);
+        runs.clear();
+        assert_eq!(arena.alloc_runs(132, sizes, Amount::All, &mut runs), 132);
+        assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
+        arena.check().unwrap();
+    }
+
+    #[test]
     fn who_must_not_wait_gets_what_is_there_and_no_more() {
         let arena = arena(SMALL);
         assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");

@@ -112,7 +112,7 @@ impl Builder {
         self
     }
     /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// Larger folios make hits on large files cheaper and eviction coarser.
+    /// Larger folios make hits on large files cheaper and eviction coarser. Lowers the smallest folio to itself.
     #[must_use]
     pub fn folio_order_max(mut self, order: u8) -> Self {
         self.folio_orders.max = Order(order).min(Order::MAX);

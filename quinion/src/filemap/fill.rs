@@ -381,7 +381,8 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
     (inside, beyond)
 }
 
-/// Inserts each folio of `runs` under a lock of its own: what batches are measured against.
+/// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured
+/// against.
 fn one_by_one(
     mapping: &Mapping,
     runs: &[FillRun],

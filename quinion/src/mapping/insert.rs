@@ -50,7 +50,7 @@ use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
 use crate::xarray::{Head, Inserted, ShadowOnly, Slab, Split, Stop, Value, XArray};
 
 use super::NODE_BITS;
-use super::nodes::{Keep, Nodes, SPARE_MAX};
+use super::nodes::{Nodes, SPARE_MAX};
 use super::owner::{Mapping, MappingGuard};
 
 /// What folios are inserted for.
@@ -158,7 +158,6 @@ impl Mapping {
                 done => return done,
             }
         }
-        self.give_back_nodes(locks);
         AddedFolio::NoNode
     }
 
@@ -186,12 +185,7 @@ impl Mapping {
         gap: &mut dyn FnMut(),
     ) -> Option<Added> {
         let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
-        let added = add_prefix(&mut guard, run, shape, locks, consumed, gap);
-        drop(guard);
-        if added.stop == Stop::NoNode {
-            self.give_back_nodes(locks);
-        }
-        Some(added)
+        Some(add_prefix(&mut guard, run, shape, locks, consumed, gap))
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
@@ -226,10 +220,6 @@ impl Mapping {
                 rest = behind;
             }
         }
-        drop(guard);
-        if done.stop == Stop::NoNode {
-            self.give_back_nodes(locks);
-        }
         Some(done)
     }
 
@@ -254,8 +244,8 @@ impl Mapping {
             self.stock.put(self.view(), node);
         }
         guard.keep = match self.tuning.node_reserve {
-            NodeReserve::Enough => Keep::UpTo(SPARE_MAX),
-            NodeReserve::AtMost(_) => Keep::UpTo(0),
+            NodeReserve::Enough => SPARE_MAX,
+            NodeReserve::AtMost(_) => 0,
         };
         Some(guard)
     }
@@ -288,7 +278,7 @@ impl Mapping {
         if self.stock.count() > 0
             && let Some(mut guard) = self.lock_as(locks)
         {
-            guard.keep = Keep::UpTo(0);
+            guard.keep = 0;
         }
     }
 
@@ -355,26 +345,27 @@ impl<'a> MappingGuard<'a> {
         Added { pages: added.pages as u32, stop: added.stop }
     }
 
-    /// The nodes ran out: lets the lock go, takes more and takes the lock again. `None` if there are none.
+    /// The nodes ran out: lets the lock go, takes more and takes the lock again. `None` if there are none, or
+    /// the lock is busy; the nodes there were have gone back then.
     fn refill(
-        mut self,
+        self,
         index: PageIndex,
         pages: u32,
         locks: Locks,
         gap: &mut dyn FnMut(),
     ) -> Option<MappingGuard<'a>> {
         let mapping = self.mapping;
-        self.keep = Keep::All;
+        let carried = mapping.stock.cut(mapping.arena(), 0);
         drop(self);
         gap();
         // At least one: what was counted as enough was not.
-        let wanted =
-            mapping.nodes_needed(index, u64::from(pages)).saturating_sub(mapping.stock.count()).max(1);
-        let nodes = mapping.take_nodes(wanted, locks);
+        let needed = mapping.nodes_needed(index, u64::from(pages));
+        let nodes = mapping.take_nodes(needed.saturating_sub(carried.count()).max(1), locks);
         if nodes.is_empty() {
             return None;
         }
         let guard = mapping.lock_with(nodes, locks)?;
+        carried.put_into(&mapping.stock);
         mapping.stock.count_refill();
         Some(guard)
     }

@@ -10,7 +10,9 @@
 //! invalidate lock, the backend its bytes come from.
 //!
 //! Readers take no lock: see [`find`] here and the hit above. Changes go through
-//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock.
+//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock. Who
+//! inserts takes it by `Mapping::lock_to_add`, with the nodes that this can need:
+//! `insert.rs` tells how folios go in, `nodes.rs` where the nodes come from.
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!

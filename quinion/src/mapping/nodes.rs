@@ -25,9 +25,12 @@
 //!
 //! Invariants:
 //!  1. Only the holder of the tree lock changes a stock; its count may be read by anybody, as a hint.
-//!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, but between the two holds of an
-//!     insertion that ran out; that of a mapping without folios has none.
+//!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, and that of a mapping without folios none.
 //!  3. Spare nodes are cells in use by the arena's account, and so within the bound.
+//!
+//! An insertion that ran out carries what is left of the stock with it while it
+//! fetches more, so that it comes back with more than it went with, whoever
+//! was there meanwhile; if there is no more, all of it goes back.
 //!
 //! Not an invariant: that what was counted before the lock is there under it.
 //! Another insertion may have used it; then this one runs out, and comes back.
@@ -43,18 +46,9 @@ use super::shadow_nodes::ShadowNodes;
 /// Spare nodes that a mapping with folios keeps, at most.
 pub const SPARE_MAX: u32 = 8;
 /// Nodes given back under one hold of the arena's lock.
-const GIVE_BACK_BATCH: u32 = 256;
+const GIVE_BACK_BATCH: usize = 256;
 /// The end of the list; no cell has this number.
 const NIL: u32 = 0;
-
-/// How many spare nodes stay when a lock is let go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Keep {
-    /// So many, and none if the mapping has no folio.
-    UpTo(u32),
-    /// All: their taker comes back for them at once.
-    All,
-}
 
 /// A mapping's spare nodes, and what was counted under its lock.
 #[derive(Debug, Default)]
@@ -158,19 +152,29 @@ impl<'a> Surplus<'a> {
     pub fn none(arena: &'a Arena) -> Self {
         Self { arena, first: NIL, count: 0 }
     }
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+    /// Puts them into a stock after all. By the holder of its lock.
+    pub fn put_into(mut self, stock: &Stock) {
+        while let Some(cell) = self.pop() {
+            stock.put(self.arena.view(), cell);
+        }
+    }
+    fn pop(&mut self) -> Option<CellNumber> {
+        self.count = self.count.checked_sub(1)?;
+        let cell = CellNumber(self.first);
+        self.first = next(self.arena.view(), cell).0;
+        Some(cell)
+    }
 }
 
 impl Drop for Surplus<'_> {
     fn drop(&mut self) {
         while self.count > 0 {
-            let batch = self.count.min(GIVE_BACK_BATCH);
-            let cells = (0..batch).map(|_| {
-                let cell = CellNumber(self.first);
-                self.first = next(self.arena.view(), cell).0; // read before the arena has the cell
-                cell
-            });
-            self.arena.free_cells(cells);
-            self.count -= batch;
+            // Each is asked for its next before the arena has it.
+            let arena = self.arena;
+            arena.free_cells(std::iter::from_fn(|| self.pop()).take(GIVE_BACK_BATCH));
         }
     }
 }

@@ -38,7 +38,7 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Root, Value, XArray};
 
-use super::nodes::{Keep, Nodes, Stock, Surplus, TreeCounts};
+use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -194,7 +194,7 @@ impl Mapping {
     pub fn lock_as(&self, locks: Locks) -> Option<MappingGuard<'_>> {
         let tree = self.tree.lock_as(locks)?;
         self.stock.count_lock();
-        let keep = Keep::UpTo(self.stock.count()); // what goes out of the tree goes to the arena
+        let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
     /// Holds off invalidation while folios are added and their fills submitted.
@@ -323,18 +323,15 @@ impl Drop for Mapping {
 pub struct MappingGuard<'a> {
     pub(super) mapping: &'a Mapping,
     pub(super) tree: RankedGuard<'a, Tree>,
-    pub(super) keep: Keep,
+    /// Spare nodes that stay when the lock is let go.
+    pub(super) keep: u32,
     // Last: dropped, and so given back, when the lock has been let go.
     surplus: Surplus<'a>,
 }
 
 impl Drop for MappingGuard<'_> {
     fn drop(&mut self) {
-        let keep = match self.keep {
-            Keep::All => return,
-            Keep::UpTo(_) if self.tree.pages == 0 => 0,
-            Keep::UpTo(most) => most,
-        };
+        let keep = if self.tree.pages == 0 { 0 } else { self.keep };
         self.surplus = self.mapping.stock.cut(&self.mapping.arena, keep);
     }
 }

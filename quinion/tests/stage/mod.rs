@@ -99,12 +99,16 @@ impl Stage {
     }
     /// A run of up to 512 fresh frames, for `index`.
     pub fn run(&self, index: u64, pages: u32) -> FillRun {
-        let frame = self.arena.alloc(Order::MAX).expect("frames for a test");
+        self.try_run(index, pages).expect("frames for a test")
+    }
+    /// As `run`, if there are frames.
+    pub fn try_run(&self, index: u64, pages: u32) -> Option<FillRun> {
+        let frame = self.arena.alloc(Order::MAX)?;
         let rest = Order::MAX.pages() - pages;
         if rest > 0 {
             self.arena.free_run(frame.plus(pages), rest);
         }
-        FillRun { index: page(index), frame, pages }
+        Some(FillRun { index: page(index), frame, pages })
     }
     pub fn add(&self, folio: NewFolio) -> AddedFolio {
         self.mapping.add_folio(folio, Purpose::Read, Locks::Wait)

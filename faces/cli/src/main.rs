@@ -34,7 +34,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use quinion_cli::run::{DeviceNumbers, Format, RunOptions};
+use quinion_cli::run::{Format, OwnerNumbers, RunOptions};
 
 use size::Size;
 
@@ -122,11 +122,18 @@ fn run(arguments: RunArguments) -> ExitCode {
         report_file: arguments.report_file,
         program: arguments.program,
     };
-    let device = || {
+    let numbers = || {
         let stats = cache.stats();
-        DeviceNumbers { reads: stats.device_reads, bytes: stats.device_bytes }
+        OwnerNumbers {
+            device_reads: stats.device_reads,
+            device_bytes: stats.device_bytes,
+            evicted_pages: stats.evicted_pages,
+            refaulted_pages: stats.refaulted_pages,
+            activated_pages: stats.activated_pages,
+            workingset_windows: stats.workingset_windows,
+        }
     };
-    match quinion_cli::run::run(&options, owner, device) {
+    match quinion_cli::run::run(&options, owner, numbers) {
         Ok(ended) => ended.leave(),
         Err(error) => complain(&error),
     }

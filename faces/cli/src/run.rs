@@ -30,7 +30,7 @@ mod report;
 mod signals;
 
 pub use program::Kind;
-pub use report::{DeviceNumbers, Format, Report};
+pub use report::{Format, OwnerNumbers, Report};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
@@ -82,7 +82,7 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `device` is asked afterwards
+/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked afterwards
 /// for the owner's numbers.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ impl Ended {
 pub fn run(
     options: &RunOptions,
     owner: Arc<dyn Owner>,
-    device: impl FnOnce() -> DeviceNumbers,
+    numbers: impl FnOnce() -> OwnerNumbers,
 ) -> io::Result<Ended> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
@@ -116,7 +116,7 @@ pub fn run(
     let totals = session.stop();
     if let Some(format) = options.report {
         let report =
-            Report { program: &options.program, ended, kind: &kind, totals, stats, device: device() };
+            Report { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
         report.write(format, options.report_file.as_deref())?;
     }
     Ok(ended)

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
-use quinion_cli::run::{DeviceNumbers, Format, RunOptions, run};
+use quinion_cli::run::{Format, OwnerNumbers, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -61,7 +61,7 @@ fn be_the_command() -> ! {
     let owner = NaiveOwner::new(PAGES);
     let device = {
         let owner = owner.clone();
-        move || DeviceNumbers { reads: owner.fills.load(Ordering::Relaxed), bytes: 0 }
+        move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
     match run(&options, owner, device) {

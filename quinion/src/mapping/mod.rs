@@ -25,6 +25,7 @@
 //!  1. A folio in the tree is live, belongs to this mapping, and stands at its own index.
 //!  2. The number of pages counted is the number of pages in the tree.
 //!  3. The record's size is stored before any page beyond it is let go.
+//!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
 //!
 //! Not an invariant: that a folio found without the lock is still there. The
 //! descriptor tells.
@@ -44,6 +45,8 @@ mod lookup;
 mod nodes;
 #[cfg(feature = "std")]
 mod owner;
+#[cfg(feature = "std")]
+mod shadow_nodes;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
@@ -55,4 +58,6 @@ pub use lookup::{FolioFinder, NODE_BITS, find, finder};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
-pub use owner::{Mapping, MappingGuard};
+pub use owner::{Leave, Mapping, MappingGuard};
+#[cfg(feature = "std")]
+pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};

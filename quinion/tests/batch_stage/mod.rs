@@ -116,7 +116,7 @@ impl Stage {
 
     /// Takes the folio at `first` out and frees it, if nobody holds it.
     pub fn evict(&self, first: u64, frame: Frame) -> bool {
-        let order = self.mapping.lock().evict(PageIndex(first), frame);
+        let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Leave::Nothing);
         order.inspect(|&order| self.arena.free(frame, order)).is_some()
     }
 

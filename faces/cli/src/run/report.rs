@@ -10,6 +10,9 @@
 //!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner
 //!   asked             {reads, questions}             reads that waited for the owner; times they asked
 //!   device            {reads, bytes}                 what the owner read
+//!   evicted           {pages, refaulted_pages, activated_pages, workingset_windows}
+//!                     what left for want of memory; of it, what came back, and what came back soon;
+//!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
 //!   notes             [strings]
@@ -36,13 +39,21 @@ pub enum Format {
     Json,
 }
 
-/// What the owner read from where the files are.
+/// What the owner did for its viewers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DeviceNumbers {
-    /// Requests.
-    pub reads: u64,
+pub struct OwnerNumbers {
+    /// Requests to where the files are.
+    pub device_reads: u64,
     /// Bytes of these.
-    pub bytes: u64,
+    pub device_bytes: u64,
+    /// Pages evicted to make room.
+    pub evicted_pages: u64,
+    /// Pages that had been evicted and came back.
+    pub refaulted_pages: u64,
+    /// Of these, pages that had not been away for long.
+    pub activated_pages: u64,
+    /// Windows with a page that had come back before.
+    pub workingset_windows: u64,
 }
 
 /// Everything a report is made of.
@@ -58,8 +69,8 @@ pub struct Report<'a> {
     pub totals: ViewerTotals,
     /// The arena at the end.
     pub stats: ArenaStats,
-    /// What the owner read.
-    pub device: DeviceNumbers,
+    /// What the owner did.
+    pub owner: OwnerNumbers,
 }
 
 impl Report<'_> {
@@ -130,7 +141,15 @@ impl Report<'_> {
             ),
         );
         line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
-        line("device", format!("{} in {} reads", bytes(self.device.bytes), self.device.reads));
+        let owner = &self.owner;
+        line("device", format!("{} in {} reads", bytes(owner.device_bytes), owner.device_reads));
+        line(
+            "evicted",
+            format!(
+                "{} pages; {} came back, {} of them soon",
+                owner.evicted_pages, owner.refaulted_pages, owner.activated_pages
+            ),
+        );
         line(
             "memory",
             format!(
@@ -149,7 +168,7 @@ impl Report<'_> {
 
     /// The report for programs.
     pub fn json(&self) -> String {
-        let (totals, stats) = (&self.totals, &self.stats);
+        let (totals, stats, owner) = (&self.totals, &self.stats, &self.owner);
         let (status, signal) = match self.ended {
             Ended::Status(status) => (status.to_string(), "null".into()),
             Ended::Signal(signal) => ("null".into(), signal.to_string()),
@@ -164,6 +183,8 @@ impl Report<'_> {
             "{{\"schema\":1,\"program\":{program},\"status\":{status},\"signal\":{signal},\"processes\":{},\
              \"served\":{{\"reads\":{},\"hits\":{},\"bytes\":{},\"files\":{}}},\
              \"asked\":{{\"reads\":{},\"questions\":{}}},\"device\":{{\"reads\":{},\"bytes\":{}}},\
+             \"evicted\":{{\"pages\":{},\"refaulted_pages\":{},\"activated_pages\":{},\
+             \"workingset_windows\":{}}},\
              \"memory\":{{\"bound_bytes\":{},\"grown_bytes\":{},\"huge_share\":{:.3}}},\
              \"kernel\":{{\"reads\":{},\"reasons\":{{{}}}}},\"notes\":{}}}\n",
             totals.viewers,
@@ -173,8 +194,12 @@ impl Report<'_> {
             totals.files,
             totals.asked,
             totals.misses,
-            self.device.reads,
-            self.device.bytes,
+            owner.device_reads,
+            owner.device_bytes,
+            owner.evicted_pages,
+            owner.refaulted_pages,
+            owner.activated_pages,
+            owner.workingset_windows,
             stats.bound_bytes,
             stats.grown_bytes,
             self.huge_share(),

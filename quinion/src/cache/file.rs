@@ -51,7 +51,7 @@ impl ReadOptions {
         self
     }
 
-    fn patience(self) -> Patience {
+    pub(super) fn patience(self) -> Patience {
         match (self.cached_only, self.nowait) {
             (true, _) => Patience::CacheOnly,
             (false, true) => Patience::Now,
@@ -64,13 +64,13 @@ impl ReadOptions {
 #[derive(Debug)]
 pub struct File {
     // What a hit needs, side by side.
-    view: KeepingView,
-    cell: CellNumber,
-    id: MappingId,
-    process: ForkGuard,
-    counters: Arc<Counters>,
-    handle: Arc<Handle>,
-    readahead: RankedMutex<Readahead>,
+    pub(super) view: KeepingView,
+    pub(super) cell: CellNumber,
+    pub(super) id: MappingId,
+    pub(super) process: ForkGuard,
+    pub(super) counters: Arc<Counters>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
 }
 

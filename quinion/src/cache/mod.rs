@@ -2,7 +2,7 @@
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
 //! clone, file and pin is gone. A [`File`] is one stream through one file; it
-//! is in `file.rs` beside. The table here says which file is which mapping:
+//! is in `file.rs` beside, and several reads in one call in `batch.rs`. The table here says which file is which mapping:
 //! two opens of one file share folios, and a file that changed between two
 //! opens is read anew (**close-to-open**: an open sees all that was written and
 //! closed before it).
@@ -34,8 +34,10 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
 
+mod batch;
 mod file;
 
+pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 
 /// A page cache of this process. Cheap to clone; clones share it.

@@ -14,7 +14,9 @@
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
 //! room. `fill.rs` is steps 3 to 5 and the end of a fill; `read.rs` is the story
-//! as told above, for the owner's threads and on behalf of viewers.
+//! as told above, for the owner's threads and on behalf of viewers. [`read_group`],
+//! in `hits.rs`, is the hit of several reads side by side, and `start.rs` what
+//! happens to those of a batch that missed.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -25,15 +27,21 @@
 #[cfg(feature = "std")]
 mod fill;
 mod hit;
+mod hits;
 #[cfg(feature = "std")]
 mod pin;
 #[cfg(feature = "std")]
 mod read;
+#[cfg(feature = "std")]
+mod start;
 
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
+pub use hits::{GROUP_MAX, Served, Wanted, read_group};
 #[cfg(feature = "std")]
 pub use read::Patience;
 #[cfg(feature = "std")]
 pub(crate) use read::touch;
+#[cfg(feature = "std")]
+pub(crate) use start::{Progress, Span};

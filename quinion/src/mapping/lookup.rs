@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, RacySlots, Root, walk_to_leaf};
+use crate::xarray::{Entry, RacySlots, Root, Steps, walk_to_leaf};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
@@ -33,8 +33,18 @@ pub fn find_with_leaf<'a>(
     record: &Record,
     index: PageIndex,
 ) -> (Entry, Option<&'a [AtomicU32]>) {
+    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, root(record), index.0)
+}
+
+/// As [`find`], to be led level by level.
+#[inline]
+pub fn seek<'a>(grown: &'a Grown<'a>, record: &Record, index: PageIndex) -> Steps<'a, NODE_BITS> {
+    Steps::new(grown, root(record), index.0)
+}
+
+#[inline]
+fn root(record: &Record) -> Root {
     // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
     // sees its slots.
-    let root = Root::from_bits(record.root.load(Ordering::Acquire));
-    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, root, index.0)
+    Root::from_bits(record.root.load(Ordering::Acquire))
 }

@@ -36,6 +36,6 @@ mod lookup;
 #[cfg(feature = "std")]
 mod owner;
 
-pub use lookup::{NODE_BITS, find, find_with_leaf};
+pub use lookup::{NODE_BITS, find, find_with_leaf, seek};
 #[cfg(feature = "std")]
 pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};

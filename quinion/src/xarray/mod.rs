@@ -90,7 +90,7 @@ mod reserve;
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{RacySlots, walk, walk_to_leaf};
+pub use walk::{RacySlots, Steps, walk, walk_to_leaf};
 
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};

@@ -248,8 +248,8 @@ fn all_missing_pages_are_asked_for_before_the_first_is_waited_for() {
 fn neighbours_are_one_request() {
     let (cache, device) = (exact(), Device::new(64 * PAGE));
     let file = open(&cache, &device);
-    read_pages(&file, &device, &[5, 6, 7, 20, 21, 21, 3]);
-    assert_eq!(device.reads(), [(5, 3), (20, 2), (3, 1)]);
+    read_pages(&file, &device, &[6, 7, 20, 21, 21, 3]);
+    assert_eq!(device.reads(), [(6, 2), (20, 2), (3, 1)]);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn scattered_batches_are_no_stream_and_batches_in_a_row_are() {
     let file = open(&cache, &device);
     for round in 0..20 {
         // Neighbours within the batch, far from each other and from the batch before.
-        let pages: Vec<u64> = (0..8).flat_map(|at| [0, 1].map(|by| round * 3 + at * 500 + by)).collect();
+        let pages: Vec<u64> = (0..8).flat_map(|at| [0, 1].map(|by| 10 + round * 3 + at * 500 + by)).collect();
         read_pages(&file, &device, &pages);
     }
     assert_eq!(cache.stats().inserted_pages, 20 * 16, "nothing but what was asked for");
@@ -268,7 +268,8 @@ fn scattered_batches_are_no_stream_and_batches_in_a_row_are() {
     for round in 0..64 {
         read_pages(&file, &device, &(round * 16..round * 16 + 16).collect::<Vec<_>>());
     }
-    assert!(device.reads().len() < 20, "a scan by batches reads ahead: {:?}", device.reads());
+    let ahead = cache.stats().readahead_pages;
+    assert!(ahead > 500, "a scan by batches reads ahead: {ahead} of 1024 pages");
     assert!(device.times_read().iter().all(|times| *times <= 1));
 }
 
@@ -280,7 +281,8 @@ fn a_batch_larger_than_the_cache_does_not_evict_itself() {
     // Every second page from both ends inwards, so that none joins another.
     let pages: Vec<u64> = (0..PAGES / 4).flat_map(|at| [at * 2, PAGES - 1 - at * 2]).collect();
     read_pages(&file, &device, &pages);
-    assert!(device.times_read().iter().all(|times| *times <= 1));
+    let twice = device.times_read().iter().filter(|times| **times > 1).count();
+    assert_eq!(twice, 0, "pages were read again");
     assert!(cache.stats().evicted_pages > 0);
     cache.check().unwrap();
 }

@@ -2,10 +2,10 @@
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
 //! clone, file and pin is gone. A [`File`] is one stream through one file; it
-//! is in `file.rs` beside, and several reads in one call in `batch.rs`. The table here says which file is which mapping:
-//! two opens of one file share folios, and a file that changed between two
-//! opens is read anew (**close-to-open**: an open sees all that was written and
-//! closed before it).
+//! is in `file.rs` beside, and several reads in one call are in `batch.rs`.
+//! The table here says which file is which mapping: two opens of one file share
+//! folios, and a file that changed between two opens is read anew
+//! (**close-to-open**: an open sees all that was written and closed before it).
 //!
 //! ```text
 //!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it

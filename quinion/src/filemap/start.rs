@@ -27,10 +27,11 @@
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, find};
 use crate::readahead::Readahead;
 use crate::sync::RankedMutex;
-use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::xarray::Kind;
 
 use super::fill::{Filemap, Filled, Need};
 use super::hit::{Stopped, read_hits_into};
@@ -122,8 +123,20 @@ impl Filemap {
         let before = *judge;
         let window = judge.on_miss(span.first, pages, size_pages);
         match self.fill_window(mapping, window, Need::Ahead, patience) {
-            Filled::Submitted(_) | Filled::Nothing => {}
+            Filled::Submitted(_) | Filled::Nothing => self.touch_asked(mapping, span.first, pages),
             Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
+        }
+    }
+
+    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them.
+    fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
+        let grown = self.arena.view().grown();
+        let Some(record) = grown.record(mapping.cell()) else { return };
+        for page in 0..u64::from(pages) {
+            // A hint may name the frame of another folio by now; that one is spared once, then.
+            if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
+                touch(grown, Frame(number));
+            }
         }
     }
 

@@ -288,3 +288,90 @@ impl File {
         self.handle.shared.filemap.started_pages_max()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use crate::backend::MemoryFile;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Four pages that are in the cache.
+    fn cached() -> (Cache, File) {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache");
+        let backend =
+            Arc::new(MemoryFile::new((0..4 * PAGE).map(|at| (at / PAGE) as u8).collect::<Vec<_>>()));
+        let file = cache.open_backend(backend).expect("it opens");
+        assert_eq!(file.read_at(&mut [1; 4 * PAGE], 0).expect("a read"), 4 * PAGE);
+        (cache, file)
+    }
+
+    /// Reads pages 0, 1 and 2 as a group, with `meanwhile` done after the first is served and before the others
+    /// are copied; which were served.
+    fn served(file: &File, meanwhile: impl FnOnce()) -> [bool; 3] {
+        let mut buffers = [[9; PAGE]; 3];
+        let mut at = 0;
+        let mut wanted = buffers.each_mut().map(|buffer| {
+            at += PAGE;
+            Wanted::new(file.cell, file.id, (at - PAGE) as u64, buffer)
+        });
+        let mut meanwhile = Some(meanwhile);
+        let touch = |_: crate::arena::Grown<'_>, _| {
+            if let Some(act) = meanwhile.take() {
+                act();
+            }
+        };
+        let served = read_group(&file.view, &mut wanted, touch);
+        let served = [0, 1, 2].map(|nth| served.has(nth));
+        assert!(!served[0] || buffers[0] == [0; PAGE]);
+        served
+    }
+
+    #[test]
+    fn a_group_serves_what_is_there() {
+        let (_cache, file) = cached();
+        assert_eq!(served(&file, || {}), [true; 3]);
+    }
+
+    #[test]
+    fn a_folio_that_goes_between_its_looks_is_not_served() {
+        let (_cache, file) = cached();
+        let Handle { shared, mapping } = &*file.handle;
+        let forget = || shared.filemap.invalidate(mapping).expect("it is forgotten");
+        assert_eq!(served(&file, forget), [true, false, false]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_between_the_looks_is_cut() {
+        let (_cache, file) = cached();
+        let shrink = || file.handle.mapping.shrink_size(2 * PAGE as u64);
+        assert_eq!(served(&file, shrink), [true, true, false]);
+    }
+
+    #[test]
+    fn a_record_that_goes_between_the_looks_ends_all_reads() {
+        let (_cache, file) = cached();
+        let record = file.view.record(file.cell).expect("an open file has one");
+        let id = record.id.load(Ordering::Relaxed);
+        assert_eq!(served(&file, || record.id.store(0, Ordering::Relaxed)), [true, false, false]);
+        record.id.store(id, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn what_is_no_plain_hit_is_left_alone() {
+        let (_cache, file) = cached();
+        let mut buffers = [[9; PAGE]; 5];
+        let places = [(PAGE - 1, 2), (4 * PAGE - 1, 2), (1 << 40, 1), (0, 0), (PAGE, PAGE)];
+        let mut wanted: Vec<_> = buffers
+            .iter_mut()
+            .zip(places)
+            .map(|(buffer, (at, len))| Wanted::new(file.cell, file.id, at as u64, &mut buffer[..len]))
+            .collect();
+        let served = read_group(&file.view, &mut wanted, touch);
+        assert_eq!((served.count(), served.has(4)), (1, true));
+        assert!(buffers[..4].iter().all(|buffer| *buffer == [9; PAGE]));
+    }
+}

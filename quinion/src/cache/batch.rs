@@ -104,10 +104,11 @@ impl File {
     /// Makes several reads of this file at once; each is answered in its [`BatchRead`] as
     /// [`File::read_at`] would answer it.
     ///
-    /// Hits are found side by side, which hides most of the waiting for memory: worth it from two reads of
-    /// scattered pages on. Of pages that are missing the device is asked for all before the first is waited
-    /// for. Any number of reads, in any order, of any length; reads of ascending positions let neighbouring
-    /// missing pages be read as one.
+    /// Hits are found side by side, which hides most of the waiting for memory. That pays where the file is
+    /// much larger than the processor's caches and the positions are scattered; a few pages that are read
+    /// over and over are read faster one by one. Of pages that are missing the device is asked for all
+    /// before the first is waited for. Any number of reads, in any order, of any length; reads of ascending
+    /// positions let neighbouring missing pages be read as one.
     pub fn read_batch(&self, reads: &mut [BatchRead<'_>]) {
         self.read_batch_with(reads, ReadOptions::default());
     }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Prefetch, Progress, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Polled, Prefetch, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::Readahead;
 use crate::stats::Counters;
@@ -53,7 +53,7 @@ impl ReadOptions {
         self
     }
 
-    fn patience(self) -> Patience {
+    pub(super) fn patience(self) -> Patience {
         match (self.cached_only, self.nowait) {
             (true, _) => Patience::CacheOnly,
             (false, true) => Patience::Now,
@@ -66,13 +66,13 @@ impl ReadOptions {
 #[derive(Debug)]
 pub struct File {
     // What a hit needs, side by side.
-    view: KeepingView,
-    cell: CellNumber,
-    id: MappingId,
-    process: ForkGuard,
-    counters: Arc<Counters>,
-    handle: Arc<Handle>,
-    readahead: RankedMutex<Readahead>,
+    pub(super) view: KeepingView,
+    pub(super) cell: CellNumber,
+    pub(super) id: MappingId,
+    pub(super) process: ForkGuard,
+    pub(super) counters: Arc<Counters>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
 }
 
@@ -147,7 +147,7 @@ impl File {
 
     pub(super) fn poll_read(
         &self,
-        progress: &mut Progress,
+        progress: &mut Polled,
         buffer: &mut [u8],
         position: u64,
         context: &Context<'_>,

@@ -2,10 +2,10 @@
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
 //! clone, file and pin is gone. A [`File`] is one stream through one file; it
-//! is in `file.rs` beside. The table here says which file is which mapping:
-//! two opens of one file share folios, and a file that changed between two
-//! opens is read anew (**close-to-open**: an open sees all that was written and
-//! closed before it).
+//! is in `file.rs` beside, and several reads in one call are in `batch.rs`.
+//! The table here says which file is which mapping: two opens of one file share
+//! folios, and a file that changed between two opens is read anew
+//! (**close-to-open**: an open sees all that was written and closed before it).
 //!
 //! ```text
 //!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it
@@ -36,9 +36,11 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE};
 
+mod batch;
 mod file;
 mod future;
 
+pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
 

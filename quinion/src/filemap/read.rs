@@ -104,61 +104,51 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
-        let (done, hit, outcome) = self.read_uncounted(mapping, readahead, patience, position, to);
-        self.count_read(done, hit);
+        let mut run = Reading::default();
+        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut run);
+        self.count_read(run.done, run.hit);
         // What was read counts; the error comes again with the next call.
-        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+        if run.done > 0 { Ok(run.done) } else { outcome.map(|()| 0) }
     }
 
-    /// As [`Filemap::read`], uncounted: how many bytes, whether all of them were hits, and how it ended.
-    pub(super) fn read_uncounted(
+    /// Goes on with a read of `to.len()` bytes at `position` of which `run.done` are there, and steps `run`.
+    pub(crate) fn read_on(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
-    ) -> (usize, bool, Result<(), Error>) {
-        let mut done = 0;
-        let mut hit = true;
+        run: &mut Reading,
+    ) -> Result<(), Error> {
         let mut end_checked = false;
-        let outcome = loop {
+        loop {
             let view = self.arena.view();
-            let rest = &mut to[done..];
-            let at = position + done as u64;
+            let rest = &mut to[run.done..];
+            let at = position + run.done as u64;
             let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
-            done += hits.bytes;
+            run.done += hits.bytes;
             if let Some(page) = hits.marker {
                 self.advance(mapping, readahead, page, patience);
             }
             match hits.stopped {
-                Stopped::Full => break Ok(()),
-                Stopped::EndOfFile(_) if done > 0 || end_checked || patience != Patience::Wait => {
-                    break Ok(());
+                Stopped::Full => return Ok(()),
+                Stopped::EndOfFile(_) if run.done > 0 || end_checked || patience != Patience::Wait => {
+                    return Ok(());
                 }
                 Stopped::EndOfFile(_) => {
                     end_checked = true;
-                    if let Err(error) = self.look_at_the_end(mapping) {
-                        break Err(error);
-                    }
+                    self.look_at_the_end(mapping)?;
                 }
                 Stopped::Absent | Stopped::Filling | Stopped::Stale => {
                     debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
-                    hit = false;
-                    match self.read_slowly(
-                        mapping,
-                        readahead,
-                        patience,
-                        position + done as u64,
-                        &mut to[done..],
-                    ) {
-                        Ok(bytes) => done += bytes,
-                        Err(error) => break Err(error),
-                    }
+                    run.hit = false;
+                    let at = position + run.done as u64;
+                    let rest = &mut to[run.done..];
+                    run.done += self.read_slowly(mapping, readahead, patience, at, rest)?;
                 }
             }
-        };
-        (done, hit, outcome)
+        }
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
@@ -436,6 +426,21 @@ impl Filemap {
 fn shown(mapping: &Mapping, position: u64, bytes: usize) -> usize {
     let left = mapping.size().saturating_sub(position);
     left.min(bytes as u64) as usize
+}
+
+/// How far a read is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// Bytes that are in the reader's buffer.
+    pub done: usize,
+    /// Whether the cache alone has given them.
+    pub hit: bool,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self { done: 0, hit: true }
+    }
 }
 
 /// A page that is not there, and the read that wants it.

@@ -22,7 +22,7 @@ use libfuzzer_sys::fuzz_target;
 use xarray_pair::{Bytes, Op, run};
 
 /// Nodes that there are in all; small, so that they run out without being asked to.
-const NODES: u32 = 2000;
+const NODES: u32 = 300;
 /// Operations of one run, at most: what a long run finds a short one finds as well.
 const OPS_MAX: usize = 200;
 

@@ -1,45 +1,46 @@
-//! What the kernel's own tests of its tree check, checked of ours: by our own code, with our own values.
+//! What the kernel's own tests of its tree check, checked of ours: by our own code, with our own
+//! values. The `check_` of its names is left out.
 //!
 //! ```text
-//!   the kernel's test                what it checks                                  here
-//!   check_xa_err                     what a store says when there is no node         a_store_without_nodes_..
-//!   check_xas_retry                  a reader that meets a retry entry               none: no such entries. A reader
-//!                                                                                    judges what it finds: xarray_walk
-//!   check_xa_load                    every index while the tree grows, shrinks       every_index_loads_while_..
-//!   check_xa_mark_1                  set, ask, clear; marks under a large store      a_mark_is_set_asked_cleared_..
-//!   check_xa_mark_2, _3              a marked search at its bounds, in a large entry a_marked_search_keeps_to_..
-//!   check_xa_shrink                  back to the root's word, from any order         the_tree_shrinks_back_..
-//!   check_insert                     what is there is not overwritten                an_insertion_overwrites_nothing
-//!   check_cmpxchg, _order            only what is expected; the whole of an entry    a_compare_exchange_takes_..
-//!   check_reserve                    a reserved index looks empty                    none: entries are not reserved;
-//!                                                                                    nodes are: a_reserve_is_enough_..
-//!   check_xas_erase                  erase on the way, while the tree changes height erasing_on_the_way_..
-//!   check_multi_store, _1, _2, _3    each covered index, neighbours, counts          a_large_entry_is_everywhere_..
-//!   check_multi_store_advanced       all orders far apart                            all_orders_stand_far_apart
-//!   check_get_order, _xas_get_order  the order, asked at any covered index           the_order_is_told_at_any_index
-//!   check_xas_conflict_get_order     each conflict once, with its order              conflicts_come_once_..
-//!   check_xa_alloc_1, _2, _3         free ids are handed out                         none: the tree gives no ids;
-//!                                                                                    next_gap is asked in xarray_twin
-//!   check_find_1 .. _4, _entry       a search at, between, after entries             a_search_finds_what_is_at_or_after
-//!   check_multi_find_1, _2, _3       a search that starts inside a large entry       a_search_from_inside_..
-//!   check_pause                      go on after the lock was dropped                an_iteration_goes_on_after_..
-//!   check_move_*                     next and previous over holes and at the ends    steps_to_both_sides_..
-//!   check_create_range_1 .. _5       slots made before they are filled               a_reserve_is_enough_..
-//!   check_store_range, _iter         one value over any range                        a_range_is_stored_as_..
-//!   check_align                      the bits of an entry and its tag                an_entry_keeps_all_its_bits
-//!   check_split_1, _2                every split, all marks copied                   every_split_copies_its_marks
-//!                                    a wrong step is refused                         none: the tree chooses its steps
-//!   check_workingset                 nodes of shadows alone are listed               nodes_of_shadows_alone_are_listed
-//!   check_account                    counts of a large entry                         counts_of_a_large_entry_..
-//!   check_destroy                    everything goes, every node comes back          everything_goes_and_..
-//!   multiorder (races), regression1  readers against stores, erasures, moved roots   xarray_walk, xarray_model
-//!   iteration_check                  marks and entries change under an iteration     none: an iteration holds the lock;
-//!                                                                                    dropped: an_iteration_goes_on_..
-//!   iteration_check_2                erasing a marked entry does not end the walk    erasing_what_is_marked_..
-//!   regression2                      a marked search that has passed the last one    a_marked_search_ends_..
-//!   regression3                      a search that goes on in an emptied chunk       a_search_goes_on_in_an_emptied_..
-//!   regression4                      index 0 while another comes and goes            xarray_walk
-//!   tag_check                        marks at random                                 xarray_twin
+//! the kernel's test         what it checks                                   here
+//! xa_err                    what a store says when there is no node          a_store_without_nodes_..
+//! xas_retry                 a reader that meets a retry entry                none: no such entries. A reader
+//!                                                                            judges what it finds: xarray_walk
+//! xa_load                   every index while the tree grows, shrinks        every_index_loads_while_..
+//! xa_mark_1                 set, ask, clear; marks under a large store       a_mark_is_set_asked_cleared_..
+//! xa_mark_2, _3             a marked search at its bounds, in a large entry  a_marked_search_keeps_to_..
+//! xa_shrink                 back to the root's word, from any order          the_tree_shrinks_back_..
+//! insert                    what is there is not overwritten                 an_insertion_overwrites_nothing
+//! cmpxchg, _order           only what is expected; the whole of an entry     a_compare_exchange_takes_..
+//! reserve                   a reserved index looks empty                     none: entries are not reserved;
+//!                                                                            nodes are: a_reserve_is_enough_..
+//! xas_erase                 erase on the way, while the tree changes height  erasing_on_the_way_..
+//! multi_store, _1, _2, _3   each covered index, neighbours, counts           a_large_entry_is_everywhere_..
+//! multi_store_advanced      all orders far apart                             all_orders_stand_far_apart
+//! get_order, xas_get_order  the order, asked at any covered index            the_order_is_told_at_any_index
+//! xas_conflict_get_order    each conflict once, with its order               conflicts_come_once_..
+//! xa_alloc_1, _2, _3        free ids are handed out                          none: the tree gives no ids;
+//!                                                                            next_gap is asked in xarray_twin
+//! find_1 .. _4, _entry      a search at, between, after entries              a_search_finds_what_is_at_or_after
+//! multi_find_1, _2, _3      a search that starts inside a large entry        a_search_from_inside_..
+//! pause                     go on after the lock was dropped                 an_iteration_goes_on_after_..
+//! move_*                    next and previous over holes and at the ends     steps_to_both_sides_..
+//! create_range_1 .. _5      slots made before they are filled                a_reserve_is_enough_..
+//! store_range, _iter        one value over any range                         a_range_is_stored_as_..
+//! align                     the bits of an entry and its tag                 an_entry_keeps_all_its_bits
+//! split_1, _2               every split, all marks copied                    every_split_copies_its_marks
+//!                           a wrong step is refused                          none: the tree chooses its steps
+//! workingset                nodes of shadows alone are listed                nodes_of_shadows_alone_are_listed
+//! account                   counts of a large entry                          counts_of_a_large_entry_..
+//! destroy                   everything goes, every node comes back           everything_goes_and_..
+//! multiorder, regression1   readers against stores, erasures, moved roots    xarray_walk, xarray_model
+//! iteration_check           marks and entries change under an iteration      none: an iteration holds the lock;
+//!                                                                            dropped: an_iteration_goes_on_..
+//! iteration_check_2         erasing a marked entry does not end the walk     erasing_what_is_marked_..
+//! regression2               a marked search that has passed the last one     a_marked_search_ends_..
+//! regression3               a search that goes on in an emptied chunk        a_search_goes_on_in_an_emptied_..
+//! regression4               index 0 while another comes and goes             xarray_walk
+//! tag_check                 marks at random                                  xarray_twin
 //! ```
 //!
 //! The kernel's orders go to 19, ours to 15: the four bits that a value has for its order.

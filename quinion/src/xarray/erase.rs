@@ -147,9 +147,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let order = self.order_of(entry);
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
-        for slot in first.slot..first.slot + run {
-            self.put(At { slot, ..first }, Entry::EMPTY);
-        }
+        self.put_run(first, run, Entry::EMPTY);
         self.account(at.home, -(run as i32), if is_shadow(entry) { -(run as i32) } else { 0 });
     }
 
@@ -162,9 +160,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         );
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
-        for slot in first.slot..first.slot + run {
-            self.put(At { slot, ..first }, new);
-        }
+        self.put_run(first, run, new);
         self.account(at.home, 0, run as i32 * (i32::from(is_shadow(new)) - i32::from(is_shadow(old))));
         self.settle(at.home);
     }

@@ -107,8 +107,8 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 }
 
-/// A place in a tree that moves to the right or to the left. The tree may change under it, as long as no node on the way
-/// down to it goes.
+/// A place in a tree that moves to the right or to the left. The tree may change under it, as long as
+/// no node on the way down to it goes.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     /// The slot it is at.

@@ -83,7 +83,8 @@ impl Twin {
     }
 }
 
-/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is made to fit.
+/// What can be done to a tree. Indices need not be aligned, nor ranges end inside the tree: each is
+/// made to fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Insert { at: u64, order: u8 },

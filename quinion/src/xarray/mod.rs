@@ -97,7 +97,7 @@ pub use erase::{Exchanged, Forgotten};
 #[cfg(feature = "std")]
 pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]
-pub use iter::Range;
+pub use iter::{Marked, Range};
 #[cfg(feature = "std")]
 pub use mark::Mark;
 #[cfg(feature = "std")]

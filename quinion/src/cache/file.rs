@@ -12,11 +12,11 @@ use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Patience, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
-use crate::readahead::Readahead;
+use crate::readahead::{Config, Readahead};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
+use crate::units::{FILE_BYTES_MAX, MappingId, Order, PageIndex};
 
 use super::Handle;
 
@@ -76,13 +76,16 @@ pub struct File {
 
 impl File {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        let shared = &handle.shared;
+        let order_max = shared.filemap.folio_order_max;
+        let config = Config::new(shared.readahead_pages_max).orders(Order::ZERO, order_max);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
+            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(config)),
             handle,
             position: 0,
         }

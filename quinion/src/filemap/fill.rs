@@ -220,13 +220,14 @@ impl Filemap {
         let mut abandoned = false;
         let mut last_stop = Stop::All;
         let size_pages = mapping.size_pages();
+        let order_max = self.folio_order_max.min(window.order);
         for &(index, run) in runs {
             // The file may have become shorter since the window was judged.
             let inside = size_pages.saturating_sub(index.0).min(u64::from(run.pages)) as u32;
             let tried = if last_stop == Stop::NoNode { 0 } else { inside };
             if tried > 0 {
                 let piece = Run { frame: run.frame, pages: tried };
-                let added = guard.add_folio_range(index, piece, self.folio_order_max, window.marker);
+                let added = guard.add_folio_range(index, piece, order_max, window.marker);
                 last_stop = added.stop;
                 if added.pages > 0 {
                     inserted.push((index, Run { frame: run.frame, pages: added.pages }));

@@ -204,6 +204,11 @@ impl Mapping {
         descriptor.begin_read(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
     }
 
+    /// Whether a folio seems to stand at `index`, filled or not: a hint, by a look without a lock.
+    pub fn is_cached(&self, index: PageIndex) -> bool {
+        self.find_frame(index).is_some()
+    }
+
     /// Holds the folio at `index`, filled or not.
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;

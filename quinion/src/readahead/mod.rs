@@ -232,23 +232,33 @@ impl Readahead {
             Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
-        self.note(&windows, PageIndex(0)..PageIndex(0));
+        let wanted_end = match &self.judge {
+            Judge::Streams(streams) => streams.wanted_end(),
+            Judge::KernelLike(_) => clamped.end(),
+        };
+        self.note(&windows, clamped.index..wanted_end);
         windows
     }
 
-    /// A page fault on page `index` of a file of `file_pages` pages missed. The default judges it like a
-    /// read of one page; kernel-like, the window lies around the page.
-    pub fn on_fault(&mut self, index: PageIndex, file_pages: u64, cached: &dyn Cached) -> Windows {
-        let (limits, asked) = (self.limits(), Asked { index, pages: 1, file_pages });
-        match &mut self.judge {
-            Judge::Streams(_) => self.on_miss(asked, cached),
-            Judge::KernelLike(_) if index.0 >= file_pages => Windows::none(),
-            Judge::KernelLike(kernel) => {
-                let windows = kernel.on_fault(&limits, asked, cached);
-                self.note(&windows, index..asked.end());
-                windows
-            }
+    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the
+    /// map. The default judges it like a read of one page; kernel-like, the window lies around the page.
+    pub fn on_fault(
+        &mut self,
+        index: PageIndex,
+        hint: Hint,
+        file_pages: u64,
+        cached: &dyn Cached,
+    ) -> Windows {
+        if index.0 >= file_pages {
+            return Windows::none();
         }
+        let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
+        let windows = match &mut self.judge {
+            Judge::Streams(streams) => streams.on_miss(&limits, asked, cached),
+            Judge::KernelLike(kernel) => kernel.on_fault(&limits, asked, cached),
+        };
+        self.note(&windows, index..asked.end());
+        windows
     }
 
     /// A page fault found its page in the cache.

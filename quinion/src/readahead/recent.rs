@@ -8,7 +8,7 @@
 //! A request alone says nothing. Two that touch are a stream going forward or
 //! backward, unless the handle has read at random lately: then it takes three.
 //! Four with three equal distances between them are a strided one. The distance
-//! of a request is the one to the nearest that is remembered, so that streams
+//! of a request is the one to the nearest of the newest few, so that streams
 //! which take turns do not hide each other's.
 //!
 //! Invariants: at most [`RECENT_MAX`] requests are remembered, the oldest is
@@ -20,6 +20,8 @@ use super::window::Asked;
 
 /// How many requests are remembered.
 pub(super) const RECENT_MAX: usize = 16;
+/// Among so many of the newest a distance is looked for: more, and steps are seen where there are none.
+const DISTANCE_LOOKS: usize = 4;
 /// So many further distances equal to the first make a strided stream.
 const REPEATS_MIN: u8 = 2;
 
@@ -74,7 +76,8 @@ impl Recent {
         }
         let expected =
             |r: &&Request| r.distance != 0 && r.first.0.checked_add_signed(r.distance) == Some(asked.index.0);
-        if let Some(&Request { distance, repeats, .. }) = self.requests.iter().flatten().find(expected) {
+        let step = self.newest().find(expected).copied();
+        if let Some(Request { distance, repeats, .. }) = step {
             if repeats + 1 >= REPEATS_MIN {
                 return Hunch::Strided(distance);
             }
@@ -101,9 +104,15 @@ impl Recent {
         })
     }
 
-    /// The distance from the nearest request; 0 if there is none.
+    /// The newest requests, the newest first.
+    fn newest(&self) -> impl Iterator<Item = &Request> {
+        let places = (1..=DISTANCE_LOOKS).map(|age| (self.oldest + RECENT_MAX - age) % RECENT_MAX);
+        places.filter_map(|at| self.requests[at].as_ref())
+    }
+
+    /// The distance from the nearest of the newest requests; 0 if there is none.
     fn nearest(&self, index: PageIndex) -> i64 {
-        let distances = self.requests.iter().flatten().map(|request| index.0 as i64 - request.first.0 as i64);
+        let distances = self.newest().map(|request| index.0 as i64 - request.first.0 as i64);
         distances.min_by_key(|distance| distance.unsigned_abs()).unwrap_or(0)
     }
 

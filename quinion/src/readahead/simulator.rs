@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::{Order, PageIndex};
 
-use super::{Asked, Cached, Config, Readahead, Window, Windows};
+use super::{Asked, Cached, Config, Hint, Readahead, Window, Windows};
 
 /// The pages that are cached: each with the first page of its folio.
 #[derive(Default)]
@@ -29,12 +29,20 @@ impl Cached for Pages {
     }
 }
 
+impl Pages {
+    /// All cached pages.
+    pub fn all(&self) -> impl Iterator<Item = u64> {
+        self.folio_of.keys().copied()
+    }
+}
+
 /// One handle on one file.
 pub struct Simulator {
     pub state: Readahead,
     pub file_pages: u64,
     pub pages: Pages,
-    /// Windows as they came.
+    /// Windows as they came, and those of them that were not told yet.
+    pub log: Vec<Window>,
     pub windows: Vec<Window>,
     /// Folios as they were filled: first page and order.
     pub folios: Vec<(u64, u8)>,
@@ -50,6 +58,7 @@ impl Simulator {
             state: Readahead::new(config),
             file_pages,
             pages: Pages::default(),
+            log: Vec::new(),
             windows: Vec::new(),
             folios: Vec::new(),
             fetched: BTreeMap::new(),
@@ -82,12 +91,12 @@ impl Simulator {
         self.state.on_read_end(end * 4096);
     }
 
-    /// Touches a page through a map.
-    pub fn fault(&mut self, page: u64) {
+    /// Touches a page through a map of which `hint` was said.
+    pub fn fault(&mut self, page: u64, hint: Hint) {
         if self.pages.folio_of.contains_key(&page) {
             self.state.on_fault_hit();
         } else {
-            let windows = self.state.on_fault(PageIndex(page), self.file_pages, &self.pages);
+            let windows = self.state.on_fault(PageIndex(page), hint, self.file_pages, &self.pages);
             self.misses.push(page);
             self.fill(&windows);
         }
@@ -102,13 +111,24 @@ impl Simulator {
 
     /// Takes `page` and its folio out of the cache.
     pub fn evict(&mut self, page: u64) {
-        let folio = self.pages.folio_of[&page];
+        let Some(&folio) = self.pages.folio_of.get(&page) else { return };
         self.pages.folio_of.retain(|_, first| *first != folio);
         self.pages.marked.remove(&folio);
     }
 
+    /// Puts a page in that was cached before.
+    pub fn put(&mut self, page: u64) {
+        self.pages.folio_of.insert(page, page);
+    }
+
+    /// The marked page of the newest window.
+    pub fn newest_marker(&self) -> u64 {
+        self.pages.marked.iter().next_back().copied().expect("there is a marker")
+    }
+
     fn fill(&mut self, windows: &Windows) {
         for window in windows.iter() {
+            self.log.push(*window);
             self.windows.push(*window);
             let (mut at, end) = (window.start.0, window.end().0);
             assert!(window.pages > 0 && end <= self.file_pages, "{window:?} is not in the file");

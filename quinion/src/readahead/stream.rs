@@ -71,6 +71,8 @@ pub(super) struct Stream {
     marker: Option<PageIndex>,
     /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
     until: PageIndex,
+    /// Pages of the request that missed last.
+    asked_pages: u32,
     /// The newest window in pages, or pieces ahead of a strided stream.
     size: u32,
     order: Order,
@@ -89,8 +91,9 @@ impl Stream {
             Way::Forward | Way::Backward => ramp_start(asked.pages, limits),
         };
         let (lo, hi, newest) = (index, index, index);
-        let order = limits.order_min;
+        let (order, asked_pages) = (limits.order_min, asked.pages);
         Self {
+            asked_pages,
             way,
             origin: index,
             lo,
@@ -115,6 +118,11 @@ impl Stream {
     /// Whether it ends though the file may go on.
     pub fn is_long_request(&self) -> bool {
         self.until != NO_END
+    }
+
+    /// The page after the last one that is known to be wanted; page 0 if the stream is a guess as a whole.
+    pub fn wanted_end(&self) -> PageIndex {
+        if self.is_long_request() { self.until } else { PageIndex(0) }
     }
 
     /// Whether it is a long request that has been fetched as a whole.
@@ -179,7 +187,7 @@ impl Stream {
             self.until = NO_END;
             self.size = ramp_start(asked.pages, limits);
         }
-        self.marker = None;
+        (self.marker, self.asked_pages) = (None, asked.pages);
         self.order = asked_order(asked.pages, limits);
         match self.way {
             Way::Forward => self.forward_after_miss(limits, asked, cached),
@@ -273,7 +281,8 @@ impl Stream {
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         (self.newest, self.hi, self.lo) = (asked.end(), self.newest.max(asked.end()), asked.index);
-        let ahead = self.size.saturating_sub(asked.pages).max(1).min(limits.pages_max);
+        // Room for the next request at least.
+        let ahead = self.size.saturating_sub(asked.pages).max(asked.pages).min(limits.pages_max);
         self.push_before(&mut windows, ahead, limits, cached);
         windows
     }
@@ -293,14 +302,18 @@ impl Stream {
         if over >= limits.pages_max || end.0 == 0 {
             return;
         }
+        // Whole requests: part of one is a miss at its first page, however much of the rest is there.
+        let request = u64::from(self.asked_pages.min(limits.pages_max));
+        let pages = (u64::from(pages) / request).max(1) * request;
         let order = self.window_order();
-        let mut start = PageIndex(end.0.saturating_sub(u64::from(pages)));
+        let mut start = PageIndex(end.0.saturating_sub(pages));
         let aligned = PageIndex(start.0.next_multiple_of(u64::from(order.pages())));
-        if aligned < end {
+        if aligned < end && (aligned.0 - start.0).is_multiple_of(request) {
             start = aligned;
         }
+        let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
         self.lo = start;
-        self.marker = (start.0 > 0).then_some(PageIndex(end.0 - 1));
+        self.marker = (start.0 > 0).then_some(first_touched);
         windows.push(Window { start, pages: (end.0 - start.0) as u32, marker: self.marker, order });
     }
 

@@ -47,12 +47,15 @@ pub(super) struct Streams {
     randoms: u32,
     class: Class,
     lost: u64,
+    /// What lay before it in the newest windows was asked for.
+    wanted_end: PageIndex,
 }
 
 impl Streams {
     pub fn new() -> Self {
         let table = [None; STREAMS_MAX];
-        Self { table, recent: Recent::new(), clock: 0, randoms: 0, class: Class::Random, lost: 0 }
+        let (class, wanted_end) = (Class::Random, PageIndex(0));
+        Self { table, recent: Recent::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
     }
 
     /// What the newest judgement took the handle's requests for.
@@ -65,8 +68,14 @@ impl Streams {
         std::mem::take(&mut self.lost)
     }
 
+    /// The page after the last one that had been asked for when the newest judgement was made.
+    pub fn wanted_end(&self) -> PageIndex {
+        self.wanted_end
+    }
+
     pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
         self.clock += 1;
+        self.wanted_end = asked.end();
         let streams =
             if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
         // 1 A stream expects it.
@@ -103,10 +112,12 @@ impl Streams {
 
     pub fn on_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
         self.clock += 1;
+        self.wanted_end = PageIndex(0);
         if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
             let clock = self.clock;
             let stream = self.table[at].as_mut().expect("it was just found");
             stream.used = clock;
+            self.wanted_end = stream.wanted_end();
             let windows = stream.after_marker(limits, asked.file_pages, cached);
             self.recognise(at);
             return windows;

@@ -1,11 +1,11 @@
 //! Stream: one reader's way through a file, and what was fetched for it.
 //!
 //! ```text
-//!   forward    |  lo          newest            hi     reader -->
-//!              |  [ . . . . . [M] . . . . . . . )      next window
+//!   forward        seen             edge            [M] is the marker
+//!        ---read---->[ . . [M] . . . )next window
 //!
-//!   backward   |  lo              newest        hi     <-- reader
-//!   next window   [ . . . . . . [M]) . . . . . )
+//!   backward       edge             seen
+//!        next window[ . . . . . [M]) <---read---
 //!
 //!   strided    [..]      [M.]      [..]      [..]      next, next + distance, ...
 //! ```
@@ -37,6 +37,8 @@ const ASKED_FOLIO_PAGES_MIN: u32 = 16;
 /// Pieces that a strided stream fetches ahead at first, and at most.
 const PIECES_FIRST: u32 = 2;
 const PIECES_MAX: u32 = Windows::MAX as u32 - 1;
+/// A stream was at least so long, in pages, if coming back to its origin is a lap.
+const LAP_PAGES_MIN: u64 = 16;
 /// How far a stream looks for its reader behind pages that were cached before, in pages.
 const ISLAND_LOOKS_MAX: u32 = 64;
 /// The order grows by so much with each window that a marker starts.
@@ -63,11 +65,10 @@ pub(super) struct Stream {
     pub way: Way,
     /// Where it began.
     pub origin: PageIndex,
-    /// What was fetched for it lately: the newest window and the one before.
-    lo: PageIndex,
-    hi: PageIndex,
-    /// Where the newest window meets the one before.
-    newest: PageIndex,
+    /// Where its reader was when it was heard of last.
+    seen: PageIndex,
+    /// Where what was fetched for it ends: forward the first page behind, backward the last page that is there.
+    edge: PageIndex,
     marker: Option<PageIndex>,
     /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
     until: PageIndex,
@@ -83,26 +84,22 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream that nothing was fetched for yet, from the missed page on.
-    pub fn begin(way: Way, asked: Asked, limits: &Limits) -> Self {
-        let index = asked.index;
+    /// A stream that began at `origin` and for which nothing was fetched yet.
+    pub fn begin(way: Way, origin: PageIndex, asked: Asked, limits: &Limits) -> Self {
         let size = match way {
             Way::Strided { .. } => PIECES_FIRST,
             Way::Forward | Way::Backward => ramp_start(asked.pages, limits),
         };
-        let (lo, hi, newest) = (index, index, index);
-        let (order, asked_pages) = (limits.order_min, asked.pages);
         Self {
-            asked_pages,
             way,
-            origin: index,
-            lo,
-            hi,
-            newest,
+            origin,
+            seen: asked.index,
+            edge: asked.index,
             marker: None,
             until: NO_END,
+            asked_pages: asked.pages,
             size,
-            order,
+            order: limits.order_min,
             laps: 0,
             used: 0,
         }
@@ -110,7 +107,7 @@ impl Stream {
 
     /// A request that is longer than a piece, and no stream.
     pub fn long_request(asked: Asked, limits: &Limits) -> Self {
-        let mut stream = Self::begin(Way::Forward, asked, limits);
+        let mut stream = Self::begin(Way::Forward, asked.index, asked, limits);
         (stream.until, stream.size) = (asked.end(), piece_pages(limits));
         stream
     }
@@ -127,15 +124,19 @@ impl Stream {
 
     /// Whether it is a long request that has been fetched as a whole.
     pub fn is_complete(&self) -> bool {
-        self.hi >= self.until
+        self.edge >= self.until
     }
 
-    /// Whether page `index` was fetched for it lately.
-    pub fn fetched(&self, index: PageIndex) -> bool {
-        match self.way {
-            Way::Forward | Way::Backward => self.lo <= index && index < self.hi,
-            Way::Strided { .. } => self.pieces_to(index).is_some_and(|pieces| pieces < 0),
-        }
+    /// Whether page `index` was fetched for it and its reader has not come so far yet.
+    pub fn has_ahead(&self, index: PageIndex) -> bool {
+        self.way == Way::Forward && !self.is_long_request() && self.seen < index && index < self.edge
+    }
+
+    /// Whether its reader, who is at `index`, begins again.
+    pub fn begins_again(&self, index: PageIndex) -> bool {
+        let length = self.edge.0.saturating_sub(self.origin.0);
+        let is_stream = self.way == Way::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
+        is_stream && index == self.origin && index < self.seen
     }
 
     /// Whether the marker is on the folio that begins with page `first`.
@@ -145,21 +146,18 @@ impl Stream {
 
     /// Whether it goes forward and `index` is the first page that was not fetched for it.
     pub fn ends_at(&self, index: PageIndex) -> bool {
-        self.way == Way::Forward && self.hi == index
-    }
-
-    /// Pages from its origin to where it is.
-    pub fn length(&self) -> u64 {
-        self.hi.0.saturating_sub(self.origin.0)
+        self.way == Way::Forward && self.edge == index
     }
 
     /// Whether a miss of `asked` is the stream's reader, who has come to the end of what was fetched.
     pub fn continues(&self, asked: Asked, limits: &Limits, cached: &dyn Cached) -> bool {
         let index = asked.index;
         match self.way {
-            Way::Forward if index == self.hi => true,
-            Way::Forward => index > self.hi && index < self.until && self.reaches_over(index, limits, cached),
-            Way::Backward => index < self.lo && asked.end() >= self.lo && asked.end() <= self.hi,
+            Way::Forward if index == self.edge => true,
+            Way::Forward => {
+                index > self.edge && index < self.until && self.reaches_over(index, limits, cached)
+            }
+            Way::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
             Way::Strided { .. } => {
                 self.pieces_to(index).is_some_and(|pieces| (0..=i64::from(PIECES_MAX) * 2).contains(&pieces))
             }
@@ -168,7 +166,7 @@ impl Stream {
 
     /// Whether there is nothing but cached pages between the end of the stream and `index`.
     fn reaches_over(&self, index: PageIndex, limits: &Limits, cached: &dyn Cached) -> bool {
-        let between = index.0 - self.hi.0;
+        let between = index.0 - self.edge.0;
         let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
         between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
     }
@@ -197,16 +195,21 @@ impl Stream {
     }
 
     /// Its reader met the marker: the windows that come next, none of them asked for.
-    pub fn after_marker(&mut self, limits: &Limits, file_pages: u64, cached: &dyn Cached) -> Windows {
+    pub fn after_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
         self.marker = None;
+        self.seen = match self.way {
+            // At the end of the request, or of the folio, that was met.
+            Way::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
+            Way::Forward | Way::Strided { .. } => asked.index,
+        };
         self.grow(limits);
         self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
         match self.way {
-            Way::Forward => self.forward_after_marker(limits, file_pages, cached),
-            Way::Backward => self.backward_after_marker(limits, cached),
+            Way::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
+            Way::Backward => self.push_before_all(limits, cached),
             Way::Strided { .. } => {
                 let mut windows = Windows::none();
-                self.push_pieces(&mut windows, limits, file_pages, cached);
+                self.push_pieces(&mut windows, limits, asked.file_pages, cached);
                 windows
             }
         }
@@ -233,7 +236,7 @@ impl Stream {
 
     /// The stream goes on at `at`, and what was fetched before does not count any more.
     pub fn move_to(&mut self, at: PageIndex) {
-        (self.lo, self.hi, self.newest) = (at, at, at);
+        (self.seen, self.edge) = (at, at);
     }
 
     // ---- forward ---------------------------------------------------------------------------------
@@ -249,14 +252,14 @@ impl Stream {
         if end.0 < bound {
             self.marker = cached.next_missing(ahead, (end.0 - ahead.0) as u32);
         }
-        (self.lo, self.newest, self.hi) = (self.newest.min(asked.index), asked.index, end);
+        (self.seen, self.edge) = (asked.index, end);
         Windows::one(Window { marker: self.marker, ..window })
     }
 
     fn forward_after_marker(&mut self, limits: &Limits, file_pages: u64, cached: &dyn Cached) -> Windows {
         let bound = self.until.0.min(file_pages);
-        let looks = clamp(self.hi, piece_pages(limits), bound);
-        let Some(start) = cached.next_missing(self.hi, looks) else { return Windows::none() };
+        let looks = clamp(self.edge, piece_pages(limits), bound);
+        let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
         let order = self.window_order();
         let mut end = start.plus(u64::from(clamp(start, self.size, bound)));
         if end.0 < bound && end.align_down(order) > start {
@@ -265,7 +268,7 @@ impl Stream {
         if end.0 < bound {
             self.marker = Some(start);
         }
-        (self.lo, self.newest, self.hi) = (self.newest, start, end);
+        self.edge = end;
         let pages = (end.0 - start.0) as u32;
         Windows::one(Window { start, pages, marker: self.marker, order })
     }
@@ -280,25 +283,23 @@ impl Stream {
     fn backward_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
-        (self.newest, self.hi, self.lo) = (asked.end(), self.newest.max(asked.end()), asked.index);
+        (self.seen, self.edge) = (asked.end(), asked.index);
         // Room for the next request at least.
         let ahead = self.size.saturating_sub(asked.pages).max(asked.pages).min(limits.pages_max);
         self.push_before(&mut windows, ahead, limits, cached);
         windows
     }
 
-    fn backward_after_marker(&mut self, limits: &Limits, cached: &dyn Cached) -> Windows {
+    fn push_before_all(&mut self, limits: &Limits, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
-        self.hi = self.newest;
-        self.newest = self.lo;
         self.push_before(&mut windows, self.size, limits, cached);
         windows
     }
 
     /// A window of `pages` right before what was fetched, stepping over what is cached.
     fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &Limits, cached: &dyn Cached) {
-        let over = cached.cached_before(self.lo, limits.pages_max);
-        let end = PageIndex(self.lo.0.saturating_sub(u64::from(over)));
+        let over = cached.cached_before(self.edge, limits.pages_max);
+        let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
         if over >= limits.pages_max || end.0 == 0 {
             return;
         }
@@ -312,7 +313,7 @@ impl Stream {
             start = aligned;
         }
         let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
-        self.lo = start;
+        self.edge = start;
         self.marker = (start.0 > 0).then_some(first_touched);
         windows.push(Window { start, pages: (end.0 - start.0) as u32, marker: self.marker, order });
     }

@@ -32,8 +32,6 @@ pub(super) const STREAMS_MAX: usize = 8;
 const RANDOM_RUN_LIMIT: u32 = 4;
 /// After so many, two requests that touch are none.
 const RANDOM_TOUCH_LIMIT: u32 = 8;
-/// A stream was at least so long, in pages, if coming back to its origin is a lap.
-const LAP_PAGES_MIN: u64 = 16;
 /// How far back a run of cached pages is looked at.
 const RUN_LOOKS_MAX: u32 = 512;
 
@@ -90,21 +88,25 @@ impl Streams {
         let short = asked.pages <= piece_pages(limits);
         let hunch = if short { self.recent.note(asked, links_min) } else { Hunch::None };
         match hunch {
-            Hunch::Forward => return self.resume(limits, asked, cached),
-            Hunch::Backward => return self.start(Way::Backward, limits, asked, cached),
+            Hunch::Forward(origin) => return self.resume(origin, limits, asked, cached),
+            Hunch::Backward => {
+                let stream = Stream::begin(Way::Backward, asked.end(), asked, limits);
+                return self.start(stream, limits, asked, cached);
+            }
             Hunch::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
                 let way = Way::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
-                return self.start(way, limits, asked, cached);
+                let stream = Stream::begin(way, asked.index, asked, limits);
+                return self.start(stream, limits, asked, cached);
             }
             Hunch::Strided(_) | Hunch::None => {}
         }
         // 4 A stream began there.
-        if let Some(at) = self.known(|stream| is_lap(stream, asked.index)) {
+        if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
             return self.lap(at, limits, asked, cached);
         }
         // 5 Nothing but the place speaks for a stream.
         if self.looks_like_a_start(limits, asked, cached) {
-            return self.resume(limits, asked, cached);
+            return self.resume(asked.index, limits, asked, cached);
         }
         // 6 What was asked for.
         self.exact(limits, asked, cached)
@@ -118,7 +120,7 @@ impl Streams {
             let stream = self.table[at].as_mut().expect("it was just found");
             stream.used = clock;
             self.wanted_end = stream.wanted_end();
-            let windows = stream.after_marker(limits, asked.file_pages, cached);
+            let windows = stream.after_marker(limits, asked, cached);
             self.recognise(at);
             return windows;
         }
@@ -137,10 +139,10 @@ impl Streams {
         let at = self.known(|stream| stream.ends_at(gap));
         let at = at.unwrap_or_else(|| {
             let from_gap = Asked { index: gap, pages: run.max(asked.pages), ..asked };
-            self.insert(Stream::begin(Way::Forward, from_gap, limits))
+            self.insert(Stream::begin(Way::Forward, gap, from_gap, limits))
         });
         let stream = self.table[at].as_mut().expect("it was just found or inserted");
-        let windows = stream.after_marker(limits, asked.file_pages, cached);
+        let windows = stream.after_marker(limits, asked, cached);
         self.recognise(at);
         windows
     }
@@ -148,11 +150,17 @@ impl Streams {
     // ---- what a miss leads to --------------------------------------------------------------------
 
     fn expecting(&self, follow: Follow, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<usize> {
-        self.known(|stream| match follow {
-            Follow::All => stream.continues(asked, limits, cached),
-            Follow::Requests => {
-                stream.is_long_request() && !stream.is_complete() && stream.continues(asked, limits, cached)
-            }
+        // A stream that ends just here before one that has to reach.
+        let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(asked.index);
+        self.known(ends_here).or_else(|| {
+            self.known(|stream| match follow {
+                Follow::All => stream.continues(asked, limits, cached),
+                Follow::Requests => {
+                    stream.is_long_request()
+                        && !stream.is_complete()
+                        && stream.continues(asked, limits, cached)
+                }
+            })
         })
     }
 
@@ -166,8 +174,7 @@ impl Streams {
         windows
     }
 
-    fn start(&mut self, way: Way, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
-        let mut stream = Stream::begin(way, asked, limits);
+    fn start(&mut self, mut stream: Stream, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
         let windows = stream.after_miss(limits, asked, cached);
         let at = self.insert(stream);
         self.recognise(at);
@@ -175,9 +182,10 @@ impl Streams {
     }
 
     /// A forward stream from here on: the one whose pages these were, with smaller windows, or a new one.
-    fn resume(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
-        let was = self.known(|stream| stream.way == Way::Forward && stream.fetched(asked.index));
-        let Some(at) = was else { return self.start(Way::Forward, limits, asked, cached) };
+    fn resume(&mut self, origin: PageIndex, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) else {
+            return self.start(Stream::begin(Way::Forward, origin, asked, limits), limits, asked, cached);
+        };
         let clock = self.clock;
         self.lost += 1;
         let stream = self.table[at].as_mut().expect("it was just found");
@@ -263,10 +271,4 @@ enum Follow {
     All,
     /// Long requests, which are read in pieces; nothing is read that was not asked for.
     Requests,
-}
-
-/// Whether a miss at `index` is a stream's reader who begins again.
-fn is_lap(stream: &Stream, index: PageIndex) -> bool {
-    let is_stream = stream.way == Way::Forward && !stream.is_long_request();
-    is_stream && index == stream.origin && stream.length() >= LAP_PAGES_MIN && !stream.fetched(index)
 }

@@ -81,3 +81,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};

@@ -12,11 +12,11 @@ use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Patience, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
-use crate::readahead::{Config, Readahead};
+use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, MappingId, Order, PageIndex};
+use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
 
 use super::Handle;
 
@@ -76,16 +76,14 @@ pub struct File {
 
 impl File {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
-        let shared = &handle.shared;
-        let order_max = shared.filemap.folio_order_max;
-        let config = Config::new(shared.readahead_pages_max).orders(Order::ZERO, order_max);
+        let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(config)),
+            readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
         }
@@ -170,6 +168,30 @@ impl File {
             return Err(Repr::Forked.into());
         }
         shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+    }
+
+    /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
+    /// window is as configured again. Waits for nobody but a reader of this handle who starts a window.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn advise(&self, hint: Hint) -> Result<()> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        self.readahead.lock().set_hint(hint);
+        Ok(())
+    }
+
+    /// What readahead knows of this handle and did for it. Waits as [`File::advise`] does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn readahead_report(&self) -> Result<ReadaheadReport> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(self.readahead.lock().report())
     }
 
     /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read

@@ -28,7 +28,8 @@ use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, RUN_PAGES_MAX};
+use crate::readahead::{Config, ReadaheadStyle};
 use crate::stats::Count;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -37,6 +38,9 @@ use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
 mod file;
 
 pub use file::{File, ReadOptions};
+
+/// The largest readahead window that can be asked for, in bytes.
+const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
 /// A page cache of this process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
@@ -51,7 +55,7 @@ pub(crate) struct Shared {
     engine: Engine,
     table: RankedMutex<Table>,
     pub(crate) process: ForkGuard,
-    pub(crate) readahead_pages_max: u32,
+    pub(crate) readahead: Config,
     idle_files_max: usize,
 }
 
@@ -77,6 +81,7 @@ struct Known {
 pub struct Builder {
     memory: Option<u64>,
     readahead: u64,
+    readahead_style: ReadaheadStyle,
     idle_files_max: usize,
     folio_order_max: Order,
     engine: EngineOptions,
@@ -92,10 +97,17 @@ impl Builder {
         self
     }
     /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most a sixteenth
-    /// of `memory` is used. The default is 4 MiB.
+    /// of `memory` is used, and at most 8 MiB. The default is 4 MiB.
     #[must_use]
     pub fn readahead(mut self, bytes: u64) -> Self {
         self.readahead = bytes;
+        self
+    }
+    /// How readahead judges. The default knows several streams of each handle apart; the other way is there to
+    /// compare with.
+    #[must_use]
+    pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {
+        self.readahead_style = style;
         self
     }
     /// How many files that nobody has open keep their pages, and a descriptor of the system each. The
@@ -132,13 +144,21 @@ impl Builder {
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let filemap = Filemap::new(Arc::new(arena), room, self.folio_order_max);
-        let readahead = self.readahead.min(memory / 16) / PAGE_SIZE as u64;
+        let readahead_bytes = self.readahead.min(memory / 16).min(READAHEAD_BYTES_MAX);
+        let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
+        let readahead = match self.readahead_style {
+            ReadaheadStyle::Streams => Config::new(readahead_pages),
+            ReadaheadStyle::KernelLike => {
+                Config::kernel_like(readahead_pages, RUN_PAGES_MAX, self.folio_order_max)
+            }
+        };
+        let readahead = readahead.orders(Order::ZERO, self.folio_order_max);
         let shared = Shared {
             filemap: Arc::new(filemap),
             engine,
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             process,
-            readahead_pages_max: readahead as u32,
+            readahead,
             idle_files_max: self.idle_files_max,
         };
         Ok(Cache { shared: Arc::new(shared) })
@@ -150,6 +170,7 @@ impl Default for Builder {
         Self {
             memory: None,
             readahead: 4 << 20,
+            readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
             folio_order_max: Order::ZERO,
             engine: EngineOptions::default(),

@@ -265,7 +265,13 @@ impl Filemap {
             return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
         };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        match self.fill_window(mapping, window, need, patience) {
+        let filled = self.fill_window(mapping, window, need, patience);
+        if matches!(filled, Filled::Busy | Filled::NoMemory)
+            && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
+        {
+            state.on_refused(index);
+        }
+        match filled {
             Filled::Nothing => Ok(Missed::Again(reach)),
             Filled::Busy => Err(would_block()),
             Filled::NoMemory if patience == Patience::Now => Err(would_block()),
@@ -281,7 +287,8 @@ impl Filemap {
                 }
                 let failure = batch.take_failure(index);
                 if failure.is_some() && reach == Reach::Window {
-                    readahead.lock().on_failure();
+                    let state = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+                    state.into_iter().for_each(|mut state| state.on_failure());
                 }
                 judge_failure(failure, miss).map(Missed::Again)
             }

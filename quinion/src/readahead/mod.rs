@@ -89,33 +89,38 @@ pub enum Class {
     Looping,
 }
 
+/// How readahead judges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum ReadaheadStyle {
+    /// Several streams of each handle are known: forward, backward, in steps, in laps.
+    #[default]
+    Streams,
+    /// As Linux does it, to compare with: one forward stream for each handle.
+    KernelLike,
+}
+
 /// How readahead is done, for all handles of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    judge: Judging,
+    style: ReadaheadStyle,
     pages_max: u32,
     io_pages: u32,
     order_min: Order,
     order_max: Order,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Judging {
-    Streams,
-    KernelLike,
-}
-
 impl Config {
     /// The default judge, with windows of at most `pages_max` pages; 0 reads nothing that was not asked for.
     pub const fn new(pages_max: u32) -> Self {
         let (order_min, order_max) = (Order::ZERO, Order::MAX);
-        Self { judge: Judging::Streams, pages_max, io_pages: pages_max, order_min, order_max }
+        Self { style: ReadaheadStyle::Streams, pages_max, io_pages: pages_max, order_min, order_max }
     }
 
     /// As the kernel does it: windows of at most `pages_max` pages, requests to the device of at most
     /// `io_pages`, and folios of at most `order_max` (order 0 for a file system without large folios).
     pub const fn kernel_like(pages_max: u32, io_pages: u32, order_max: Order) -> Self {
-        Self { judge: Judging::KernelLike, pages_max, io_pages, order_min: Order::ZERO, order_max }
+        Self { style: ReadaheadStyle::KernelLike, pages_max, io_pages, order_min: Order::ZERO, order_max }
     }
 
     /// The smallest and the largest folio that windows ask for.
@@ -126,15 +131,21 @@ impl Config {
     }
 }
 
-/// What readahead did for one handle.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What readahead knows of a handle and did for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Done {
-    /// Windows that had pages nobody had asked for.
+pub struct ReadaheadReport {
+    /// What its newest reads look like.
+    pub class: Class,
+    /// What its user said last.
+    pub hint: Hint,
+    /// The largest window as things are, in pages.
+    pub pages_max: u32,
+    /// Judgements that had windows with pages nobody had asked for.
     pub windows: u64,
-    /// Pages of them that nobody had asked for.
+    /// Pages of these that nobody had asked for.
     pub prefetched_pages: u64,
-    /// Misses that were answered with exactly what was asked for.
+    /// Judgements that were exactly what was asked for.
     pub exact: u64,
     /// Windows that were gone before they were read.
     pub lost_windows: u64,
@@ -142,7 +153,23 @@ pub struct Done {
     pub failures: u64,
 }
 
+impl ReadaheadReport {
+    const fn new(config: &Config) -> Self {
+        Self {
+            class: Class::Random,
+            hint: Hint::Normal,
+            pages_max: config.pages_max,
+            windows: 0,
+            prefetched_pages: 0,
+            exact: 0,
+            lost_windows: 0,
+            failures: 0,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "the large one is the default, and a handle has one")]
 enum Judge {
     Streams(Streams),
     KernelLike(KernelLike),
@@ -158,44 +185,29 @@ pub struct Readahead {
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
     judge: Judge,
-    done: Done,
+    /// Of this, only what counts.
+    done: ReadaheadReport,
 }
 
 impl Readahead {
     /// The state of a handle that has read nothing.
     pub fn new(config: Config) -> Self {
-        let judge = match config.judge {
-            Judging::Streams => Judge::Streams(Streams::new()),
-            Judging::KernelLike => Judge::KernelLike(KernelLike::new()),
+        let judge = match config.style {
+            ReadaheadStyle::Streams => Judge::Streams(Streams::new()),
+            ReadaheadStyle::KernelLike => Judge::KernelLike(KernelLike::new()),
         };
-        Self {
-            config,
-            hint: Hint::Normal,
-            pages_max: config.pages_max,
-            calm: 0,
-            judge,
-            done: Done::default(),
-        }
+        let (hint, pages_max, done) = (Hint::Normal, config.pages_max, ReadaheadReport::new(&config));
+        Self { config, hint, pages_max, calm: 0, judge, done }
     }
 
-    /// The largest window as things are, in pages.
-    pub fn pages_max(&self) -> u32 {
-        self.pages_max
-    }
-    /// What the user said last.
-    pub fn hint(&self) -> Hint {
-        self.hint
-    }
-    /// What was done so far.
-    pub fn done(&self) -> Done {
-        self.done
-    }
-    /// What the handle's reads look like. The kernel-like judge does not know, and says random.
-    pub fn class(&self) -> Class {
-        match &self.judge {
+    /// What is known of the handle, and what was done for it so far. The kernel-like judge knows no classes
+    /// and says random.
+    pub fn report(&self) -> ReadaheadReport {
+        let class = match &self.judge {
             Judge::Streams(streams) => streams.class(),
             Judge::KernelLike(_) => Class::Random,
-        }
+        };
+        ReadaheadReport { class, hint: self.hint, pages_max: self.pages_max, ..self.done }
     }
 
     /// The user says how the handle will be read. The largest window is as configured again, or twice that
@@ -238,6 +250,14 @@ impl Readahead {
         };
         self.note(&windows, clamped.index..wanted_end);
         windows
+    }
+
+    /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
+    /// there is the stream's again.
+    pub fn on_refused(&mut self, index: PageIndex) {
+        if let Judge::Streams(streams) = &mut self.judge {
+            streams.on_refused(index);
+        }
     }
 
     /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the

@@ -102,7 +102,7 @@ impl Simulator {
         }
         let folio = self.pages.folio_of[&page];
         if self.pages.marked.remove(&folio) {
-            let pages = self.state.pages_max();
+            let pages = self.state.report().pages_max;
             let asked = Asked { index: PageIndex(folio), pages, file_pages: self.file_pages };
             let windows = self.state.on_marker(asked, &self.pages);
             self.fill(&windows);
@@ -149,7 +149,7 @@ impl Simulator {
     fn order_at(&self, at: u64, end: u64, order_max: Order) -> Order {
         let fits = |order: u8| {
             let pages = 1 << order;
-            at % pages == 0
+            at.is_multiple_of(pages)
                 && at + pages <= end
                 && !(at..at + pages).any(|p| self.pages.folio_of.contains_key(&p))
         };

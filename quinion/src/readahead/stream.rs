@@ -132,11 +132,16 @@ impl Stream {
         self.way == Way::Forward && !self.is_long_request() && self.seen < index && index < self.edge
     }
 
+    /// Whether its reader has been at `index` before, on a way of some length.
+    pub fn has_been_at(&self, index: PageIndex) -> bool {
+        let length = self.edge.0.saturating_sub(self.origin.0);
+        let is_long = self.way == Way::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
+        is_long && self.origin <= index && index <= self.seen
+    }
+
     /// Whether its reader, who is at `index`, begins again.
     pub fn begins_again(&self, index: PageIndex) -> bool {
-        let length = self.edge.0.saturating_sub(self.origin.0);
-        let is_stream = self.way == Way::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
-        is_stream && index == self.origin && index < self.seen
+        index == self.origin && self.has_been_at(index)
     }
 
     /// Whether the marker is on the folio that begins with page `first`.
@@ -157,11 +162,19 @@ impl Stream {
             Way::Forward => {
                 index > self.edge && index < self.until && self.reaches_over(index, limits, cached)
             }
+            _ if asked.pages > piece_pages(limits) => false,
             Way::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
             Way::Strided { .. } => {
                 self.pieces_to(index).is_some_and(|pieces| (0..=i64::from(PIECES_MAX) * 2).contains(&pieces))
             }
         }
+    }
+
+    /// Whether it was lost sight of, without a marker, not far before `index`.
+    pub fn was_lost_near(&self, index: PageIndex, limits: &Limits) -> bool {
+        let between = index.0.wrapping_sub(self.edge.0);
+        let near = between <= u64::from(limits.pages_max.max(ASKED_PAGES_MAX)) * 2;
+        self.way == Way::Forward && !self.is_long_request() && self.marker.is_none() && near
     }
 
     /// Whether there is nothing but cached pages between the end of the stream and `index`.
@@ -185,8 +198,11 @@ impl Stream {
             self.until = NO_END;
             self.size = ramp_start(asked.pages, limits);
         }
+        if !self.is_long_request() {
+            self.size = self.size.min(limits.pages_max);
+        }
         (self.marker, self.asked_pages) = (None, asked.pages);
-        self.order = asked_order(asked.pages, limits);
+        self.order = self.order.max(asked_order(asked.pages, limits));
         match self.way {
             Way::Forward => self.forward_after_miss(limits, asked, cached),
             Way::Backward => self.backward_after_miss(limits, asked, cached),
@@ -226,16 +242,27 @@ impl Stream {
 
     /// What was fetched was gone before it was read: smaller windows, from where the reader is.
     pub fn shrink(&mut self, at: PageIndex, limits: &Limits) {
-        let min = PAGES_MIN.min(limits.pages_max);
-        self.size = match self.way {
-            Way::Strided { .. } => (self.size / 2).max(1),
-            Way::Forward | Way::Backward => (self.size / 2).clamp(min, limits.pages_max.max(min)),
-        };
+        self.size = (self.size / 2).max(PAGES_MIN.min(limits.pages_max));
+        self.order = limits.order_min;
         self.move_to(at);
     }
 
+    /// Another lap, from `at` on.
+    pub fn begin_again(&mut self, at: PageIndex) {
+        self.laps += 1;
+        self.move_to(at);
+    }
+
+    /// Nothing could be fetched for the reader who missed `index`: the stream is where it was.
+    pub fn refuse(&mut self, index: PageIndex) {
+        if self.way == Way::Forward && self.seen == index {
+            self.marker = None;
+            self.move_to(index);
+        }
+    }
+
     /// The stream goes on at `at`, and what was fetched before does not count any more.
-    pub fn move_to(&mut self, at: PageIndex) {
+    fn move_to(&mut self, at: PageIndex) {
         (self.seen, self.edge) = (at, at);
     }
 
@@ -312,9 +339,11 @@ impl Stream {
         if aligned < end && (aligned.0 - start.0).is_multiple_of(request) {
             start = aligned;
         }
-        let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
         self.edge = start;
-        self.marker = (start.0 > 0).then_some(first_touched);
+        if start.0 > 0 {
+            let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
+            self.marker = cached.next_missing(first_touched, (end.0 - first_touched.0) as u32);
+        }
         windows.push(Window { start, pages: (end.0 - start.0) as u32, marker: self.marker, order });
     }
 
@@ -325,7 +354,7 @@ impl Stream {
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         if let Way::Strided { next, distance, pages } = &mut self.way {
             *next = asked.index.0 as i64 + *distance;
-            *pages = asked.pages.max(*pages);
+            *pages = asked.pages.max(*pages).min(distance.unsigned_abs().min(u64::from(u32::MAX)) as u32);
         }
         self.push_pieces(&mut windows, limits, asked.file_pages, cached);
         windows

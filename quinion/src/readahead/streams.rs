@@ -116,9 +116,8 @@ impl Streams {
         self.clock += 1;
         self.wanted_end = PageIndex(0);
         if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
-            let clock = self.clock;
             let stream = self.table[at].as_mut().expect("it was just found");
-            stream.used = clock;
+            stream.used = self.clock;
             self.wanted_end = stream.wanted_end();
             let windows = stream.after_marker(limits, asked, cached);
             self.recognise(at);
@@ -128,6 +127,11 @@ impl Streams {
             return Windows::none();
         }
         self.strange_marker(limits, asked, cached)
+    }
+
+    /// Nothing could be fetched for the miss at `index`.
+    pub fn on_refused(&mut self, index: PageIndex) {
+        self.table.iter_mut().flatten().for_each(|stream| stream.refuse(index));
     }
 
     /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
@@ -165,13 +169,8 @@ impl Streams {
     }
 
     fn go_on(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
-        let clock = self.clock;
-        let stream = self.table[at].as_mut().expect("it was just found");
-        stream.used = clock;
-        stream.grow(limits);
-        let windows = stream.after_miss(limits, asked, cached);
-        self.recognise(at);
-        windows
+        self.table[at].iter_mut().for_each(|stream| stream.grow(limits));
+        self.proceed(at, limits, asked, cached)
     }
 
     fn start(&mut self, mut stream: Stream, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
@@ -181,27 +180,33 @@ impl Streams {
         windows
     }
 
-    /// A forward stream from here on: the one whose pages these were, with smaller windows, or a new one.
+    /// A forward stream from here on: one that had fetched these pages, with smaller windows; or one that had
+    /// read them and does so again; or one that was lost sight of just before; or a new one.
     fn resume(&mut self, origin: PageIndex, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
-        let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) else {
-            return self.start(Stream::begin(Way::Forward, origin, asked, limits), limits, asked, cached);
-        };
-        let clock = self.clock;
-        self.lost += 1;
-        let stream = self.table[at].as_mut().expect("it was just found");
-        stream.used = clock;
-        stream.shrink(asked.index, limits);
-        let windows = stream.after_miss(limits, asked, cached);
-        self.recognise(at);
-        windows
+        if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
+            self.lost += 1;
+            self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
+            return self.proceed(at, limits, asked, cached);
+        }
+        if let Some(at) = self.known(|stream| stream.has_been_at(asked.index)) {
+            return self.lap(at, limits, asked, cached);
+        }
+        if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
+            return self.proceed(at, limits, asked, cached);
+        }
+        self.start(Stream::begin(Way::Forward, origin, asked, limits), limits, asked, cached)
     }
 
+    /// The stream at `at` begins again, or somewhere on its old way.
     fn lap(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
-        let clock = self.clock;
-        let stream = self.table[at].as_mut().expect("it was just found");
-        stream.used = clock;
-        stream.laps += 1;
-        stream.move_to(asked.index);
+        self.table[at].iter_mut().for_each(|stream| stream.begin_again(asked.index));
+        self.proceed(at, limits, asked, cached)
+    }
+
+    /// The stream at `at` missed a page: its windows.
+    fn proceed(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let stream = self.table[at].as_mut().expect("a known stream is in the table");
+        stream.used = self.clock;
         let windows = stream.after_miss(limits, asked, cached);
         self.recognise(at);
         windows

@@ -167,18 +167,18 @@ fn q04_windows_shrink_to_a_quarter_after_a_failed_read_and_grow_again() {
         let mut simulator = Simulator::new(config, 1 << 20);
         for pages_max in [256, 64, 16] {
             simulator.state.on_failure();
-            assert_eq!(simulator.state.pages_max(), pages_max);
+            assert_eq!(simulator.state.report().pages_max, pages_max);
         }
         read_each(&mut simulator, 0..30_000);
-        assert_eq!(simulator.state.pages_max(), later, "{config:?}");
-        assert_eq!(simulator.state.done().failures, 3);
+        assert_eq!(simulator.state.report().pages_max, later, "{config:?}");
+        assert_eq!(simulator.state.report().failures, 3);
     }
     let mut off = Readahead::new(Config::kernel_like(2, 2, Order::ZERO));
     off.on_failure();
-    assert_eq!(off.pages_max(), 0);
+    assert_eq!(off.report().pages_max, 0);
     let mut least = Readahead::new(Config::new(1024));
     (0..10).for_each(|_| least.on_failure());
-    assert_eq!(least.pages_max(), 4);
+    assert_eq!(least.report().pages_max, 4);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn q05_q06_a_forward_scan_misses_at_its_start_only_and_fetches_each_page_once() 
         read_steps(&mut simulator, 0, pages, 20_000 / pages + 1);
         assert!(simulator.misses.len() <= 2, "{pages} at a time: {:?}", simulator.misses);
         assert!(simulator.fetched.values().all(|&times| times == 1) && simulator.fetched.len() == 20_000);
-        assert_eq!(simulator.state.class(), Class::Sequential);
+        assert_eq!(simulator.state.report().class, Class::Sequential);
     }
 }
 
@@ -212,8 +212,8 @@ fn q07_random_reads_fetch_what_was_asked() {
         simulator.read(first, pages);
         assert_eq!(simulator.told(), format!("{first}+{pages}"));
     }
-    assert_eq!(simulator.state.class(), Class::Random);
-    assert_eq!(simulator.state.done().prefetched_pages, 0);
+    assert_eq!(simulator.state.report().class, Class::Random);
+    assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn q08_a_window_that_is_gone_before_it_is_read_makes_windows_smaller() {
     ahead.into_iter().for_each(|page| simulator.evict(page));
     let told = read_each(&mut simulator, 5000..5003);
     assert_eq!(told, "5000+512(511) 5512+512(512)");
-    assert_eq!((simulator.state.pages_max(), simulator.state.done().lost_windows), (512, 1));
+    assert_eq!((simulator.state.report().pages_max, simulator.state.report().lost_windows), (512, 1));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn q10_without_windows_only_what_was_asked_is_read() {
     simulator.read(3, 4);
     simulator.read(7, 600);
     assert_eq!(simulator.told(), "0+3 3+4 7+256(192) 263+256(256) 519+88");
-    assert_eq!(simulator.state.done().prefetched_pages, 0);
+    assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
 #[test]
@@ -299,6 +299,32 @@ fn q11_q12_what_is_cached_is_not_read_again_and_gets_no_marker() {
     assert_eq!(told, "0+4(1) 4+8(8) 12+16(16) 28+32(32) 60+64(64) 124+64(64)");
     assert!(simulator.fetched.iter().all(|(page, &times)| times == 1 && ![1, 2, 10, 11, 40].contains(page)));
     assert_eq!(simulator.misses, [0]);
+}
+
+#[test]
+fn a_window_that_could_not_be_filled_is_judged_again() {
+    let mut simulator = ours(256, FILE);
+    read_each(&mut simulator, 0..1000);
+    let edge = simulator.log.last().unwrap().end();
+    let asked = Asked { index: edge, pages: 1, file_pages: FILE };
+    for _ in 0..3 {
+        let windows = simulator.state.on_miss(asked, &NothingCached);
+        assert_eq!((windows[0].start, windows[0].pages), (edge, 256));
+        simulator.state.on_refused(edge);
+    }
+    assert_eq!(simulator.state.report().lost_windows, 0);
+}
+
+#[test]
+fn a_small_file_that_is_read_again_is_no_trouble() {
+    let mut simulator = ours(256, 20);
+    for _ in 0..5 {
+        read_each(&mut simulator, 0..20);
+        (0..20).for_each(|page| simulator.evict(page));
+    }
+    let report = simulator.state.report();
+    assert_eq!((report.class, report.lost_windows, report.pages_max), (Class::Looping, 0, 256));
+    assert_eq!(simulator.misses, [0; 5]);
 }
 
 // Where the kernel is weak.
@@ -315,7 +341,7 @@ fn every_second_page_is_fetched_and_no_other() {
     );
     assert!(simulator.fetched.keys().all(|page| page % 2 == 0));
     assert_eq!(simulator.misses, [5000, 5002, 5004, 5006]);
-    assert_eq!(simulator.state.class(), Class::Strided);
+    assert_eq!(simulator.state.report().class, Class::Strided);
 }
 
 #[test]
@@ -341,7 +367,7 @@ fn backward_streams_have_windows() {
         assert_eq!(simulator.misses.len(), 2, "{pages} at a time: {:?}", simulator.misses);
         assert!(simulator.log.iter().any(|window| window.pages == 256));
         assert!(simulator.fetched.values().all(|&times| times == 1));
-        assert_eq!(simulator.state.class(), Class::Backward);
+        assert_eq!(simulator.state.report().class, Class::Backward);
     }
     let told = read_each(&mut ours(64, FILE), (80..=100).rev());
     assert_eq!(told, "100+1 99+1 96+3(1) 88+8(1) 72+16(1) 40+32(1)");
@@ -355,10 +381,21 @@ fn a_loop_is_recognised() {
     for lap in 0..3 {
         read_each(&mut simulator, 0..3000);
         let expected = if lap == 0 { Class::Sequential } else { Class::Looping };
-        assert_eq!(simulator.state.class(), expected, "lap {lap}");
+        assert_eq!(simulator.state.report().class, expected, "lap {lap}");
         assert_eq!(simulator.misses.len(), lap + 1, "{:?}", simulator.misses);
         (0..3000).for_each(|page| simulator.evict(page));
     }
+}
+
+#[test]
+fn a_loop_may_begin_and_end_anywhere() {
+    let mut simulator = ours(64, 9000);
+    for lap in 0..3 {
+        read_each(&mut simulator, 1000..3000);
+        assert_eq!(simulator.misses.len(), lap + 2, "{:?}", simulator.misses);
+        (0..9000).for_each(|page| simulator.evict(page));
+    }
+    assert_eq!(simulator.state.report().class, Class::Looping);
 }
 
 #[test]
@@ -370,7 +407,7 @@ fn the_hint_sequential_starts_at_once_with_windows_twice_as_large() {
     read_each(&mut simulator, 5001..9000);
     assert!(simulator.log.iter().any(|window| window.pages == 512));
     simulator.state.set_hint(Hint::Normal);
-    assert_eq!(simulator.state.pages_max(), 256);
+    assert_eq!(simulator.state.report().pages_max, 256);
 }
 
 #[test]

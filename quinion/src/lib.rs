@@ -74,9 +74,11 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{Builder, Cache, File, ReadOptions, Stats};
+pub use cache::{Builder, Cache, File, ReadFuture, ReadOptions, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use filemap::Prefetch;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]

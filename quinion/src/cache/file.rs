@@ -7,10 +7,11 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Prefetch, Progress, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
@@ -18,7 +19,7 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
 
-use super::Handle;
+use super::{Handle, ReadFuture};
 
 /// How a read behaves; the default waits for what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -131,6 +132,36 @@ impl File {
         shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
     }
 
+    /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
+    /// runtime. Nothing happens before the first poll, which answers a hit at once. Dropping the future is
+    /// cancelling the read; bytes that are on their way then go to the cache.
+    ///
+    /// The first future of a cache that must wait starts one thread, which waits for all of them and ends
+    /// with the cache.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if that thread cannot be started.
+    pub fn read_at_async<'a>(&'a self, buffer: &'a mut [u8], position: u64) -> ReadFuture<'a> {
+        ReadFuture::new(self, buffer, position)
+    }
+
+    pub(super) fn poll_read(
+        &self,
+        progress: &mut Progress,
+        buffer: &mut [u8],
+        position: u64,
+        context: &Context<'_>,
+    ) -> Poll<Result<usize>> {
+        if self.process.is_forked() {
+            return Poll::Ready(Err(Repr::Forked.into()));
+        }
+        if buffer.is_empty() || position >= FILE_BYTES_MAX {
+            return Poll::Ready(Ok(0));
+        }
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context)
+    }
+
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
@@ -192,6 +223,34 @@ impl File {
             return Err(Repr::Forked.into());
         }
         Ok(self.readahead.lock().report())
+    }
+
+    /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it: for
+    /// what a program knows it will read soon. Nothing is cut short in silence: what was left alone, because
+    /// half of the cache is on its way or no page can be had, is told. May wait for locks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong at the device is told to who reads.
+    pub fn will_need(&self, position: u64, len: u64) -> Result<Prefetch> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(shared.filemap.will_need(mapping, position, len))
+    }
+
+    /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
+    /// wholly in the range go, and none that is pinned or on its way; other files' and other ranges'
+    /// pages stay. May wait for locks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn dont_need(&self, position: u64, len: u64) -> Result<u64> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(shared.filemap.dont_need(mapping, position, len))
     }
 
     /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read

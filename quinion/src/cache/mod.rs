@@ -36,8 +36,10 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
 
 mod file;
+mod future;
 
 pub use file::{File, ReadOptions};
+pub use future::ReadFuture;
 
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
@@ -336,6 +338,7 @@ impl Shared {
             inserted_pages: counters.sum(Count::Inserted),
             readahead_pages: counters.sum(Count::Readahead),
             evicted_pages: counters.sum(Count::Evicted),
+            dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.mechanism().name(),
@@ -348,6 +351,8 @@ impl Drop for Shared {
         if self.process.is_forked() {
             return;
         }
+        // No future is left: each borrows a file, which keeps us.
+        self.filemap.room.close();
         // What is in flight writes into the arena: it ends before anything else does.
         self.engine.drain();
         for (_, known) in self.table.lock().files.drain() {
@@ -456,6 +461,8 @@ pub struct Stats {
     pub readahead_pages: u64,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
+    /// Pages dropped because a program said that it does not need them.
+    pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
     /// Requests at the backends now.
@@ -466,7 +473,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 19] {
+    pub fn numbers(&self) -> [(&'static str, u64); 20] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -485,6 +492,7 @@ impl Stats {
             ("inserted_pages", self.inserted_pages),
             ("readahead_pages", self.readahead_pages),
             ("evicted_pages", self.evicted_pages),
+            ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
             ("in_flight", self.in_flight),
         ]

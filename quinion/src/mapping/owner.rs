@@ -27,7 +27,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Put, Readable, Record, Retire, Run, View};
+use crate::arena::{
+    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Put, Readable, Record, Retire, Run, View,
+};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
@@ -207,6 +209,11 @@ impl Mapping {
     /// Whether a folio seems to stand at `index`, filled or not: a hint, by a look without a lock.
     pub fn is_cached(&self, index: PageIndex) -> bool {
         self.find_frame(index).is_some()
+    }
+
+    /// Whether the page at `index` is ready to be read, as far as can be seen without a lock.
+    pub fn probe(&self, index: PageIndex) -> Result<(), NotReady> {
+        self.find(index).ok_or(NotReady::Mismatch)?.begin_read(self.id, index).map(drop)
     }
 
     /// Holds the folio at `index`, filled or not.
@@ -407,6 +414,37 @@ impl<'a> MappingGuard<'a> {
         tree.erase(index.0);
         self.tree.pages -= u64::from(order.pages());
         Some(order)
+    }
+
+    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
+    /// frames and returns how many pages went.
+    pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
+        let mut at = from;
+        while let Some((first, frame, order)) = self.next_in(at, to) {
+            let next = first.plus(u64::from(order.pages()));
+            if first >= from && next <= end && self.evict(first, frame).is_some() {
+                gone.push((frame, order));
+            }
+            at = next;
+        }
+        self.mapping.arena.free_all(&gone);
+        gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+    }
+
+    /// The first folio that meets `from..end`: its first index, its frame, its order.
+    fn next_in(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, Frame, Order)> {
+        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let tree = self.xarray(&nodes);
+        let mut at = from.0;
+        while at < end.0 {
+            let (first, entry, order) = tree.next(at, end.0 - 1)?;
+            if let Kind::Folio(frame) = entry.kind() {
+                return Some((PageIndex(first), Frame(frame), Order(order)));
+            }
+            at = first + (1 << order);
+        }
+        None
     }
 
     /// Whether the first folio of a fill still stands where it was put.

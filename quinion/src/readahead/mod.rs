@@ -33,7 +33,6 @@
 //! a miss inside it.
 
 mod kernel_like;
-mod range;
 mod recent;
 mod stream;
 mod streams;
@@ -44,7 +43,6 @@ mod simulator;
 #[cfg(test)]
 mod tests;
 
-pub use range::{Plan, WillNeed, covered_pages, whole_pages};
 pub use window::{Asked, Cached, NothingCached, Window, Windows};
 
 use std::ops::Range;

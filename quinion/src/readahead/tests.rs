@@ -429,44 +429,6 @@ fn folios_grow_with_the_windows() {
     assert_eq!(small, 4, "the first window");
 }
 
-#[test]
-fn a_will_need_is_carried_out_as_a_whole_or_says_what_it_left_out() {
-    let page = 4096;
-    let will_need = WillNeed {
-        position: 10 * page + 1,
-        len: 3 << 20,
-        file_bytes: 700 * page + 5,
-        room_pages: 1 << 20,
-        piece_pages: 128,
-        order_max: Order::ZERO,
-    };
-    let plan = will_need.plan();
-    let pieces: Vec<_> = plan.map(|window| (window.start.0, window.pages)).collect();
-    assert_eq!(pieces, [(10, 118), (128, 128), (256, 128), (384, 128), (512, 128), (640, 61)]);
-    assert_eq!((plan.pages, plan.past_end_pages, plan.no_room_pages), (691, 78, 0));
-    let plan = WillNeed { room_pages: 100, ..will_need }.plan();
-    assert_eq!((plan.pages, plan.past_end_pages, plan.no_room_pages), (100, 78, 591));
-    assert_eq!(plan.map(|window| window.pages).sum::<u32>(), 100);
-    assert_eq!(WillNeed { position: 800 * page, len: u64::MAX, ..will_need }.plan().count(), 0);
-}
-
-#[test]
-fn only_whole_pages_are_not_needed() {
-    let (file, index) = (10 * 4096 + 7, |(first, end): (PageIndex, PageIndex)| (first.0, end.0));
-    assert_eq!(index(whole_pages(0, 4096, file)), (0, 1));
-    assert_eq!(index(whole_pages(1, 4096, file)), (1, 1));
-    assert_eq!(index(whole_pages(1, 8191, file)), (1, 2));
-    assert_eq!(
-        index(whole_pages(9 * 4096, 4096 + 6, file)),
-        (9, 10),
-        "one byte of the last page is still needed"
-    );
-    assert_eq!(index(whole_pages(9 * 4096, 4096 + 7, file)), (9, 11));
-    assert_eq!(index(whole_pages(5, u64::MAX, file)), (1, 11));
-    assert_eq!(index(covered_pages(4095, 2)), (0, 2));
-    assert_eq!(index(covered_pages(4096, 0)), (1, 1));
-}
-
 /// What a reader does next.
 #[derive(Clone, Debug)]
 enum Step {

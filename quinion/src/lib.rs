@@ -26,6 +26,8 @@
 
 // Ground floor: numbers, errors, locks, system calls, memory.
 pub mod units;
+#[cfg(feature = "std")]
+pub mod tuning;
 #[cfg(not(quinion_model))]
 #[cfg(feature = "std")]
 pub mod error;
@@ -85,3 +87,5 @@ pub use folio::Pinned;
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+#[cfg(feature = "std")]
+pub use tuning::{Descent, Insertion, NodeReserve, Tuning};

@@ -28,12 +28,13 @@ use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
-use crate::mapping::{Mapping, RUN_PAGES_MAX};
+use crate::mapping::Mapping;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::stats::Count;
-use crate::sync::{Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
+use crate::tuning::Tuning;
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE};
 
 mod file;
 mod future;
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
     idle_files_max: usize,
+    tuning: Tuning,
 }
 
 /// Which mapping is which file's.
@@ -85,8 +87,9 @@ pub struct Builder {
     readahead: u64,
     readahead_style: ReadaheadStyle,
     idle_files_max: usize,
-    folio_order_max: Order,
+    folio_orders: Orders,
     engine: EngineOptions,
+    tuning: Tuning,
 }
 
 impl Builder {
@@ -120,10 +123,26 @@ impl Builder {
         self
     }
     /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// Larger folios make hits on large files cheaper and eviction coarser.
+    /// Larger folios make hits on large files cheaper and eviction coarser. Lowers the smallest folio to itself.
     #[must_use]
     pub fn folio_order_max(mut self, order: u8) -> Self {
-        self.folio_order_max = Order(order).min(Order::MAX);
+        self.folio_orders.max = Order(order).min(Order::MAX);
+        self.folio_orders.min = self.folio_orders.min.min(self.folio_orders.max);
+        self
+    }
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
+    /// What is read is then rounded to whole such folios, and they are never cut up: for devices and files whose
+    /// pieces are larger than a page. Raises the largest folio to itself.
+    #[must_use]
+    pub fn folio_order_min(mut self, order: u8) -> Self {
+        self.folio_orders.min = Order(order).min(Order::MAX);
+        self.folio_orders.max = self.folio_orders.max.max(self.folio_orders.min);
+        self
+    }
+    /// How the cache works inside, for benchmarks and tests; see [`Tuning`].
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
     /// How files are read: by io_uring, by a pool of threads, or by the first if the system lets us (the
@@ -145,16 +164,16 @@ impl Builder {
         let arena = Arena::build(ArenaOptions { memory }).map_err(|e| Repr::Build(Box::new(e)))?;
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
-        let filemap = Filemap::new(Arc::new(arena), room, self.folio_order_max);
+        let filemap = Filemap::new(Arc::new(arena), room, self.folio_orders, self.tuning);
         let readahead_bytes = self.readahead.min(memory / 16).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
             ReadaheadStyle::Streams => Config::new(readahead_pages),
             ReadaheadStyle::KernelLike => {
-                Config::kernel_like(readahead_pages, RUN_PAGES_MAX, self.folio_order_max)
+                Config::kernel_like(readahead_pages, EXTENT_PAGES, self.folio_orders.max)
             }
         };
-        let readahead = readahead.orders(Order::ZERO, self.folio_order_max);
+        let readahead = readahead.orders(self.folio_orders.min, self.folio_orders.max);
         let shared = Shared {
             filemap: Arc::new(filemap),
             engine,
@@ -162,6 +181,7 @@ impl Builder {
             process,
             readahead,
             idle_files_max: self.idle_files_max,
+            tuning: self.tuning,
         };
         Ok(Cache { shared: Arc::new(shared) })
     }
@@ -174,8 +194,9 @@ impl Default for Builder {
             readahead: 4 << 20,
             readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
-            folio_order_max: Order::ZERO,
+            folio_orders: Orders::PAGES,
             engine: EngineOptions::default(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -281,7 +302,8 @@ impl Shared {
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
-        let Some(mapping) = Mapping::new(arena, id, backend, attributes, self.process) else {
+        let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
+        let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
@@ -389,6 +411,7 @@ impl Table {
         self.idle.insert(now, identity);
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
+        known.mapping.give_back_nodes(Locks::Wait);
         let mut gone = Vec::new();
         if known.mapping.lock().pages() == 0 {
             gone.extend(self.forget(now));

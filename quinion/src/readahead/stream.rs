@@ -144,9 +144,10 @@ impl Stream {
         index == self.origin && self.has_been_at(index)
     }
 
-    /// Whether the marker is on the folio that begins with page `first`.
+    /// Whether the marker is on the folio that begins with page `first`. The fill may put it on the folio that
+    /// covers its page or, where folios have a least size, on the one behind.
     pub fn has_marker_on(&self, first: PageIndex) -> bool {
-        self.marker.is_some_and(|m| first <= m && m.0 - first.0 < u64::from(self.order.pages()))
+        self.marker.is_some_and(|marker| first.0.abs_diff(marker.0) < u64::from(self.order.pages()))
     }
 
     /// Whether it goes forward and `index` is the first page that was not fetched for it.

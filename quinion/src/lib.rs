@@ -87,5 +87,7 @@ pub use filemap::Prefetch;
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Insertion, NodeReserve, Tuning};

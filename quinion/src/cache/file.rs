@@ -13,7 +13,7 @@ use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Patience, Polled, Prefetch, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
-use crate::readahead::Readahead;
+use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -78,13 +78,14 @@ pub struct File {
 
 impl File {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
+            readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
         }
@@ -199,6 +200,30 @@ impl File {
             return Err(Repr::Forked.into());
         }
         shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+    }
+
+    /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
+    /// window is as configured again. Waits for nobody but a reader of this handle who starts a window.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn advise(&self, hint: Hint) -> Result<()> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        self.readahead.lock().set_hint(hint);
+        Ok(())
+    }
+
+    /// What readahead knows of this handle and did for it. Waits as [`File::advise`] does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn readahead_report(&self) -> Result<ReadaheadReport> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(self.readahead.lock().report())
     }
 
     /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it: for

@@ -38,12 +38,12 @@ use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
-use crate::readahead::{Readahead, Window};
+use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Batch, Filemap, Filled, Need};
+use super::fill::{Filemap, Filled, Need};
 use super::hit::{Stopped, read_hits_into};
 
 /// How far a read may go for bytes that are not there.
@@ -90,6 +90,17 @@ pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
         && referenced.load(Ordering::Relaxed) == 0
     {
         referenced.store(1, Ordering::Relaxed);
+    }
+}
+
+/// What readahead may ask: hints, by the lookup without a lock.
+impl Cached for Mapping {
+    fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
+        let max = index.0.min(u64::from(max)) as u32;
+        (0..max).find(|&i| !self.is_cached(PageIndex(index.0 - 1 - u64::from(i)))).unwrap_or(max)
+    }
+    fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
+        (0..u64::from(max)).map(|i| index.plus(i)).find(|&at| !self.is_cached(at))
     }
 }
 
@@ -244,7 +255,7 @@ impl Filemap {
         mapping: &Arc<Mapping>,
         position: u64,
     ) -> Result<(), Error> {
-        let none = RankedMutex::new(Rank::Readahead, Readahead::new(1));
+        let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let miss = Miss { index: PageIndex::of_byte(position), position, len: 1, reach: Reach::Page };
         self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
@@ -310,30 +321,33 @@ impl Filemap {
         if patience == Patience::CacheOnly {
             return Err(would_block());
         }
-        let window = match reach {
-            Reach::Page => Window { start: index, pages: 1, marker: None },
+        let windows = match reach {
+            Reach::Page => Windows::one(Window::exact(index, 1)),
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
-                let size_pages = mapping.size_pages();
-                if index.0 >= size_pages {
-                    return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
-                }
-                let asked = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
-                guard.on_miss(
-                    index,
-                    asked.clamp(1, size_pages - index.0).min(u64::from(u32::MAX)) as u32,
-                    size_pages,
-                )
+                let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
+                let pages = pages.min(u64::from(u32::MAX)) as u32;
+                guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
             }
         };
+        let Some((&window, ahead)) = windows.split_first() else {
+            return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
+        };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        match self.fill_window(mapping, window, need, patience) {
+        let filled = self.fill_window(mapping, window, need, patience);
+        if matches!(filled, Filled::Busy | Filled::NoMemory)
+            && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
+        {
+            state.on_refused(index);
+        }
+        match filled {
             Filled::Nothing => Ok(Missed::Again(reach)),
             Filled::Busy => Err(would_block()),
             Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
+                self.fill_ahead(mapping, ahead, patience);
                 if let Ok(held) = mapping.try_hold(index) {
                     match self.wait_readable(mapping, &held, patience) {
                         Readable::Yes => return Ok(Missed::Ready(held)),
@@ -341,7 +355,12 @@ impl Filemap {
                         Readable::Never => {}
                     }
                 }
-                judge_failure(&batch, miss).map(Missed::Again)
+                let failure = batch.take_failure(index);
+                if failure.is_some() && reach == Reach::Window {
+                    let state = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+                    state.into_iter().for_each(|mut state| state.on_failure());
+                }
+                judge_failure(failure, miss).map(Missed::Again)
             }
         }
     }
@@ -363,12 +382,30 @@ impl Filemap {
             return;
         }
         let before = *state;
-        let Some(window) = state.on_marker(page, mapping.size_pages()) else { return };
-        match self.fill_window(mapping, window, Need::Ahead, patience) {
-            Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
-            Filled::Nothing => {}
-            Filled::NoMemory | Filled::Busy => *state = before, // the stream goes on with a miss
+        let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
+        let windows = state.on_marker(asked, &**mapping);
+        match self.fill_ahead(mapping, &windows, patience) {
+            Ahead::Started => {}
+            Ahead::Refused => *state = before, // the stream goes on with a miss
         }
+    }
+
+    /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy.
+    pub(super) fn fill_ahead(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        windows: &[Window],
+        patience: Patience,
+    ) -> Ahead {
+        for (at, &window) in windows.iter().enumerate() {
+            match self.fill_window(mapping, window, Need::Ahead, patience) {
+                Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
+                Filled::Nothing => {}
+                Filled::NoMemory | Filled::Busy if at == 0 => return Ahead::Refused,
+                Filled::NoMemory | Filled::Busy => break,
+            }
+        }
+        Ahead::Started
     }
 
     /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
@@ -461,6 +498,15 @@ enum Reach {
     Page,
 }
 
+/// What came of windows that nobody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ahead {
+    /// All, or the first of them, are on their way or there.
+    Started,
+    /// Not even the first.
+    Refused,
+}
+
 /// What came of a miss.
 enum Missed<'m> {
     /// The folio, filled.
@@ -470,8 +516,8 @@ enum Missed<'m> {
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
-fn judge_failure(batch: &Batch, miss: Miss) -> Result<Reach, Error> {
-    match (batch.take_failure(miss.index), miss.reach) {
+fn judge_failure(failure: Option<std::io::Error>, miss: Miss) -> Result<Reach, Error> {
+    match (failure, miss.reach) {
         (Some(source), Reach::Page) => {
             Err(Repr::Read { position: miss.position, len: miss.len, source }.into())
         }

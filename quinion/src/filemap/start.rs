@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::mapping::{Mapping, find};
-use crate::readahead::Readahead;
+use crate::readahead::{Asked, Readahead};
 use crate::sync::RankedMutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
@@ -121,9 +121,13 @@ impl Filemap {
         let judge = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
         let Some(mut judge) = judge else { return };
         let before = *judge;
-        let window = judge.on_miss(span.first, pages, size_pages);
+        let windows = judge.on_miss(Asked { index: span.first, pages, file_pages: size_pages }, &**mapping);
+        let Some((&window, ahead)) = windows.split_first() else { return };
         match self.fill_window(mapping, window, Need::Ahead, patience) {
-            Filled::Submitted(_) | Filled::Nothing => self.touch_asked(mapping, span.first, pages),
+            Filled::Submitted(_) | Filled::Nothing => {
+                self.touch_asked(mapping, span.first, pages);
+                let _ = self.fill_ahead(mapping, ahead, patience); // what is refused comes by a miss
+            }
             Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
         }
     }

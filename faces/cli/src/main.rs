@@ -21,8 +21,6 @@
 
 mod cat;
 mod progress;
-mod report;
-mod size;
 mod stat;
 mod sys;
 
@@ -34,9 +32,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use quinion_cli::run::{DeviceNumbers, Format, RunOptions};
-
-use size::Size;
+use quinion_cli::report::{self, Form};
+use quinion_cli::run::{DeviceNumbers, RunOptions};
+use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
@@ -115,8 +113,8 @@ fn run(arguments: RunArguments) -> ExitCode {
     let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
     let options = RunOptions {
         report: match arguments.report {
-            RunReport::Text => Some(Format::Text),
-            RunReport::Json => Some(Format::Json),
+            RunReport::Text => Some(Form::Text),
+            RunReport::Json => Some(Form::Json),
             RunReport::None => None,
         },
         report_file: arguments.report_file,

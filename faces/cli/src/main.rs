@@ -1,8 +1,9 @@
-//! The command `quinion`: cat, stat and run through a page cache you own.
+//! The command `quinion`: cat, stat, bench and run through a page cache you own.
 //!
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
+//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--dir DIR]
 //!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //! ```
 //!
@@ -19,6 +20,7 @@
 //! `run` ends with its program's code instead: 127 if there is no such program,
 //! 126 if it cannot be run, 128 + n if signal n ended it.
 
+mod bench;
 mod cat;
 mod progress;
 mod stat;
@@ -62,6 +64,7 @@ struct CommandLine {
 enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
+    Bench(bench::Arguments),
     Run(RunArguments),
 }
 
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
     match CommandLine::parse().command {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
+        Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
     }
 }

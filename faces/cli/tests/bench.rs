@@ -22,7 +22,7 @@ const KEYS: [&str; 11] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 4] = ["hit", "insert", "split", "cold"];
+const EXPERIMENTS: [&str; 5] = ["hit", "insert", "split", "readbatch", "cold"];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));

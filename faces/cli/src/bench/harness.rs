@@ -163,6 +163,8 @@ pub struct Case {
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
+    /// Counted repetitions at most.
+    repeat_max: usize,
     prepare: Prepare,
 }
 
@@ -178,6 +180,7 @@ impl Case {
             metrics: metrics.to_vec(),
             comparisons: Vec::new(),
             warm_ups: 1,
+            repeat_max: usize::MAX,
             prepare: Box::new(prepare),
         }
     }
@@ -186,6 +189,11 @@ impl Case {
     pub fn without_warm_up(mut self) -> Self {
         self.warm_ups = 0;
         self
+    }
+
+    /// One repetition says all: for what is counted and not timed.
+    pub fn once(self) -> Self {
+        Self { repeat_max: 1, ..self.without_warm_up() }
     }
 
     /// A row: `metric` of `ours` beside that of `peer`, with the ratio that is wanted at least.
@@ -214,7 +222,7 @@ impl Case {
 
     /// How often the case's alternatives are run together, counted or not.
     pub fn repetitions(&self, settings: &Settings) -> usize {
-        self.warm_ups + settings.repeat
+        self.warm_ups + settings.repeat.min(self.repeat_max)
     }
 
     /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows.
@@ -224,9 +232,10 @@ impl Case {
         settings: &Settings,
         mut passed: impl FnMut(),
     ) -> Result<Vec<Row>, Unmeasured> {
-        let Self { name, metrics, comparisons, warm_ups, prepare } = self;
+        let repetitions = self.repetitions(settings);
+        let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
         let mut taken: Vec<Taken> = prepare()?.into_iter().map(Taken::nothing).collect();
-        for repetition in 0..warm_ups + settings.repeat {
+        for repetition in 0..repetitions {
             run_all(&mut taken, repetition)?;
             if repetition + 1 == warm_ups {
                 taken.iter_mut().for_each(|taken| taken.values.clear());

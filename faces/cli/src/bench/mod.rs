@@ -5,8 +5,9 @@
 //!   harness      cases, alternatives in turn, ratios            rows      lines and tables
 //!   timing       elapsed and CPU time, of threads together      machine   what the numbers depend on
 //!   statistics   medians and quartiles                          scratch   files without a name
-//!   index        a tree by itself
-//!   hit  insert  split  cold                                             the experiments
+//!   index        a tree by itself                       ready     a mapping that is filled
+//!   counted      pieces of work                         callgrind counts their instructions
+//!   hit  insert  split  readbatch  cold                                             the experiments
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -17,12 +18,16 @@
 //!  2. A run that is interrupted leaves no file: those of the experiments have no name.
 //!  3. What could not be measured is said on standard error, with what would help.
 
+mod callgrind;
 mod cold;
+mod counted;
 mod harness;
 mod hit;
 mod index;
 mod insert;
 mod machine;
+mod readbatch;
+mod ready;
 mod rows;
 mod scratch;
 mod split;
@@ -42,7 +47,7 @@ use harness::{Experiment, Extent, Settings, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 4] = [
+const EXPERIMENTS: [Experiment; 5] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -57,6 +62,11 @@ const EXPERIMENTS: [Experiment; 4] = [
         name: "split",
         question: "split: what does it cost to insert into a larger shadow?",
         cases: split::cases,
+    },
+    Experiment {
+        name: "readbatch",
+        question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
+        cases: readbatch::cases,
     },
     Experiment {
         name: "cold",
@@ -84,6 +94,12 @@ pub struct Arguments {
     /// Where experiments make their files, which have no name; the current directory if not given.
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
+    /// Count the instructions of the recorded snippets, for `cargo xtask`.
+    #[arg(long, hide = true, exclusive = true)]
+    count: bool,
+    /// Run this snippet, inside callgrind.
+    #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
+    inside: Option<String>,
     /// Which experiments; all if not given.
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(EXPERIMENTS.map(|e| e.name)))]
     experiments: Vec<String>,
@@ -91,6 +107,12 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
+    if let Some(name) = &arguments.inside {
+        return callgrind::inside(name).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
+    }
+    if arguments.count {
+        return count();
+    }
     let settings = settings(&arguments);
     let wanted = |experiment: &&Experiment| {
         arguments.experiments.is_empty() || arguments.experiments.iter().any(|name| name == experiment.name)
@@ -101,6 +123,23 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Ok(()) => bench.code,
         Err(code) => code,
     }
+}
+
+/// Prints the instructions and branches of each recorded snippet, below the compiler's name.
+fn count() -> ExitCode {
+    let mut text = format!("{}\n", env!("QUINION_COMPILER"));
+    for snippet in counted::SNIPPETS.iter().filter(|snippet| snippet.is_recorded()) {
+        match callgrind::count(snippet) {
+            Ok(counted) => {
+                text.push_str(&format!(
+                    "{:8.1} {:8.1}  {}\n",
+                    counted.instructions, counted.branches, snippet.name
+                ));
+            }
+            Err(why) => return crate::complain(&why),
+        }
+    }
+    crate::print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
 fn settings(arguments: &Arguments) -> Settings {

@@ -64,6 +64,11 @@ pub(crate) enum Repr {
          build a cache after the fork, or open the file directly"
     )]
     Forked,
+    #[error(
+        "cannot start the thread that waits for all pending reads: {0}; allow this process one thread more, \
+         or use the calls that wait"
+    )]
+    NoThread(#[source] io::Error),
     #[error("{0}")]
     InvalidInput(String),
 }
@@ -74,7 +79,7 @@ impl Error {
         match *self.0 {
             Repr::Build(_) => ErrorKind::Build,
             Repr::Open { .. } => ErrorKind::Open,
-            Repr::Read { .. } | Repr::Attributes(_) => ErrorKind::Io,
+            Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
             Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
             Repr::Forked => ErrorKind::Forked,

@@ -74,7 +74,7 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{Builder, Cache, File, ReadOptions, Stats};
+pub use cache::{Builder, Cache, File, ReadFuture, ReadOptions, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]

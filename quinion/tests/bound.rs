@@ -8,10 +8,13 @@
 #![allow(unsafe_code, reason = "fork")]
 
 use std::fs;
+use std::future::Future;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -159,6 +162,14 @@ fn more_readers_than_memory_succeed_or_are_told() {
     }
 }
 
+/// How the first poll of a read fails, if it does.
+fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
+    match Pin::new(read).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer.err().map(|e| e.kind()),
+        Poll::Pending => None,
+    }
+}
+
 #[test]
 fn every_call_of_a_forked_child_says_so() {
     let (_folder, path) = content();
@@ -181,6 +192,7 @@ fn every_call_of_a_forked_child_says_so() {
                 file.read_exact_at(&mut buffer, 0).err().map(|e| e.kind()),
                 file.pin(0, 10).err().map(|e| e.kind()),
                 file.revalidate().err().map(|e| e.kind()),
+                poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
                 cache.open(&path).err().map(|e| e.kind()),
             ];
             let streams = file.read(&mut buffer).is_err() && file.seek(SeekFrom::End(0)).is_err();

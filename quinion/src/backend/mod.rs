@@ -40,6 +40,7 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod desk;
 mod engine;
 mod file;
 mod memory;
@@ -54,6 +55,7 @@ mod tests;
 mod threads;
 mod transfer;
 
+pub use desk::{Errand, Left, WordLeft};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;

@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::desk::Desk;
 use super::{Backend, Reap, Reaped};
 
 /// What a sleeper waits for: asked by itself and, while it sleeps, by whoever wakes the room. So it must
@@ -34,6 +35,8 @@ pub type Wish<'a> = dyn FnMut() -> bool + Send + 'a;
 pub struct WaitRoom {
     beds: Mutex<Beds>,
     sleepers: AtomicUsize,
+    /// Those who wait without a thread.
+    desk: Desk,
 }
 
 #[derive(Default)]
@@ -89,12 +92,19 @@ impl WaitRoom {
     /// Wakes those to look again for whom something may have changed. Called after the change they wait
     /// for, with no lock held that a sleeper's wish takes.
     pub fn wake(&self) {
-        // Partner: the fence in `lie_down`. Either we see the sleeper counted and look for it, or our change
-        // came first and it sees it before it lies down.
+        // Partners: the fences in `lie_down` and in `Desk::leave`. Either we see the sleeper counted and look
+        // for it, or our change came first and it sees it before it lies down.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.lock().rouse();
         }
+        if self.desk.has_words() {
+            self.desk.rouse();
+        }
+    }
+
+    pub(super) fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     /// Sleeps, once, unless the wish has come true or `backend` wants a leader.

@@ -7,10 +7,11 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Progress, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::Readahead;
 use crate::stats::Counters;
@@ -18,7 +19,7 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
 
-use super::Handle;
+use super::{Handle, ReadFuture};
 
 /// How a read behaves; the default waits for what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -128,6 +129,36 @@ impl File {
     fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
         shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
+    }
+
+    /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
+    /// runtime. Nothing happens before the first poll, which answers a hit at once. Dropping the future is
+    /// cancelling the read; bytes that are on their way then go to the cache.
+    ///
+    /// The first future of a cache that must wait starts one thread, which waits for all of them and ends
+    /// with the cache.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if that thread cannot be started.
+    pub fn read_at_async<'a>(&'a self, buffer: &'a mut [u8], position: u64) -> ReadFuture<'a> {
+        ReadFuture::new(self, buffer, position)
+    }
+
+    pub(super) fn poll_read(
+        &self,
+        progress: &mut Progress,
+        buffer: &mut [u8],
+        position: u64,
+        context: &Context<'_>,
+    ) -> Poll<Result<usize>> {
+        if self.process.is_forked() {
+            return Poll::Ready(Err(Repr::Forked.into()));
+        }
+        if buffer.is_empty() || position >= FILE_BYTES_MAX {
+            return Poll::Ready(Ok(0));
+        }
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context)
     }
 
     /// Reads exactly `buffer.len()` bytes at `position`.

@@ -35,8 +35,10 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
 
 mod file;
+mod future;
 
 pub use file::{File, ReadOptions};
+pub use future::ReadFuture;
 
 /// A page cache of this process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
@@ -327,6 +329,8 @@ impl Drop for Shared {
         if self.process.is_forked() {
             return;
         }
+        // No future is left: each borrows a file, which keeps us.
+        self.filemap.room.close();
         // What is in flight writes into the arena: it ends before anything else does.
         self.engine.drain();
         for (_, known) in self.table.lock().files.drain() {

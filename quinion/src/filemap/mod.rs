@@ -14,7 +14,8 @@
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
 //! room. `fill.rs` is steps 3 to 5 and the end of a fill; `read.rs` is the story
-//! as told above, for the owner's threads and on behalf of viewers.
+//! as told above, for the owner's threads and on behalf of viewers. `future.rs` tells
+//! it once more for those who have no thread to wait with.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -24,6 +25,8 @@
 
 #[cfg(feature = "std")]
 mod fill;
+#[cfg(feature = "std")]
+mod future;
 mod hit;
 #[cfg(feature = "std")]
 mod pin;
@@ -32,6 +35,8 @@ mod read;
 
 #[cfg(feature = "std")]
 pub use fill::Filemap;
+#[cfg(feature = "std")]
+pub(crate) use future::Progress;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
 #[cfg(feature = "std")]
 pub use read::Patience;

@@ -36,7 +36,7 @@ use crate::folio::Held;
 use crate::mapping::Mapping;
 use crate::readahead::{Readahead, Window};
 use crate::stats::Count;
-use crate::sync::{Locks, RankedMutex};
+use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need};
@@ -48,6 +48,9 @@ pub enum Patience {
     /// It waits for what it needs.
     #[default]
     Wait,
+    /// It starts what it can and waits for no device and no memory; it does wait for locks, which nobody
+    /// holds while waiting for those, and its requests may stand in a queue. For futures.
+    Start,
     /// It starts what it can and waits for no device, no memory and no lock.
     Now,
     /// It takes what is in the cache and starts nothing.
@@ -58,7 +61,7 @@ impl Patience {
     /// Whether locks may be waited for.
     pub(crate) fn locks(self) -> Locks {
         match self {
-            Patience::Wait => Locks::Wait,
+            Patience::Wait | Patience::Start => Locks::Wait,
             Patience::Now | Patience::CacheOnly => Locks::Try,
         }
     }
@@ -66,7 +69,7 @@ impl Patience {
     /// `wait`, or `now` if this caller does not wait.
     pub(crate) fn wait_or<T>(self, wait: impl FnOnce() -> T, now: impl FnOnce() -> Option<T>) -> Option<T> {
         match self {
-            Patience::Wait => Some(wait()),
+            Patience::Wait | Patience::Start => Some(wait()),
             Patience::Now | Patience::CacheOnly => now(),
         }
     }
@@ -97,6 +100,21 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
+        let (done, hit, outcome) = self.read_uncounted(mapping, readahead, patience, position, to);
+        self.count_read(done, hit);
+        // What was read counts; the error comes again with the next call.
+        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+    }
+
+    /// As [`Filemap::read`], uncounted: how many bytes, whether all of them were hits, and how it ended.
+    pub(super) fn read_uncounted(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+    ) -> (usize, bool, Result<(), Error>) {
         let mut done = 0;
         let mut hit = true;
         let mut end_checked = false;
@@ -136,9 +154,7 @@ impl Filemap {
                 }
             }
         };
-        self.count_read(done, hit);
-        // What was read counts; the error comes again with the next call.
-        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+        (done, hit, outcome)
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
@@ -186,8 +202,30 @@ impl Filemap {
         position: u64,
         len: usize,
     ) -> Result<Option<Held<'m>>, Error> {
+        self.hold_reaching(mapping, readahead, patience, position, len, Reach::Window)
+    }
+
+    /// Waits until the page at `position` is in the cache, reading it alone if need be.
+    pub(super) fn wait_for_page(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        position: u64,
+    ) -> Result<(), Error> {
+        let none = RankedMutex::new(Rank::Readahead, Readahead::new(1));
+        self.hold_reaching(mapping, &none, Patience::Wait, position, 1, Reach::Page).map(drop)
+    }
+
+    /// As [`Filemap::hold_folio`], beginning with attempts that reach so far.
+    fn hold_reaching<'m>(
+        self: &Arc<Self>,
+        mapping: &'m Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        len: usize,
+        mut reach: Reach,
+    ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let mut reach = Reach::Window;
         for _ in 0..SEEKS {
             if position >= mapping.size() {
                 return Ok(None);
@@ -219,7 +257,7 @@ impl Filemap {
                 self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
             }
             // Fetching what has landed starts nothing and waits for nothing.
-            Patience::Now | Patience::CacheOnly => {
+            Patience::Start | Patience::Now | Patience::CacheOnly => {
                 mapping.backend().reap(Reap::Ready, &mut || false);
             }
         }
@@ -261,7 +299,7 @@ impl Filemap {
         match self.fill_window(mapping, window, need, patience) {
             Filled::Nothing => Ok(Missed::Again(reach)),
             Filled::Busy => Err(would_block()),
-            Filled::NoMemory if patience == Patience::Now => Err(would_block()),
+            Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
                 if let Ok(held) = mapping.try_hold(index) {

@@ -27,7 +27,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, Put, Readable, Record, Retire, Run, View};
+use crate::arena::{
+    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Put, Readable, Record, Retire, Run, View,
+};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
@@ -202,6 +204,11 @@ impl Mapping {
     pub fn take_marker(&self, index: PageIndex) -> bool {
         let Some(descriptor) = self.find(index) else { return false };
         descriptor.begin_read(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
+    }
+
+    /// Whether the page at `index` is ready to be read, as far as can be seen without a lock.
+    pub fn probe(&self, index: PageIndex) -> Result<(), NotReady> {
+        self.find(index).ok_or(NotReady::Mismatch)?.begin_read(self.id, index).map(drop)
     }
 
     /// Holds the folio at `index`, filled or not.

@@ -3,6 +3,8 @@
 //! Every eight bytes hold the file's number, its generation and their own
 //! position, so that a byte of another file, place or time is noticed.
 
+#![allow(dead_code, reason = "each test uses its part of this module")]
+
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,0 +1,232 @@
+//! Future: a read that waits without a thread.
+//!
+//! ```text
+//!   poll   1 what was waited for: still pending?                     -> Pending
+//!          2 read what is there, start what is not                   -> all of it: Ready
+//!          3 the page that stops it is being filled: leave word      -> Pending
+//!            it is not there and could not be started: an errand     -> Pending
+//! ```
+//!
+//! Bytes land in the cache's frames, never in the caller's buffer; they are
+//! copied there by a poll. So a future that is dropped leaves nothing behind but
+//! a fill that ends in the cache, and borrows its buffer like any call.
+//!
+//! What may block is not done by a poll. Memory that is short, a page whose
+//! fill failed and a look at the file's end are **errands**: the room's poller
+//! does them, one after the other, and wakes the future.
+//!
+//! Invariants:
+//!  1. A pending future has a word at the desk or an errand under way, each with the waker of its last poll.
+//!  2. A page that was waited for and did not come is sought by an errand, which finds out why: no future
+//!     polls for ever.
+//!  3. Bytes that were read before an error are returned; the error comes with the next read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::arena::NotReady;
+use crate::backend::{Left, WordLeft};
+use crate::error::{Error, ErrorKind, Repr};
+use crate::mapping::Mapping;
+use crate::readahead::Readahead;
+use crate::sync::RankedMutex;
+use crate::units::PageIndex;
+
+use super::fill::Filemap;
+use super::read::Patience;
+
+/// How far a pending read has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that are in the buffer.
+    done: usize,
+    waited: Waited,
+    end: End,
+    is_miss: bool,
+}
+
+/// What a read waits for.
+#[derive(Debug, Default)]
+enum Waited {
+    #[default]
+    Nothing,
+    /// The page at this byte; a word for it lies at the desk.
+    Page { position: u64, word: Option<WordLeft> },
+    /// Something that the poller does.
+    Errand(Arc<Mutex<Outcome>>),
+}
+
+/// What has become of an errand.
+#[derive(Debug)]
+enum Outcome {
+    Pending(Waker),
+    Done(Option<Error>),
+}
+
+/// Whether the file was looked at again where it seemed to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum End {
+    #[default]
+    AsKnown,
+    LookedAt,
+}
+
+/// What a poll found where it could go no further.
+enum Obstacle {
+    /// The file ends here, as far as is known.
+    End,
+    /// The page at this byte is not ready.
+    Page(u64),
+}
+
+impl Filemap {
+    /// Goes on with a read of `to.len()` bytes at `position`. Ready with what [`Filemap::read`] would
+    /// return. Waits for no device and no memory.
+    pub(crate) fn poll_read(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        progress: &mut Progress,
+        position: u64,
+        to: &mut [u8],
+        context: &Context<'_>,
+    ) -> Poll<Result<usize, Error>> {
+        loop {
+            // 1
+            match self.poll_waited(mapping, progress, context) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(())) => {}
+                Err(error) => return self.finish(progress, Err(error)),
+            }
+            // 2
+            match self.read_on(mapping, readahead, progress, position, to) {
+                // 3
+                Ok(Some(Obstacle::Page(position))) => progress.waited = Waited::Page { position, word: None },
+                Ok(Some(Obstacle::End)) if progress.done == 0 && progress.end == End::AsKnown => {
+                    progress.end = End::LookedAt;
+                    let sent = self.send(mapping, progress, context, |filemap, mapping| {
+                        filemap.look_at_the_end(mapping).map(drop)
+                    });
+                    if let Err(error) = sent {
+                        return self.finish(progress, Err(error));
+                    }
+                }
+                Ok(Some(Obstacle::End) | None) => return self.finish(progress, Ok(())),
+                Err(error) => return self.finish(progress, Err(error)),
+            }
+        }
+    }
+
+    /// Whether what was waited for is there. If not, sees to it that the future is woken when it is.
+    fn poll_waited(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        progress: &mut Progress,
+        context: &Context<'_>,
+    ) -> Result<Poll<()>, Error> {
+        match std::mem::take(&mut progress.waited) {
+            Waited::Nothing => Ok(Poll::Ready(())),
+            Waited::Page { position, word } => {
+                drop(word); // it was granted, or this is not the waker it has
+                match mapping.probe(PageIndex::of_byte(position)) {
+                    Ok(()) => Ok(Poll::Ready(())),
+                    Err(NotReady::Filling) => self.await_page(mapping, progress, position, context),
+                    // It was not startable, or its fill failed, or it is gone again.
+                    Err(NotReady::Mismatch) => {
+                        let errand = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
+                            filemap.wait_for_page(mapping, position)
+                        };
+                        self.send(mapping, progress, context, errand)?;
+                        Ok(Poll::Pending)
+                    }
+                }
+            }
+            Waited::Errand(outcome) => {
+                let mut now = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                match &mut *now {
+                    Outcome::Done(error) => error.take().map_or(Ok(Poll::Ready(())), Err),
+                    Outcome::Pending(waker) => {
+                        waker.clone_from(context.waker());
+                        drop(now);
+                        progress.waited = Waited::Errand(outcome);
+                        Ok(Poll::Pending)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads what is there and starts what is not. `None`: all of it was read.
+    fn read_on(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        progress: &mut Progress,
+        position: u64,
+        to: &mut [u8],
+    ) -> Result<Option<Obstacle>, Error> {
+        let at = position + progress.done as u64;
+        let rest = &mut to[progress.done..];
+        let rest_len = rest.len();
+        let (bytes, hit, outcome) = self.read_uncounted(mapping, readahead, Patience::Start, at, rest);
+        progress.done += bytes;
+        progress.is_miss |= !hit;
+        match outcome {
+            Ok(()) if bytes == rest_len => Ok(None),
+            Ok(()) => Ok(Some(Obstacle::End)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Ok(Some(Obstacle::Page(position + progress.done as u64)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Leaves word for the page at byte `position`, which is being filled.
+    fn await_page(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        progress: &mut Progress,
+        position: u64,
+        context: &Context<'_>,
+    ) -> Result<Poll<()>, Error> {
+        let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
+        let wish = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
+        let left = self.room.leave_word(mapping.backend(), wish, context.waker().clone());
+        let word = match left.map_err(Repr::NoThread)? {
+            Left::Granted => None,
+            Left::Word(word) => Some(word),
+        };
+        let is_left = word.is_some();
+        progress.waited = Waited::Page { position, word };
+        if is_left { Ok(Poll::Pending) } else { self.poll_waited(mapping, progress, context) }
+    }
+
+    /// Has the poller do what may block.
+    fn send(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        progress: &mut Progress,
+        context: &Context<'_>,
+        errand: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let outcome = Arc::new(Mutex::new(Outcome::Pending(context.waker().clone())));
+        let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
+        let errand = move || {
+            let done = Outcome::Done(errand(&filemap, &mapping).err());
+            drop((filemap, mapping)); // before the future may go on and let go of the cache
+            let before = std::mem::replace(&mut *told.lock().unwrap_or_else(PoisonError::into_inner), done);
+            if let Outcome::Pending(waker) = before {
+                waker.wake();
+            }
+        };
+        self.room.send(Box::new(errand)).map_err(Repr::NoThread)?;
+        progress.waited = Waited::Errand(outcome);
+        Ok(())
+    }
+
+    fn finish(&self, progress: &mut Progress, outcome: Result<(), Error>) -> Poll<Result<usize, Error>> {
+        let Progress { done, is_miss, .. } = std::mem::take(progress);
+        self.count_read(done, !is_miss);
+        Poll::Ready(if done > 0 { Ok(done) } else { outcome.map(|()| 0) })
+    }
+}

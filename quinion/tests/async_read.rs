@@ -1,0 +1,296 @@
+//! Futures: reads that wait without a thread give what reads that wait give.
+//!
+//! The runtime here is a loop that polls what was woken and sleeps when nothing
+//! was, so that a wake-up that is lost is a test that hangs.
+
+mod common;
+mod device;
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use device::{Device, verify};
+use quinion::backend::Mechanism;
+use quinion::{Cache, ErrorKind, File, Result};
+
+const PAGE: u64 = 4096;
+
+/// Wakes a thread, and says which of its futures is to be polled.
+struct Ready {
+    number: usize,
+    ready: Arc<Mutex<BTreeSet<usize>>>,
+    thread: Thread,
+}
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        self.ready.lock().unwrap().insert(self.number);
+        self.thread.unpark();
+    }
+}
+
+/// Polls all futures until they are ready, each only when it was woken; what they gave, and the polls.
+fn join_all<F: Future + Unpin>(futures: Vec<F>) -> (Vec<F::Output>, usize) {
+    let ready: Arc<Mutex<BTreeSet<usize>>> = Arc::new(Mutex::new((0..futures.len()).collect()));
+    let (mut outputs, mut polls): (Vec<Option<F::Output>>, _) = (futures.iter().map(|_| None).collect(), 0);
+    let mut futures: Vec<Option<F>> = futures.into_iter().map(Some).collect();
+    while outputs.iter().any(Option::is_none) {
+        let next = ready.lock().unwrap().pop_first();
+        let Some(number) = next else {
+            thread::park();
+            continue;
+        };
+        let Some(future) = &mut futures[number] else { continue };
+        let waker: Waker =
+            Arc::new(Ready { number, ready: Arc::clone(&ready), thread: thread::current() }).into();
+        polls += 1;
+        if let Poll::Ready(output) = Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+            outputs[number] = Some(output);
+            futures[number] = None;
+        }
+    }
+    (outputs.into_iter().flatten().collect(), polls)
+}
+
+fn block_on<F: Future + Unpin>(future: F) -> F::Output {
+    join_all(vec![future]).0.remove(0)
+}
+
+fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A small cache without readahead.
+fn exact() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+
+fn read(file: &File, device: &Device, position: u64, len: usize) -> Result<usize> {
+    let mut buffer = vec![0; len];
+    let bytes = block_on(file.read_at_async(&mut buffer, position))?;
+    verify(&buffer[..bytes], device, position);
+    Ok(bytes)
+}
+
+#[test]
+fn a_hit_is_ready_at_the_first_poll() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    file.read_exact_at(&mut [0; 3 * PAGE as usize], PAGE).unwrap();
+    let mut buffer = [0; 5000];
+    let Poll::Ready(bytes) = poll_once(&mut file.read_at_async(&mut buffer, PAGE + 10)) else {
+        panic!("a hit does not wait")
+    };
+    assert_eq!(bytes.unwrap(), 5000);
+    verify(&buffer, &device, PAGE + 10);
+}
+
+#[test]
+fn one_thread_has_many_reads_at_the_device_at_a_time() {
+    const READS: usize = 500;
+    let (cache, device) = (exact(), Device::new(8 * READS as u64 * PAGE));
+    let file = open(&cache, &device);
+    device.hold();
+    let mut buffers = vec![[0; 100]; READS];
+    let position = |read: usize| (read * 7 % READS) as u64 * 8 * PAGE + 4000;
+    let mut futures: Vec<_> = buffers
+        .iter_mut()
+        .enumerate()
+        .map(|(read, buffer)| file.read_at_async(buffer, position(read)))
+        .collect();
+    for future in &mut futures {
+        assert!(poll_once(future).is_pending());
+    }
+    assert_eq!(device.reads().len(), READS, "all of them are there before anybody waits");
+    let released = Arc::clone(&device);
+    let releaser = thread::spawn(move || released.release());
+    let (bytes, polls) = join_all(futures);
+    releaser.join().unwrap();
+    assert!(bytes.into_iter().all(|bytes| bytes.unwrap() == 100));
+    for (read, buffer) in buffers.iter().enumerate() {
+        verify(buffer, &device, position(read));
+    }
+    // Each reaches into the next page: two fills, and a poll after each, and one before.
+    assert!(polls <= 3 * READS, "{polls} polls of {READS} reads: somebody is woken for nothing");
+    assert!(device.times_read().iter().all(|&times| times <= 1));
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_dropped_future_leaves_nothing_but_a_page_in_the_cache() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    device.hold();
+    let mut buffer = [0; 8];
+    let mut future = file.read_at_async(&mut buffer, 10 * PAGE);
+    assert!(poll_once(&mut future).is_pending());
+    drop(future);
+    device.release();
+    assert_eq!((cache.stats().in_flight, file.cached_pages()), (0, 1));
+    cache.check().unwrap();
+    assert_eq!(read(&file, &device, 10 * PAGE, 8).unwrap(), 8);
+    assert_eq!(device.reads().len(), 1);
+}
+
+#[test]
+fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
+    struct Counted(AtomicUsize);
+    impl Wake for Counted {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    device.hold();
+    let mut buffer = [0; 8];
+    let mut future = pin!(file.read_at_async(&mut buffer, 0));
+    let wakers = [(); 3].map(|()| Arc::new(Counted(AtomicUsize::new(0))));
+    for waker in &wakers {
+        let waker = Arc::clone(waker).into();
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    device.release();
+    assert_eq!(wakers.map(|waker| waker.0.load(Ordering::Relaxed)), [0, 0, 1]);
+    assert!(matches!(poll_once(&mut future), Poll::Ready(Ok(8))));
+}
+
+#[test]
+fn a_page_that_cannot_be_read_fails_its_own_reads_and_not_for_ever() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let device = Device::new(100 * PAGE);
+    let file = open(&cache, &device);
+    device.fail(3);
+    // What came before the bad page is returned; the next read tells why it ended there.
+    assert_eq!(read(&file, &device, 0, 8 * PAGE as usize).unwrap(), 3 * PAGE as usize);
+    let error = read(&file, &device, 3 * PAGE, 100).unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+    assert!(device.times_read()[3] < 10, "{} tries", device.times_read()[3]);
+    assert_eq!(read(&file, &device, 4 * PAGE, 100).unwrap(), 100);
+    device.mend(3);
+    assert_eq!(read(&file, &device, 3 * PAGE, 100).unwrap(), 100);
+    cache.check().unwrap();
+}
+
+#[test]
+fn at_the_end_the_file_is_looked_at_again() {
+    let (cache, device) = (exact(), Device::new(10_000));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 9_000, 5_000).unwrap(), 1_000);
+    assert_eq!(read(&file, &device, 10_000, 5_000).unwrap(), 0);
+    device.size.store(20_000, Ordering::Relaxed);
+    assert_eq!(read(&file, &device, 10_000, 5_000).unwrap(), 5_000);
+    assert_eq!(read(&file, &device, u64::MAX, 10).unwrap(), 0);
+    assert_eq!(read(&file, &device, 0, 0).unwrap(), 0);
+}
+
+#[test]
+fn memory_that_is_short_is_waited_for_elsewhere_and_then_said_to_be_so() {
+    let (cache, device) = (exact(), Device::new(2 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    let mut pins = Vec::new();
+    let error = loop {
+        match file.pin(pins.len() as u64 * 64 * PAGE, 64 * PAGE as usize) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoMemory);
+    let far = 2 * Cache::MEMORY_MIN - 64 * PAGE;
+    let mut buffer = vec![0; 63 * PAGE as usize];
+    loop {
+        match block_on(file.read_at_async(&mut buffer, far)) {
+            Ok(bytes) if bytes == buffer.len() => pins.push(file.pin(far, bytes).unwrap()),
+            Ok(_) => continue, // the last free pages: the rest comes with the next call
+            Err(error) => break assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}"),
+        }
+        break;
+    }
+    pins.clear();
+    assert_eq!(read(&file, &device, far, 63 * PAGE as usize).unwrap(), 63 * PAGE as usize);
+    cache.check().unwrap();
+}
+
+/// A file of 64 MiB whose contents tell where they belong.
+fn content() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("content");
+    let mut plain = std::fs::File::create(&path).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    for number in 0..64 {
+        common::fill_content(&mut piece, 1, number << 20, 0);
+        plain.write_all(&piece).unwrap();
+    }
+    plain.sync_all().unwrap();
+    (folder, path)
+}
+
+/// Reads at random places by futures, `depth` at a time; with blocking readers beside them.
+fn beside_blocking_readers(mechanism: Mechanism) {
+    let (_folder, path) = content();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    let plain = std::fs::File::open(&path).unwrap();
+    thread::scope(|scope| {
+        for reader in 0..2u64 {
+            let (file, plain) = (file.clone(), &plain);
+            scope.spawn(move || {
+                for step in 0..300u64 {
+                    let position = (step * 7919 + reader * 31) % 16_000 * PAGE;
+                    let (mut ours, mut theirs) = (vec![0; 9000], vec![0; 9000]);
+                    let bytes = file.read_at(&mut ours, position).unwrap();
+                    plain.read_exact_at(&mut theirs[..bytes], position).unwrap();
+                    assert!(ours[..bytes] == theirs[..bytes]);
+                }
+            });
+        }
+        for round in 0..20u64 {
+            let mut buffers = vec![vec![0; 3000]; 64];
+            let place = |read: u64| (read * 104_729 + round * 7) % 16_000 * PAGE + 2000;
+            let futures: Vec<_> = buffers
+                .iter_mut()
+                .zip(0..)
+                .map(|(buffer, read)| file.read_at_async(buffer, place(read)))
+                .collect();
+            assert!(join_all(futures).0.into_iter().all(|bytes| bytes.unwrap() == 3000));
+            for (buffer, read) in buffers.iter().zip(0..) {
+                common::verify(buffer, 1, place(read)).unwrap();
+            }
+        }
+    });
+    cache.check().unwrap();
+    drop((file, cache));
+    // The thread that waited for all of them ends with the cache.
+    while has_poller() {
+        thread::yield_now();
+    }
+}
+
+/// Whether a thread of this process is a poller.
+fn has_poller() -> bool {
+    std::fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {
+        let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        name.starts_with("quinion-poller")
+    })
+}
+
+#[test]
+fn futures_and_waiting_readers_share_a_ring() {
+    beside_blocking_readers(Mechanism::Ring);
+}
+
+#[test]
+fn futures_and_waiting_readers_share_a_pool() {
+    beside_blocking_readers(Mechanism::Threads);
+}

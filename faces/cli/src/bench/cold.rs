@@ -106,8 +106,8 @@ struct Target {
 
 impl Target {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
-        let scratch = Scratch::new(&settings.folder, settings.pick(64 << 20, 4 << 30))?;
-        Ok(Self { scratch, folder: settings.folder.clone(), memory_mib: settings.pick(32, 256) })
+        let scratch = Scratch::new(&settings.folder, settings.pick(128 << 20, 4 << 30))?;
+        Ok(Self { scratch, folder: settings.folder.clone(), memory_mib: settings.pick(64, 256) })
     }
 
     fn alternative(

@@ -59,7 +59,7 @@ pub const SNIPPETS: [Snippet; 12] = [
     snippet("batch read of 1, a step more", BATCHES, || batches(1, Ready::batch_and_a_step)),
     snippet("batch read of 4, a step more", BATCHES, || batches(4, Ready::batch_and_a_step)),
     snippet("batch read of 31, a step more", BATCHES, || batches(31, Ready::batch_and_a_step)),
-    snippet("one folio, copied", BATCHES, || batches(1, Ready::batch_and_copy)).moving(4096),
+    snippet("batch read of 1, copied", BATCHES, || batches(1, Ready::batch_and_copy)).moving(4096),
     snippet("plain lookup and copy", BATCHES, || batches(1, Ready::lookup_and_copy)).moving(4096),
 ];
 

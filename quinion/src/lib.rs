@@ -26,6 +26,8 @@
 
 // Ground floor: numbers, errors, locks, system calls, memory.
 pub mod units;
+#[cfg(feature = "std")]
+pub mod tuning;
 #[cfg(not(quinion_model))]
 #[cfg(feature = "std")]
 pub mod error;
@@ -78,6 +80,10 @@ pub use cache::{Builder, Cache, File, ReadFuture, ReadOptions, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub use filemap::Prefetch;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(feature = "std")]
+pub use tuning::{Descent, Insertion, NodeReserve, Tuning};

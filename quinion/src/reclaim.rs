@@ -79,6 +79,12 @@ impl Reclaim {
         mappings.values().map(|mapping| mapping.backend()).find(|backend| backend.wants_leader()).cloned()
     }
 
+    /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
+    pub fn collect_spare_nodes(&self) {
+        let mappings: Vec<_> = self.mappings.read().values().cloned().collect();
+        mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
+    }
+
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {

@@ -36,6 +36,8 @@ pub enum Count {
     Readahead,
     /// Pages evicted to make room.
     Evicted,
+    /// Pages dropped because a program said it does not need them.
+    Dropped,
     /// Pages dropped because their file changed.
     Invalidated,
 }

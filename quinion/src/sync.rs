@@ -11,8 +11,12 @@
 //! the lock order that ARCHITECTURE.md prints.
 //!
 //! [`mutant`] is how the model proves that each fence and each check of the
-//! hit protocol is needed: the model switches one off and must then find a
-//! wrong read. Outside the model it is the constant `false` and costs nothing.
+//! hit protocol, and each ordering of the tree, is needed: the model switches
+//! one off and must then find a wrong read. Outside the model it is the
+//! constant `false` and costs nothing.
+
+#[cfg(feature = "std")]
+pub(crate) mod lock;
 
 /// Atomics and fences, from the standard library or from the model checker.
 pub mod atomic {
@@ -22,7 +26,9 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// A step of the hit protocol, or of the holds, that the model can leave out to prove it necessary.
+/// A step of the hit protocol, of the holds, or of the tree, that the model can leave out to prove it
+/// necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s, from there on
+/// `tests/xarray_model.rs`'s.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
@@ -46,6 +52,8 @@ pub enum Mutant {
     PrepareFence,
     /// The step of the sequence to an even number that was not there before.
     PrepareStep,
+    /// The release ordering with which a folio gets its word before it is filled.
+    PrepareRelease,
     /// The fence before a thread writes bytes of a folio.
     FillFence,
     /// The release ordering with which a fill ends.
@@ -70,11 +78,95 @@ pub enum Mutant {
     PutAcquire,
     /// The release ordering of giving a hold back.
     PutRelease,
+    /// The look whether another hold is left, by who gives one back.
+    PutHolds,
+    /// The acquire ordering of a holder's look whether its folio is filled.
+    ReadableAcquire,
+    /// A holder's comparison of the sequence when it looks whether its folio is filled.
+    ReadableSequence,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
     MarkerFlag,
+    /// The release ordering with which a slot of a node is stored.
+    SlotRelease,
+    /// The acquire ordering with which a reader loads a slot.
+    SlotAcquire,
+    /// The release ordering with which a tree's root is stored.
+    RootRelease,
+    /// The acquire ordering with which a reader loads a root.
+    RootAcquire,
+    /// The emptying of a new node's slots.
+    NodeInit,
+    /// That nodes which were missing are linked after they were prepared.
+    PlantLast,
+    /// That the node into which a shadow is split is linked after its pieces stand in it.
+    SplitLast,
+    /// The reader's refusal of a node where only entries can be.
+    WalkLeaf,
 }
+
+#[cfg(quinion_model)]
+impl Mutant {
+    /// Every step.
+    pub const ALL: &'static [Mutant] = &[
+        Mutant::ReaderFence,
+        Mutant::ReaderRecheck,
+        Mutant::ReaderMapping,
+        Mutant::ReaderIndex,
+        Mutant::ReaderParity,
+        Mutant::ReaderUptodate,
+        Mutant::ReaderAcquire,
+        Mutant::PrepareFence,
+        Mutant::PrepareStep,
+        Mutant::PrepareRelease,
+        Mutant::FillFence,
+        Mutant::CompleteRelease,
+        Mutant::RetireStep,
+        Mutant::RetireHolds,
+        Mutant::RetireDetached,
+        Mutant::RetireAcquire,
+        Mutant::RetireRelease,
+        Mutant::HoldAcquire,
+        Mutant::HoldUptodate,
+        Mutant::HoldCompare,
+        Mutant::PutAcquire,
+        Mutant::PutRelease,
+        Mutant::PutHolds,
+        Mutant::ReadableAcquire,
+        Mutant::ReadableSequence,
+        Mutant::MarkerSequence,
+        Mutant::MarkerFlag,
+        Mutant::SlotRelease,
+        Mutant::SlotAcquire,
+        Mutant::RootRelease,
+        Mutant::RootAcquire,
+        Mutant::NodeInit,
+        Mutant::PlantLast,
+        Mutant::SplitLast,
+        Mutant::WalkLeaf,
+    ];
+    const HIT: usize = Mutant::MarkerFlag as usize;
+
+    /// The steps of the hit protocol and of the holds.
+    pub fn of_hits() -> &'static [Mutant] {
+        &Self::ALL[..Self::HIT]
+    }
+    /// The steps of the tree.
+    pub fn of_trees() -> &'static [Mutant] {
+        &Self::ALL[Self::HIT..]
+    }
+}
+
+#[cfg(quinion_model)]
+const _: () = {
+    let mut at = 0;
+    while at < Mutant::ALL.len() {
+        assert!(Mutant::ALL[at] as usize == at + 1, "every step is in the list, in its order");
+        at += 1;
+    }
+    assert!(Mutant::WalkLeaf as usize == at, "the last step is in the list");
+};
 
 /// Whether the model has switched off `step`. Always false in a real build.
 #[inline(always)]
@@ -127,9 +219,9 @@ pub use ranked::{Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, 
 #[cfg(feature = "std")]
 mod ranked {
     use std::ops::{Deref, DerefMut};
-    use std::sync::{
-        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-    };
+    use std::sync::{PoisonError, TryLockError};
+
+    use super::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     /// The place of a lock in the lock order; a thread takes locks of rising rank only.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -55,6 +55,11 @@ impl PageIndex {
     pub const fn align_down(self, order: Order) -> Self {
         Self(self.0 & !(order.pages() as u64 - 1))
     }
+    /// This index, or the next one at which a folio of `order` may start.
+    #[inline]
+    pub const fn align_up(self, order: Order) -> Self {
+        Self(self.0.next_multiple_of(order.pages() as u64))
+    }
     /// Whether a folio of `order` may start here.
     #[inline]
     pub const fn is_aligned(self, order: Order) -> bool {
@@ -128,6 +133,20 @@ impl Order {
         let order = pages.ilog2() as u8;
         if order > Self::MAX.0 { Self::MAX } else { Self(order) }
     }
+}
+
+/// Between which orders folios are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Orders {
+    /// No smaller ones: every folio starts at a multiple of so many pages.
+    pub min: Order,
+    /// No larger ones; at least `min`.
+    pub max: Order,
+}
+
+impl Orders {
+    /// Single pages only.
+    pub const PAGES: Orders = Orders { min: Order::ZERO, max: Order::ZERO };
 }
 
 impl fmt::Debug for Order {

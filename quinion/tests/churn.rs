@@ -293,14 +293,17 @@ fn reads_and_holds_against_refills() {
     let refills = std::env::var("CHURN_REFILLS").map_or(100_000, |text| text.parse().expect("a number"));
     let stage = Stage::new();
     std::thread::scope(|threads| {
-        threads.spawn(|| until_stopped(&stage, 1, read));
-        threads.spawn(|| until_stopped(&stage, 2, read));
-        threads.spawn(|| until_stopped(&stage, 3, hold));
-        let _stop = StopAtEnd(&stage);
-        let mut owner = Owner { stage: &stage, live: vec![], detached: vec![], dice: Dice::new(4) };
+        let acts: [fn(&Stage, &mut Dice, &mut [u8]); 3] = [read, read, hold];
+        let stage = &stage;
+        let readers =
+            [0, 1, 2].map(|who| threads.spawn(move || until_stopped(stage, who as u64 + 1, acts[who])));
+        let stop = StopAtEnd(stage);
+        let mut owner = Owner { stage, live: vec![], detached: vec![], dice: Dice::new(4) };
         for generation in 1..=refills {
             owner.refill(generation);
         }
+        drop(stop);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let (accepted, changed, held) = (count(&stage.accepted), count(&stage.changed), count(&stage.held));

@@ -62,6 +62,7 @@
 //! | `PrepareFence` | `new_file` | file 2 reads `[1, 1]`: its name, the old word, the old bytes |
 //! | | `taken_over_new` | the same |
 //! | `PrepareStep` | `old_file` | the old sequence comes back: `[1, 2]` |
+//! | `PrepareRelease` | `unfilled_hold_of_a_later_folio` | file 1's reader waits for file 2's folio and reads 2 |
 //! | `FillFence` | `filled_elsewhere` | file 1 reads `[1, 2]`: a worker's bytes, the old word |
 //! | `CompleteRelease` | `first_fill` | `[0, 0]` in a folio that is up to date |
 //! | `RetireStep` | `singles_become_pair` | the old single is never refused: `[2, 21]` |
@@ -74,6 +75,9 @@
 //! | `HoldCompare` | `hold_against_reuse` | a hold on another file's folio: 2 for 1 |
 //! | `PutAcquire` | `two_holds_against_removal` | race: the last holder frees too early for the other |
 //! | `PutRelease` | `hold_against_eviction` | race: as `RetireAcquire` |
+//! | `PutHolds` | `hold_against_unprepare` | race: two parties free the frame |
+//! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
+//! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -81,8 +85,8 @@
 //!
 //! * For a reader, Release on the word's store in `prepare`: who sees that word sees "not up to date" and
 //!   copies nothing, whatever identity it sees. It stands there for who holds a folio that is still being
-//!   filled (`try_hold_unfilled`), of which there is no scenario here yet. Since it does stand there, a reader
-//!   of the old page never meets "filling": with the new word it sees the new identity.
+//!   filled (`PrepareRelease`). Since it does stand there, a reader of the old page never meets "filling":
+//!   with the new word it sees the new identity.
 //! * A fence in `unprepare` beyond those of `retire` and `complete`, which it is made of.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //!
@@ -104,16 +108,17 @@
 #![cfg(quinion_model)]
 #![allow(unsafe_code, reason = "bytes under a hold are plain memory; the model watches them for races")]
 
-use std::collections::BTreeSet;
-use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
-use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Retire, before_bytes};
-use quinion::sync::{Mutant, model};
+use model_stage::{Needed, all_needed, explore as explore_bounded};
+use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, before_bytes};
+use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
+
+mod model_stage;
 
 const ONE: MappingId = MappingId(1);
 const TWO: MappingId = MappingId(2);
@@ -293,31 +298,9 @@ impl Held {
 
 // ---- scenarios ----------------------------------------------------------------------------------------
 
-/// Runs `scenario` under every interleaving and every value that a relaxed load may return, and
-/// checks that the outcomes met are those `expected`: neither more nor fewer.
+/// As [`explore_bounded`], with as many preemptions as there can be.
 fn explore(expected: &[&str], scenario: fn() -> String) {
     explore_bounded(None, expected, scenario);
-}
-
-/// As [`explore`], with at most this many preemptions in one run.
-fn explore_bounded(preemptions_max: Option<usize>, expected: &[&str], scenario: fn() -> String) {
-    let left_out = step_left_out();
-    model::leave_out(left_out);
-    let met = Arc::new(Mutex::new((0, BTreeSet::new())));
-    let noted = met.clone();
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = preemptions_max;
-    model.check(move || {
-        let outcome = scenario();
-        let mut noted = noted.lock().unwrap();
-        noted.0 += 1;
-        noted.1.insert(outcome);
-    });
-    let (runs, outcomes) = &*met.lock().unwrap();
-    println!("{runs} runs: {outcomes:?}");
-    if left_out == Mutant::None {
-        assert!(outcomes.iter().eq(expected), "the model met {outcomes:?} and not {expected:?}");
-    }
 }
 
 /// Starts a thread of the model that acts on the stage.
@@ -658,6 +641,123 @@ fn fill_against_removal() {
     });
 }
 
+/// A reader came by a stale slot and holds a folio that then enters no index.
+#[test]
+fn hold_against_unprepare() {
+    explore(
+        &[
+            "given up Kept, holder Last(order 0)",
+            "given up Last(order 0), holder Kept",
+            "given up Last(order 0), holder Mismatch",
+        ],
+        || {
+            let held = Held::new();
+            let holder = spawn(&held, |held| match held.descriptor.try_hold_unfilled(ONE, PAGE_0) {
+                Err(reason) => format!("{reason:?}"),
+                Ok(ticket) => {
+                    let readable = held.descriptor.is_readable(ticket);
+                    assert!(
+                        readable != Readable::Yes,
+                        "wrong answer: a folio that was never filled is readable"
+                    );
+                    held.put()
+                }
+            });
+            held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+            let given_up = held.descriptor.unprepare();
+            if given_up != Put::Kept {
+                held.free();
+            }
+            let look = holder.join().unwrap();
+            held.freed_once();
+            format!("given up {given_up:?}, holder {look}")
+        },
+    );
+}
+
+/// A reader of the old folio's slot comes while the frame is being filled for another file: it must not
+/// hold the new folio for the old one's.
+#[test]
+fn unfilled_hold_of_a_later_folio() {
+    explore(
+        &[
+            "evicted None, holder Kept",
+            "evicted Some(order 0), holder Kept",
+            "evicted Some(order 0), holder Mismatch",
+        ],
+        || {
+            let held = Held::filled();
+            let holder = spawn(&held, |held| match held.descriptor.try_hold_unfilled(ONE, PAGE_0) {
+                Err(reason) => format!("{reason:?}"),
+                Ok(ticket) => {
+                    if held.descriptor.is_readable(ticket) == Readable::Yes {
+                        let content = held.content();
+                        assert!(content == 1, "wrong bytes: {content} under a hold");
+                    }
+                    held.put()
+                }
+            });
+            let evicted = held.descriptor.try_retire();
+            if evicted.is_some() {
+                held.descriptor.prepare(TWO, PAGE_0, SMALL, false);
+                held.write(2);
+                held.descriptor.complete(true);
+            }
+            format!("evicted {evicted:?}, holder {}", holder.join().unwrap())
+        },
+    );
+}
+
+/// A reader holds a folio that is being filled, and reads it when it is told that it may.
+fn wait(held: &Held) -> (Readable, String) {
+    let Ok(ticket) = held.descriptor.try_hold_unfilled(ONE, PAGE_0) else {
+        return (Readable::Never, "Mismatch".into());
+    };
+    let readable = held.descriptor.is_readable(ticket);
+    if readable == Readable::Yes {
+        let content = held.content();
+        assert!(content == 1, "wrong bytes: {content} under a hold");
+    }
+    (readable, held.put())
+}
+
+#[test]
+fn wait_for_a_fill() {
+    explore(&["NotYet, Kept", "Yes, Kept"], || {
+        let held = Held::new();
+        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        let waiter = spawn(&held, |held| {
+            let (readable, put) = wait(held);
+            format!("{readable:?}, {put}")
+        });
+        held.write(1);
+        held.descriptor.complete(true);
+        waiter.join().unwrap()
+    });
+}
+
+/// The folio leaves the index, then its fill ends: who held it before is not to take the bytes for the file's.
+#[test]
+fn wait_for_a_removed_fill() {
+    explore(&["Never, Last(order 0)", "Never, Mismatch", "NotYet, Kept", "NotYet, Last(order 0)"], || {
+        let held = Held::new();
+        held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        let waiter = spawn(&held, |held| {
+            let (readable, put) = wait(held);
+            assert!(readable != Readable::Yes, "wrong answer: it left the index before it was filled");
+            format!("{readable:?}, {put}")
+        });
+        held.retire();
+        held.write(1);
+        if let Completed::Detached(Put::Last(_)) = held.descriptor.complete(true) {
+            held.free();
+        }
+        let waited = waiter.join().unwrap();
+        held.freed_once();
+        waited
+    });
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -691,102 +791,41 @@ fn marker_of_a_later_folio() {
 
 // ---- each step is needed ------------------------------------------------------------------------------
 
-/// Names the step to leave out to a process that runs one scenario.
-const LEFT_OUT: &str = "QUINION_MODEL_LEFT_OUT";
+const BYTES: &str = "wrong bytes: accepted";
+const RACE: &str = "Causality violation: Concurrent";
 
-fn step_left_out() -> Mutant {
-    let Ok(name) = std::env::var(LEFT_OUT) else { return Mutant::None };
-    *STEPS.iter().find(|step| format!("{step:?}") == name).expect("a step of this name")
-}
-
-const STEPS: &[Mutant] = &[
-    Mutant::ReaderFence,
-    Mutant::ReaderRecheck,
-    Mutant::ReaderMapping,
-    Mutant::ReaderIndex,
-    Mutant::ReaderParity,
-    Mutant::ReaderUptodate,
-    Mutant::ReaderAcquire,
-    Mutant::PrepareFence,
-    Mutant::PrepareStep,
-    Mutant::FillFence,
-    Mutant::CompleteRelease,
-    Mutant::RetireStep,
-    Mutant::RetireHolds,
-    Mutant::RetireDetached,
-    Mutant::RetireAcquire,
-    Mutant::RetireRelease,
-    Mutant::HoldAcquire,
-    Mutant::HoldUptodate,
-    Mutant::HoldCompare,
-    Mutant::PutAcquire,
-    Mutant::PutRelease,
-    Mutant::MarkerSequence,
-    Mutant::MarkerFlag,
+/// The scenarios that must fail without a step, and what they must fail with.
+const NEEDED: &[Needed] = &[
+    (Mutant::ReaderFence, &[("old_file", BYTES), ("new_file", BYTES), ("two_generations", BYTES)]),
+    (Mutant::ReaderRecheck, &[("old_page", BYTES), ("pair_becomes_singles", BYTES)]),
+    (Mutant::ReaderMapping, &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")]),
+    (Mutant::ReaderIndex, &[("old_page", "accepted [2, 2]")]),
+    (Mutant::ReaderParity, &[("singles_become_pair", BYTES), ("fill_against_removal", "under a hold")]),
+    (Mutant::ReaderUptodate, &[("first_fill", "accepted [0, 0]")]),
+    (Mutant::ReaderAcquire, &[("first_fill", "accepted [0, 0]")]),
+    (Mutant::PrepareFence, &[("new_file", "accepted [1, 1]"), ("taken_over_new", "accepted [1, 1]")]),
+    (Mutant::PrepareStep, &[("old_file", BYTES), ("two_generations", BYTES)]),
+    (Mutant::PrepareRelease, &[("unfilled_hold_of_a_later_folio", "wrong bytes: 2")]),
+    (Mutant::FillFence, &[("filled_elsewhere", BYTES)]),
+    (Mutant::CompleteRelease, &[("first_fill", "accepted [0, 0]"), ("hold_against_fill", RACE)]),
+    (Mutant::RetireStep, &[("singles_become_pair", BYTES), ("look_then_remove", RACE)]),
+    (Mutant::RetireHolds, &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)]),
+    (Mutant::RetireDetached, &[("fill_against_removal", RACE), ("two_holds_against_removal", RACE)]),
+    (Mutant::RetireAcquire, &[("hold_against_eviction", RACE)]),
+    (Mutant::RetireRelease, &[("look_then_remove", RACE)]),
+    (Mutant::HoldAcquire, &[("hold_against_fill", RACE)]),
+    (Mutant::HoldUptodate, &[("hold_against_fill", RACE)]),
+    (Mutant::HoldCompare, &[("hold_against_reuse", "wrong bytes: 2 under a hold")]),
+    (Mutant::PutAcquire, &[("two_holds_against_removal", RACE)]),
+    (Mutant::PutRelease, &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)]),
+    (Mutant::PutHolds, &[("hold_against_unprepare", RACE), ("two_holds_against_removal", RACE)]),
+    (Mutant::ReadableAcquire, &[("wait_for_a_fill", RACE)]),
+    (Mutant::ReadableSequence, &[("wait_for_a_removed_fill", "wrong answer")]),
+    (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
+    (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];
-
-/// The scenarios that must fail without `step`, and what they must fail with.
-fn failures_without(step: Mutant) -> &'static [(&'static str, &'static str)] {
-    const BYTES: &str = "wrong bytes: accepted";
-    const RACE: &str = "Causality violation: Concurrent";
-    match step {
-        Mutant::None => &[],
-        Mutant::ReaderFence => &[("old_file", BYTES), ("new_file", BYTES), ("two_generations", BYTES)],
-        Mutant::ReaderRecheck => &[("old_page", BYTES), ("pair_becomes_singles", BYTES)],
-        Mutant::ReaderMapping => &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")],
-        Mutant::ReaderIndex => &[("old_page", "accepted [2, 2]")],
-        Mutant::ReaderParity => &[("singles_become_pair", BYTES), ("fill_against_removal", "under a hold")],
-        Mutant::ReaderUptodate => &[("first_fill", "accepted [0, 0]")],
-        Mutant::ReaderAcquire => &[("first_fill", "accepted [0, 0]")],
-        Mutant::PrepareFence => &[("new_file", "accepted [1, 1]"), ("taken_over_new", "accepted [1, 1]")],
-        Mutant::PrepareStep => &[("old_file", BYTES), ("two_generations", BYTES)],
-        Mutant::FillFence => &[("filled_elsewhere", BYTES)],
-        Mutant::CompleteRelease => &[("first_fill", "accepted [0, 0]"), ("hold_against_fill", RACE)],
-        Mutant::RetireStep => &[("singles_become_pair", BYTES), ("look_then_remove", RACE)],
-        Mutant::RetireHolds => &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)],
-        Mutant::RetireDetached => &[("fill_against_removal", RACE), ("two_holds_against_removal", RACE)],
-        Mutant::RetireAcquire => &[("hold_against_eviction", RACE)],
-        Mutant::RetireRelease => &[("look_then_remove", RACE)],
-        Mutant::HoldAcquire => &[("hold_against_fill", RACE)],
-        Mutant::HoldUptodate => &[("hold_against_fill", RACE)],
-        Mutant::HoldCompare => &[("hold_against_reuse", "wrong bytes: 2 under a hold")],
-        Mutant::PutAcquire => &[("two_holds_against_removal", RACE)],
-        Mutant::PutRelease => &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)],
-        Mutant::MarkerSequence => &[("marker_of_a_later_folio", "wrong marker")],
-        Mutant::MarkerFlag => &[("one_marker_for_two", "wrong count")],
-    }
-}
 
 #[test]
 fn no_step_can_be_left_out() {
-    assert_eq!(STEPS.len(), Mutant::MarkerFlag as usize, "every step is in the list");
-    for &step in STEPS {
-        let failures = failures_without(step);
-        assert!(!failures.is_empty(), "{step:?}: no scenario needs it");
-        for (scenario, reason) in failures {
-            let met = run_without(step, scenario);
-            println!("{step:>16} {scenario:<26} {met}", step = format!("{step:?}"));
-            assert!(
-                met.contains(reason),
-                "{scenario} without {step:?} must fail with '{reason}'; it met: {met}"
-            );
-        }
-    }
-}
-
-/// Runs `scenario` without `step`, in a process of its own because the checker does not survive a
-/// failure; what it failed with, or "nothing".
-fn run_without(step: Mutant, scenario: &str) -> String {
-    let run = Command::new(std::env::current_exe().expect("a test knows its own name"))
-        .args([scenario, "--exact", "--nocapture"])
-        .env(LEFT_OUT, format!("{step:?}"))
-        .env("RUST_BACKTRACE", "0")
-        .output()
-        .expect("a test can be started again");
-    if run.status.success() {
-        return "nothing".into();
-    }
-    let told = String::from_utf8_lossy(&run.stderr);
-    let after = told.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
-    after.unwrap_or("a failure without a message").trim().into()
+    all_needed(Mutant::of_hits(), NEEDED);
 }

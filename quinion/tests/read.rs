@@ -353,7 +353,7 @@ fn many_threads_over_more_than_the_memory_read_the_right_bytes() {
     let (cache, device) = (cache(), Device::new(3 * Cache::MEMORY_MIN));
     let file = open(&cache, &device);
     thread::scope(|scope| {
-        for seed in 1..=8u64 {
+        let readers = [1, 2, 3, 4, 5, 6, 7, 8u64].map(|seed| {
             let (file, device) = (file.clone(), &device);
             scope.spawn(move || {
                 let mut state = seed;
@@ -362,8 +362,9 @@ fn many_threads_over_more_than_the_memory_read_the_right_bytes() {
                     let position = (state >> 20) % device.size.load(Ordering::Relaxed);
                     read(&file, device, position, (state >> 50) as usize + 1);
                 }
-            });
-        }
+            })
+        });
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
     cache.check().unwrap();
     assert_eq!(cache.stats().in_flight, 0);
@@ -420,15 +421,20 @@ fn a_late_answer_says_nothing_of_the_size_of_a_file_that_changed() {
 fn a_held_folio_is_its_holders_after_it_left_the_index() {
     use quinion::arena::{Arena, ArenaOptions, Readable};
     use quinion::backend::Backend;
-    use quinion::units::{MappingId, Order, PageIndex};
+    use quinion::backend::FillRun;
+    use quinion::mapping::{Mapping, Shape};
+    use quinion::units::{MappingId, Orders, PageIndex};
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
     let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    let mapping = quinion::mapping::Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process);
-    let mapping = mapping.unwrap();
-    let run = arena.alloc_run(1).unwrap();
-    assert_eq!(mapping.lock().add_folio_range(PageIndex(0), run, Order::ZERO, None).pages, 1);
-    arena.view().own(run.frame).complete(true);
+    let tuning = quinion::Tuning::default();
+    let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, tuning).unwrap();
+    let frame = arena.alloc_run(1).unwrap().frame;
+    let run = FillRun { index: PageIndex(0), frame, pages: 1 };
+    let mut guard = mapping.lock_to_add(run.index, 1, quinion::sync::Locks::Wait).unwrap();
+    assert_eq!(guard.add_folio_range(run, Shape::of(Orders::PAGES), &mut |_, _| {}).pages, 1);
+    drop(guard);
+    arena.view().own(frame).complete(true);
     let held = mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.is_readable(), Readable::Yes);
     assert_eq!(mapping.invalidate().unwrap(), 1, "between a reader's look and its copy");

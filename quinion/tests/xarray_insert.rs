@@ -14,7 +14,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{Entry, Inserted, Kind, Mark, Stored, Value};
+use quinion::xarray::{Entry, Inserted, Kind, Mark, Split, Stored, Value};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -310,4 +310,34 @@ fn two_folios_in_one_shadow_lose_no_index() {
         assert!((0..64).all(|index| !forest.tree().load(index).is_empty()));
         forest.check();
     }
+}
+
+#[test]
+fn a_split_alone_leaves_the_pieces_an_insertion_would() {
+    for (big, small) in (1..=9u8).flat_map(|big| (0..big).map(move |small| (big, small))) {
+        for place in (0..1u64 << big).step_by(1 << small) {
+            let (alone, inserted) = (forest::<2>(), forest::<2>());
+            for forest in [&alone, &inserted] {
+                put(forest, 512, big, shadow(big, 5));
+                put(forest, 3, 0, Entry::value(Value::spill(0, 1)));
+            }
+            let (got, descents) = alone.descents(|tree| tree.split(512 + place, small));
+            assert_eq!((got, descents), (Split::Done, 1));
+            assert_eq!(alone.tree().load(512 + place), shadow(small, 5));
+            alone.check();
+            inserted.tree().insert(512 + place, small, folio(1, small));
+            assert_eq!(pieces(&alone), pieces(&inserted), "{big} to {small} at {place}");
+            assert_eq!(alone.tree().split(512 + place, big), Split::Done, "it is small enough");
+        }
+    }
+    let forest = forest::<2>();
+    put(&forest, 512, 6, shadow(6, 5));
+    put(&forest, 3, 0, Entry::value(Value::spill(0, 1)));
+    put(&forest, 4, 2, Entry::folio(folio(1, 2)));
+    for index in [0, 3, 4, 600, 1 << 30] {
+        assert_eq!(forest.tree().split(index, 0), Split::Nothing);
+    }
+    let got = forest.with_budget(1, |tree| tree.split(512, 0));
+    assert_eq!(got, Split::NoNode);
+    forest.check();
 }

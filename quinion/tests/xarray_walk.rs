@@ -91,7 +91,7 @@ fn evict<const BITS: u32>(tree: &mut XArray<'_, Keeper, BITS>, index: u64) {
 fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
     let (stop, wrong) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        for seed in 1..3 {
+        let readers = [1, 2].map(|seed| {
             let (stop, wrong) = (&stop, &wrong);
             scope.spawn(move || {
                 let mut random = Random(seed);
@@ -102,10 +102,11 @@ fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
                         wrong.fetch_add(1, Relaxed);
                     }
                 }
-            });
-        }
+            })
+        });
         write(forest, steps);
         stop.store(true, Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
     forest.check();
     wrong.into_inner()
@@ -159,7 +160,7 @@ fn a_reader_of_index_0_never_misses_it_while_the_tree_grows_and_shrinks() {
     forest.tree().insert(0, 0, folio_at(0, 0));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let reader = scope.spawn(|| {
             while !stop.load(Relaxed) {
                 assert_eq!(forest.walk(0), Entry::folio(folio_at(0, 0)));
             }
@@ -170,6 +171,7 @@ fn a_reader_of_index_0_never_misses_it_while_the_tree_grows_and_shrinks() {
             forest.tree().erase(far);
         }
         stop.store(true, Relaxed);
+        reader.join().unwrap();
     });
     forest.check();
 }
@@ -184,7 +186,7 @@ fn a_split_never_hides_a_shadow_from_a_reader() {
     };
     put(6);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let reader = scope.spawn(|| {
             let mut random = Random(5);
             while !stop.load(Relaxed) {
                 let index = random.below(64);
@@ -201,6 +203,7 @@ fn a_split_never_hides_a_shadow_from_a_reader() {
             }
         }
         stop.store(true, Relaxed);
+        reader.join().unwrap();
     });
     forest.check();
 }

@@ -333,7 +333,8 @@ impl Descriptor {
         // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
         // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
         // Release in `complete` publishes identity and bytes together.)
-        self.word.store(word, Ordering::Release);
+        let order = ordering(Mutant::PrepareRelease, Ordering::Release, Ordering::Relaxed);
+        self.word.store(word, order);
     }
 
     /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. [`Put::Last`]: the frames are
@@ -442,10 +443,12 @@ impl Descriptor {
     #[inline]
     pub fn is_readable(&self, ticket: Ticket) -> Readable {
         // Acquire, partner: the Release in `complete`.
-        let word = Word(self.word.load(Ordering::Acquire));
+        let word =
+            Word(self.word.load(ordering(Mutant::ReadableAcquire, Ordering::Acquire, Ordering::Relaxed)));
+        let same = word.sequence() == ticket.word.sequence() || mutant(Mutant::ReadableSequence);
         match () {
             () if word.has(Flags::LOCKED) => Readable::NotYet,
-            () if word.has(Flags::UPTODATE) && word.sequence() == ticket.word.sequence() => Readable::Yes,
+            () if word.has(Flags::UPTODATE) && same => Readable::Yes,
             () => Readable::Never,
         }
     }
@@ -474,7 +477,8 @@ impl Descriptor {
     }
 
     fn last_or_kept(&self, after: Word) -> Put {
-        let last = after.has(Flags::DETACHED) && after.holds() == 0;
+        let unheld = after.holds() == 0 || mutant(Mutant::PutHolds);
+        let last = after.has(Flags::DETACHED) && unheld;
         if last { Put::Last(after.order()) } else { Put::Kept }
     }
 

@@ -45,7 +45,7 @@ use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
 use super::{Layout, NodeHead};
 use crate::sync::{Rank, RankedMutex};
-use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, PAGE_SIZE};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE};
 
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
 /// the control file.
@@ -225,6 +225,15 @@ enum Wanted {
     Cells,
 }
 
+/// How much of what was asked for is worth having.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Amount {
+    /// All of it, or nothing is taken.
+    All,
+    /// Less, if there is no more.
+    Less,
+}
+
 /// With what somebody who wants frames is content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
@@ -335,7 +344,7 @@ impl Arena {
     /// many. Otherwise as [`Arena::alloc`].
     pub fn alloc_run(&self, pages: u32) -> Option<Run> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        self.alloc_growing(|stock, wish| stock.take_run(&self.view, pages, wish))
+        self.alloc_growing(|stock, wish| stock.take_run(&self.view, pages, Stock::ANY, wish))
     }
 
     /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
@@ -344,19 +353,52 @@ impl Arena {
         self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
     }
 
-    /// Takes `pages` pages in as few runs as can be had, each as from [`Arena::alloc_run`], appends them to
-    /// `runs` and says how many pages they are together. Fewer than asked: as `None` there.
-    pub fn alloc_runs(&self, pages: u32, runs: &mut Vec<Run>) -> u32 {
-        let mut left = pages;
+    /// Takes `pages` pages in as few runs as can be had, each a naturally aligned power of two within
+    /// `sizes`, appends them to `runs` and says how many pages they are together: all, or with
+    /// [`Amount::Less`] fewer where there are no more. `pages` is a multiple of the smallest size.
+    /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`].
+    pub fn alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
+        let (before, mut left) = (runs.len(), pages);
         self.alloc_growing(|stock, wish| {
+            if wish == Wish::Pieces && !stock.has_for(left, amount) {
+                return None;
+            }
             while left > 0 {
-                let run = stock.take_run(&self.view, left, wish)?;
+                let run = stock.take_run(&self.view, left, sizes, wish)?;
                 left -= run.pages;
                 runs.push(run);
             }
             Some(())
         });
-        pages - left
+        self.all_or(amount, pages - left, pages, before, runs)
+    }
+
+    /// As [`Arena::alloc_runs`], out of what is grown and free now; 0 also when that would need waiting for a
+    /// lock. Never waits for memory, and for the lock only to give back what was not enough.
+    pub fn try_alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
+        let Some(mut stock) = self.stock.try_lock() else { return 0 };
+        let (before, mut left) = (runs.len(), pages);
+        while left > 0
+            && stock.has_for(left, amount)
+            && let Some(run) = stock.take_run(&self.view, left, sizes, Wish::Pieces)
+        {
+            left -= run.pages;
+            runs.push(run);
+        }
+        drop(stock);
+        self.all_or(amount, pages - left, pages, before, runs)
+    }
+
+    /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
+    fn all_or(&self, amount: Amount, got: u32, pages: u32, before: usize, runs: &mut Vec<Run>) -> u32 {
+        if got == pages || amount == Amount::Less {
+            return got;
+        }
+        let back: Vec<_> = runs.drain(before..).map(|run| (run.frame, Order::fitting(run.pages))).collect();
+        if !back.is_empty() {
+            self.free_all(&back);
+        }
+        0
     }
 
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
@@ -451,15 +493,33 @@ impl Arena {
         Some(cell)
     }
 
+    /// As [`Arena::alloc_cells`], out of the extents that are cut already; none also when that would need
+    /// waiting for a lock. Never waits.
+    pub fn try_alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
+        let first = cells.len();
+        let Some(mut stock) = self.stock.try_lock() else { return 0 };
+        cells.extend(std::iter::from_fn(|| stock.cells.alloc(&self.view)).take(wanted));
+        drop(stock);
+        cells[first..].iter().for_each(|&cell| self.clear(cell));
+        cells.len() - first
+    }
+
     /// Gives a cell back that nobody can reach any more but readers who are late.
     /// Locks: Arena. Panics if it was not handed out, as far as that can be seen.
     pub fn free_cell(&self, cell: CellNumber) {
+        self.free_cells([cell]);
+    }
+
+    /// Gives many cells back under one lock; as [`Arena::free_cell`].
+    pub fn free_cells(&self, cells: impl IntoIterator<Item = CellNumber>) {
         let mut stock = self.stock.lock();
-        if let Freed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
-            && stock.cells.extents() > self.reserve
-        {
-            stock.cells.remove_extent(extent);
-            stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES));
+        for cell in cells {
+            if let Freed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
+                && stock.cells.extents() > self.reserve
+            {
+                stock.cells.remove_extent(extent);
+                stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES));
+            }
         }
     }
 
@@ -593,13 +653,24 @@ impl Stock {
         self.extents_grown * EXTENT_PAGES
     }
 
-    /// Takes a run of at most `pages` frames (at least 1): of the power of two that fits, or of any below.
-    fn take_run(&mut self, view: &View, pages: u32, wish: Wish) -> Option<Run> {
-        let order = Order::fitting(pages);
-        match wish {
-            Wish::Whole => self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }),
-            Wish::Pieces => self.buddy.alloc_run(view, order.pages()),
-        }
+    /// Runs of every size.
+    const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
+
+    /// Takes a run of at most `pages` frames, of the largest of `sizes` that fits, or of any below.
+    fn take_run(&mut self, view: &View, pages: u32, sizes: Orders, wish: Wish) -> Option<Run> {
+        let order = Order::fitting(pages).min(sizes.max);
+        let smallest = match wish {
+            Wish::Whole => order,
+            Wish::Pieces => sizes.min,
+        };
+        let mut orders = (smallest.0..=order.0).rev().map(Order);
+        orders
+            .find_map(|order| self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }))
+    }
+
+    /// Whether it is worth to begin taking `pages` frames.
+    fn has_for(&self, pages: u32, amount: Amount) -> bool {
+        amount == Amount::Less || self.buddy.free_pages() >= u64::from(pages)
     }
 
     /// Cuts a free extent of data into cells, and says whether there was one.
@@ -802,11 +873,11 @@ mod tests {
         assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
         let rest = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
-        assert_eq!(arena.alloc_runs(1000, &mut runs), 511);
+        assert_eq!(arena.alloc_runs(1000, Stock::ANY, Amount::Less, &mut runs), 511);
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(arena.alloc_runs(1, &mut runs), 0);
+        assert_eq!(arena.alloc_runs(1, Stock::ANY, Amount::Less, &mut runs), 0);
         arena.free_all(&rest);
-        assert_eq!(arena.alloc_runs(600, &mut runs), 600);
+        assert_eq!(arena.alloc_runs(600, Stock::ANY, Amount::All, &mut runs), 600);
         arena.free(one, Order(0));
         arena.check().unwrap();
     }
@@ -870,6 +941,46 @@ mod tests {
     }
 
     #[test]
+    fn all_or_nothing_takes_nothing_when_it_is_not_all() {
+        let arena = arena(SMALL);
+        let all = drain(&arena, Order::MAX);
+        let mut runs = Vec::new();
+        arena.free_run(all[0].0, 100);
+        assert_eq!(arena.alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
+        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::Less, &mut runs), 100);
+        arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
+        assert_eq!(arena.alloc_runs(100, Stock::ANY, Amount::All, &mut runs), 100);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn runs_are_of_the_sizes_that_were_asked_for() {
+        let arena = arena(SMALL);
+        let all = drain(&arena, Order::MAX);
+        let sizes = Orders { min: Order(2), max: Order(4) };
+        // 512 pages of which every eighth is in use: pieces of 4, 2 and 1 are free.
+        for (at, pages) in (0..512).step_by(8).map(|at| (at, 7)) {
+            arena.free_run(all[0].0.plus(at), pages);
+        }
+        let mut runs = Vec::new();
+        assert_eq!(
+            arena.alloc_runs(512, sizes, Amount::All, &mut runs),
+            0,
+            "there are as many, but not such"
+        );
+        assert_eq!(arena.stats().free_pages, 448);
+        assert_eq!(arena.alloc_runs(512, sizes, Amount::Less, &mut runs), 256);
+        assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
+        arena.free_run(all[1].0, 512);
+        runs.clear();
+        assert_eq!(arena.alloc_runs(132, sizes, Amount::All, &mut runs), 132);
+        assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
+        arena.check().unwrap();
+    }
+
+    #[test]
     fn who_must_not_wait_gets_what_is_there_and_no_more() {
         let arena = arena(SMALL);
         assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
@@ -915,7 +1026,7 @@ mod tests {
                         None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
                     },
                     Op::Runs(pages) => {
-                        let got = arena.alloc_runs(pages, &mut runs);
+                        let got = arena.alloc_runs(pages, Stock::ANY, Amount::Less, &mut runs);
                         prop_assert!(got == pages || arena.stats().free_pages == 0);
                     }
                     Op::Free(which) if !runs.is_empty() => {

@@ -29,11 +29,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
 use super::room::{WaitRoom, Wish};
 use super::{Backend, Reap};
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 
 /// Something that may block, done by the poller.

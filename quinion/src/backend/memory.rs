@@ -7,10 +7,11 @@
 
 use std::fmt;
 use std::io;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Attributes, Backend, Fill, Identity, Version};
+use crate::sync::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What [`Identity::device`] of a memory file is: no device has this number.
 const DEVICE: u64 = u64::MAX;

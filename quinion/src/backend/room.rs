@@ -20,8 +20,10 @@
 //! Not an invariant: that a roused sleeper finds true what it was roused for. It looks again.
 
 use std::fmt;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
 use super::desk::Desk;
 use super::{Backend, Reap, Reaped};

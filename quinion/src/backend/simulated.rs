@@ -22,9 +22,10 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use super::{Attributes, Backend, Fill, Identity, MemoryFile, Reap, Reaped, Version, WaitRoom};
+use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
 /// What [`Identity::device`] of generated content is.

@@ -21,10 +21,11 @@ use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use super::{Attributes, Backend, Fill, WaitRoom};
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of a user's source that are read at a time, by way of a buffer of the thread.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Progress, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Prefetch, Progress, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
 use crate::readahead::Readahead;
 use crate::stats::Counters;
@@ -198,6 +198,34 @@ impl File {
             return Err(Repr::Forked.into());
         }
         shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+    }
+
+    /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it: for
+    /// what a program knows it will read soon. Nothing is cut short in silence: what was left alone, because
+    /// half of the cache is on its way or no page can be had, is told. May wait for locks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong at the device is told to who reads.
+    pub fn will_need(&self, position: u64, len: u64) -> Result<Prefetch> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(shared.filemap.will_need(mapping, position, len))
+    }
+
+    /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
+    /// wholly in the range go, and none that is pinned or on its way; other files' and other ranges'
+    /// pages stay. May wait for locks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn dont_need(&self, position: u64, len: u64) -> Result<u64> {
+        let Handle { shared, mapping } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(shared.filemap.dont_need(mapping, position, len))
     }
 
     /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read

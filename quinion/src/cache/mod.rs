@@ -30,9 +30,10 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
 use crate::stats::Count;
-use crate::sync::{Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{EXTENT_SIZE, MappingId, Order, PAGE_SIZE};
+use crate::tuning::Tuning;
+use crate::units::{EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE};
 
 mod file;
 mod future;
@@ -55,6 +56,7 @@ pub(crate) struct Shared {
     pub(crate) process: ForkGuard,
     pub(crate) readahead_pages_max: u32,
     idle_files_max: usize,
+    tuning: Tuning,
 }
 
 /// Which mapping is which file's.
@@ -80,8 +82,9 @@ pub struct Builder {
     memory: Option<u64>,
     readahead: u64,
     idle_files_max: usize,
-    folio_order_max: Order,
+    folio_orders: Orders,
     engine: EngineOptions,
+    tuning: Tuning,
 }
 
 impl Builder {
@@ -108,10 +111,26 @@ impl Builder {
         self
     }
     /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// Larger folios make hits on large files cheaper and eviction coarser.
+    /// Larger folios make hits on large files cheaper and eviction coarser. Lowers the smallest folio to itself.
     #[must_use]
     pub fn folio_order_max(mut self, order: u8) -> Self {
-        self.folio_order_max = Order(order).min(Order::MAX);
+        self.folio_orders.max = Order(order).min(Order::MAX);
+        self.folio_orders.min = self.folio_orders.min.min(self.folio_orders.max);
+        self
+    }
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
+    /// What is read is then rounded to whole such folios, and they are never cut up: for devices and files whose
+    /// pieces are larger than a page. Raises the largest folio to itself.
+    #[must_use]
+    pub fn folio_order_min(mut self, order: u8) -> Self {
+        self.folio_orders.min = Order(order).min(Order::MAX);
+        self.folio_orders.max = self.folio_orders.max.max(self.folio_orders.min);
+        self
+    }
+    /// How the cache works inside, for benchmarks and tests; see [`Tuning`].
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
     /// How files are read: by io_uring, by a pool of threads, or by the first if the system lets us (the
@@ -133,7 +152,7 @@ impl Builder {
         let arena = Arena::build(ArenaOptions { memory }).map_err(|e| Repr::Build(Box::new(e)))?;
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
-        let filemap = Filemap::new(Arc::new(arena), room, self.folio_order_max);
+        let filemap = Filemap::new(Arc::new(arena), room, self.folio_orders, self.tuning);
         let readahead = self.readahead.min(memory / 16) / PAGE_SIZE as u64;
         let shared = Shared {
             filemap: Arc::new(filemap),
@@ -142,6 +161,7 @@ impl Builder {
             process,
             readahead_pages_max: readahead as u32,
             idle_files_max: self.idle_files_max,
+            tuning: self.tuning,
         };
         Ok(Cache { shared: Arc::new(shared) })
     }
@@ -153,8 +173,9 @@ impl Default for Builder {
             memory: None,
             readahead: 4 << 20,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
-            folio_order_max: Order::ZERO,
+            folio_orders: Orders::PAGES,
             engine: EngineOptions::default(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -260,7 +281,8 @@ impl Shared {
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
-        let Some(mapping) = Mapping::new(arena, id, backend, attributes, self.process) else {
+        let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
+        let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
@@ -317,6 +339,7 @@ impl Shared {
             inserted_pages: counters.sum(Count::Inserted),
             readahead_pages: counters.sum(Count::Readahead),
             evicted_pages: counters.sum(Count::Evicted),
+            dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.mechanism().name(),
@@ -367,6 +390,7 @@ impl Table {
         self.idle.insert(now, identity);
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
+        known.mapping.give_back_nodes(Locks::Wait);
         let mut gone = Vec::new();
         if known.mapping.lock().pages() == 0 {
             gone.extend(self.forget(now));
@@ -439,6 +463,8 @@ pub struct Stats {
     pub readahead_pages: u64,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
+    /// Pages dropped because a program said that it does not need them.
+    pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
     /// Requests at the backends now.
@@ -449,7 +475,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 19] {
+    pub fn numbers(&self) -> [(&'static str, u64); 20] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -468,6 +494,7 @@ impl Stats {
             ("inserted_pages", self.inserted_pages),
             ("readahead_pages", self.readahead_pages),
             ("evicted_pages", self.evicted_pages),
+            ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
             ("in_flight", self.in_flight),
         ]

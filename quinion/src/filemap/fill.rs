@@ -1,8 +1,25 @@
 //! Fill: pages into the cache, from the window to the completed folio.
 //!
-//! A window becomes gaps (what of it is not cached), gaps become runs of
-//! consecutive frames, runs become locked folios in the tree and one [`Fill`]
-//! each. Fewer frames than pages is not an error: a window is a wish.
+//! ```text
+//!   window    [..... . . 5 6 7 8 . . . . . .)         whole folios, as far as the file goes
+//!   gaps       [---)         [---------)               what of it is not cached
+//!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
+//!                                                            then as many as memory allows
+//!   runs       [---)         [----)[---)               where gaps end and frames break off
+//!   insert     locked folios, all runs in one hold of the tree's lock
+//!   submit     one Fill each
+//! ```
+//!
+//! A window becomes gaps, gaps become runs of consecutive frames, runs become
+//! locked folios in the tree and one [`Fill`] each. Frames are taken for what is
+//! not cached and for nothing else, all or none: a window for which there is
+//! no memory takes none away from others while it reclaims. Fewer frames than
+//! pages is not an error in the end: a window is a wish. Only the first missing
+//! page of a read is worth waiting for memory.
+//!
+//! Where the cache has a smallest folio, a window starts and ends at multiples
+//! of it, as do gaps and runs; the last folio may reach over the end of the
+//! file, and its rest is zeros.
 //!
 //! The end of a fill comes by [`FillSink`], on whatever thread reaped it. Pages
 //! that the device did not deliver leave the tree before their folios are
@@ -11,21 +28,25 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::arena::{Arena, Completed, Put, Run};
+use crate::arena::{Amount, Arena, Completed, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
-use crate::mapping::{Mapping, RUN_PAGES_MAX};
+use crate::mapping::{AddedFolio, AddedRuns, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::Locks;
-use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
+use crate::sync::lock::Mutex;
+use crate::tuning::{Insertion, Tuning};
+use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
 use super::read::Patience;
 
+/// log2 of the pages of the longest run that is asked of the device at once, 256 KiB; a larger folio is more.
+const RUN_ORDER_MAX: Order = Order(6);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -40,8 +61,9 @@ pub struct Filemap {
     pub(crate) room: Arc<WaitRoom>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
-    /// The largest folio a fill makes.
-    pub(crate) folio_order_max: Order,
+    /// The folios that fills make.
+    pub(crate) folio_orders: Orders,
+    tuning: Tuning,
     /// Fills submitted and not completed.
     in_flight: AtomicU64,
     /// Fills completed, so that one who waits for memory sees that something happened.
@@ -71,15 +93,20 @@ pub(crate) enum Filled {
 }
 
 impl Filemap {
-    /// The paths of a cache over `arena`.
-    pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_order_max: Order) -> Self {
+    /// The paths of a cache over `arena`, which makes folios of `folio_orders`.
+    ///
+    /// # Panics
+    /// If the smallest is larger than the largest.
+    pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
+        assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let counters = Arc::new(Counters::default());
         Self {
             reclaim: Reclaim::new(Arc::clone(&arena), Arc::clone(&counters)),
             arena,
             room,
             counters,
-            folio_order_max,
+            folio_orders,
+            tuning,
             in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
         }
@@ -99,6 +126,7 @@ impl Filemap {
         need: Need,
         patience: Patience,
     ) -> Filled {
+        let window = self.whole_folios(window);
         // 1 What is not there.
         let gaps = match mapping.lock_as(patience.locks()) {
             Some(guard) => gaps(&guard, window),
@@ -111,10 +139,11 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let runs = self.alloc_runs(mapping, &gaps, need, patience.locks());
-        if runs.is_empty() {
+        let frames = self.alloc_frames(mapping, &gaps, need, patience.locks());
+        if frames.is_empty() {
             return Filled::NoMemory;
         }
+        let runs = deal_out(&gaps, &frames);
         // 3 Into the tree, and 4 to the device, with invalidation held off from the one to the other.
         let held_off =
             patience.wait_or(|| mapping.hold_off_invalidation(), || mapping.try_hold_off_invalidation());
@@ -122,71 +151,89 @@ impl Filemap {
             self.free_runs(&runs);
             return Filled::Busy;
         };
-        let Some((added, stop)) = self.insert(mapping, window, &runs, patience) else {
-            self.free_runs(&runs);
-            return Filled::Busy;
-        };
-        let outcome = if added.is_empty() {
-            match stop {
+        let Some(added) = self.insert(mapping, window, runs, patience) else { return Filled::Busy };
+        let outcome = if added.inserted.is_empty() {
+            match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
                 _ => Filled::Nothing,
             }
         } else {
             let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping)));
-            self.submit(mapping, &batch, &added);
+            self.submit(mapping, &batch, &added.inserted);
             Filled::Submitted(batch)
         };
         drop(held_off);
         outcome
     }
 
-    /// Frames for each gap, in order, as long runs as can be had. Ends early when memory does.
-    fn alloc_runs(
+    /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
+    /// and its marker at the next.
+    fn whole_folios(&self, window: Window) -> Window {
+        let min = self.folio_orders.min;
+        let start = window.start.align_down(min);
+        let end = window.start.plus(u64::from(window.pages)).align_up(min);
+        let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
+        Window { start, pages: (end.0 - start.0) as u32, marker }
+    }
+
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two. Under more
+    /// pressure than that, in pieces, as many as can be had.
+    fn alloc_frames(
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
         need: Need,
         locks: Locks,
-    ) -> Vec<(PageIndex, Run)> {
-        let mut runs = Vec::with_capacity(gaps.len());
-        for &(first, pages) in gaps {
-            let mut done = 0;
-            while done < pages {
-                let wanted = (pages - done).min(RUN_PAGES_MAX);
-                let need = if runs.is_empty() { need } else { Need::Ahead };
-                let Some(run) = self.alloc_run(mapping, wanted, need, locks) else { return runs };
-                runs.push((first.plus(u64::from(done)), run));
-                done += run.pages;
-            }
+    ) -> Vec<Run> {
+        let pages = gaps.iter().map(|(_, pages)| pages).sum();
+        let mut runs = Vec::new();
+        if self.take_frames(pages, Amount::All, locks, &mut runs) > 0 {
+            return runs;
+        }
+        let completed = self.completed.load(Ordering::Relaxed);
+        let reclaimed = self.reclaim.reclaim(pages.max(RECLAIM_PAGES), locks);
+        if reclaimed == 0 || self.take_frames(pages, Amount::All, locks, &mut runs) == 0 {
+            self.scrape_frames(mapping, pages, (need, locks, completed), &mut runs);
         }
         runs
     }
 
-    /// A run of up to `pages` frames; reclaims if there is none. Waits for locks as `locks` says, and for
-    /// fills in flight only if the read cannot go on without.
-    fn alloc_run(&self, mapping: &Mapping, pages: u32, need: Need, locks: Locks) -> Option<Run> {
-        let take = || match locks {
-            Locks::Wait => self.arena.alloc_run(pages),
-            Locks::Try => self.arena.try_alloc_run(pages),
-        };
-        let mut stalls = 0;
+    /// Takes what frames there are up to `pages`, and reclaims for the rest as long as that brings some. For
+    /// the first of them memory is waited for, if `need` says so and `locks` allows it.
+    fn scrape_frames(
+        &self,
+        mapping: &Mapping,
+        pages: u32,
+        (need, locks, mut completed): (Need, Locks, u64),
+        runs: &mut Vec<Run>,
+    ) {
+        let (mut got, mut stalls) = (0, 0);
         loop {
-            if let Some(run) = take() {
-                return Some(run);
+            got += self.take_frames(pages - got, Amount::Less, locks, runs);
+            if got == pages {
+                return;
             }
-            let completed = self.completed.load(Ordering::Relaxed);
-            let reclaimed = self.reclaim.reclaim(RECLAIM_PAGES, locks) > 0;
-            if locks == Locks::Try {
-                return if reclaimed { take() } else { None };
-            }
-            if reclaimed {
+            if self.reclaim.reclaim(RECLAIM_PAGES, locks) > 0 && locks == Locks::Wait {
                 continue;
             }
-            if need == Need::Ahead || stalls == STALLS_MAX {
-                return None;
+            let waits = got == 0 && need == Need::Asked && locks == Locks::Wait;
+            if !waits || stalls == STALLS_MAX {
+                break;
             }
             stalls += 1;
             self.wait_for_memory(mapping, completed);
+            completed = self.completed.load(Ordering::Relaxed);
+        }
+        // Once more, for what the last look brought.
+        self.take_frames(pages - got, Amount::Less, locks, runs);
+    }
+
+    /// Up to `pages` frames in runs that are whole folios; how many.
+    fn take_frames(&self, pages: u32, amount: Amount, locks: Locks, runs: &mut Vec<Run>) -> u32 {
+        let sizes = Orders { min: self.folio_orders.min, max: self.folio_orders.max.max(RUN_ORDER_MAX) };
+        match locks {
+            Locks::Wait => self.arena.alloc_runs(pages, sizes, amount, runs),
+            Locks::Try => self.arena.try_alloc_runs(pages, sizes, amount, runs),
         }
     }
 
@@ -205,52 +252,39 @@ impl Filemap {
         }
     }
 
-    /// Puts runs into the tree under one hold of its lock: what of each run is in, until one is stopped by
-    /// something other than a folio that came first. `None` if the lock is busy and the caller does not wait.
+    /// Puts the runs of a window into the tree, as far as the file still goes, and frees what stays outside.
+    /// `None` if the lock is busy and the caller does not wait.
     fn insert(
         &self,
         mapping: &Mapping,
         window: Window,
-        runs: &[(PageIndex, Run)],
+        runs: Vec<FillRun>,
         patience: Patience,
-    ) -> Option<(Vec<(PageIndex, Run)>, Stop)> {
-        let mut guard = mapping.lock_as(patience.locks())?;
-        let mut inserted = Vec::with_capacity(runs.len());
-        let mut left = Vec::new();
-        let mut abandoned = false;
-        let mut last_stop = Stop::All;
-        let size_pages = mapping.size_pages();
-        for &(index, run) in runs {
-            // The file may have become shorter since the window was judged.
-            let inside = size_pages.saturating_sub(index.0).min(u64::from(run.pages)) as u32;
-            let tried = if last_stop == Stop::NoNode { 0 } else { inside };
-            if tried > 0 {
-                let piece = Run { frame: run.frame, pages: tried };
-                let added = guard.add_folio_range(index, piece, self.folio_order_max, window.marker);
-                last_stop = added.stop;
-                if added.pages > 0 {
-                    inserted.push((index, Run { frame: run.frame, pages: added.pages }));
-                }
-                abandoned |= added.pages < tried;
-            }
-            if tried < run.pages {
-                left.push((index, Run { frame: run.frame.plus(tried), pages: run.pages - tried }));
-            }
+    ) -> Option<AddedRuns> {
+        // The file may have become shorter since the window was judged.
+        let end = PageIndex(mapping.size_pages()).align_up(self.folio_orders.min);
+        let (inside, beyond) = cut_at(runs, end);
+        self.free_runs(&beyond);
+        if inside.is_empty() {
+            return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        drop(guard);
-        if abandoned {
-            self.room.wake(); // a reader may wait for a folio that will never be filled
+        let shape = Shape { orders: self.folio_orders, marker: window.marker, purpose: Purpose::Read };
+        let added = match self.tuning.insertion {
+            Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), &mut |_, _| {}),
+            Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks())),
+        };
+        match &added {
+            Some(added) => self.free_runs(&added.left),
+            None => self.free_runs(&inside),
         }
-        self.free_runs(&left);
-        Some((inserted, last_stop))
+        added
     }
 
-    fn submit(&self, mapping: &Mapping, batch: &Arc<Batch>, runs: &[(PageIndex, Run)]) {
-        let pages: u64 = runs.iter().map(|(_, run)| u64::from(run.pages)).sum();
+    fn submit(&self, mapping: &Mapping, batch: &Arc<Batch>, runs: &[FillRun]) {
+        let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         self.counters.add(Count::Inserted, pages);
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
-        let fills = runs.iter().map(|&(index, run)| {
-            let run = FillRun { index, frame: run.frame, pages: run.pages };
+        let fills = runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
             let sink = Arc::clone(batch) as Arc<dyn FillSink>;
@@ -261,14 +295,16 @@ impl Filemap {
         mapping.backend().submit(fills.collect());
     }
 
-    fn free_runs(&self, runs: &[(PageIndex, Run)]) {
-        for (_, run) in runs {
+    fn free_runs(&self, runs: &[FillRun]) {
+        for run in runs {
             self.arena.free_run(run.frame, run.pages);
         }
     }
 
-    /// Evicts until a node can be had, scattered folios first, then whole extents; whether one can.
+    /// Takes nodes from those who only keep them; then evicts until one can be had, scattered folios first,
+    /// then whole extents; whether one can.
     fn make_nodes(&self) -> bool {
+        self.reclaim.collect_spare_nodes();
         for attempt in 0..8 {
             let scattered = attempt < 4;
             let freed = if scattered {
@@ -298,6 +334,76 @@ fn gaps(guard: &crate::mapping::MappingGuard<'_>, window: Window) -> Vec<(PageIn
         from = first.plus(pages);
     }
     gaps
+}
+
+/// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
+fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
+    let mut runs = Vec::with_capacity(gaps.len() + frames.len());
+    let mut frames = frames.iter().copied();
+    let mut rest = Run { frame: Frame(0), pages: 0 };
+    for &(mut index, mut pages) in gaps {
+        while pages > 0 {
+            if rest.pages == 0 {
+                let Some(next) = frames.next() else { return runs };
+                rest = next;
+            }
+            let taken = rest.pages.min(pages);
+            runs.push(FillRun { index, frame: rest.frame, pages: taken });
+            (index, pages) = (index.plus(u64::from(taken)), pages - taken);
+            rest = Run { frame: rest.frame.plus(taken), pages: rest.pages - taken };
+        }
+    }
+    debug_assert_eq!(rest.pages, 0, "no more frames were taken than there are gaps");
+    runs
+}
+
+/// What of `runs` lies before `end`, and what at or behind it.
+fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
+    let (mut inside, mut beyond) = (Vec::with_capacity(runs.len()), Vec::new());
+    for run in runs {
+        let (before, behind) = cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32);
+        inside.extend((before.pages > 0).then_some(before));
+        beyond.extend((behind.pages > 0).then_some(behind));
+    }
+    (inside, beyond)
+}
+
+/// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured
+/// against.
+fn one_by_one(mapping: &Mapping, runs: &[FillRun], shape: Shape, locks: Locks) -> AddedRuns {
+    let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: Stop::All };
+    let order = shape.orders.min;
+    for &run in runs {
+        let mut rest = run;
+        while rest.pages > 0 {
+            let (one, behind) = cut(rest, order.pages());
+            let folio = NewFolio { index: one.index, frame: one.frame, order };
+            match mapping.add_folio_watched(folio, shape, locks, &mut || {}) {
+                AddedFolio::Added { .. } => push_or_join(&mut done.inserted, one),
+                AddedFolio::Present => done.left.push(one),
+                AddedFolio::NoNode => {
+                    done.left.push(one);
+                    done.stop = Stop::NoNode;
+                }
+            }
+            rest = behind;
+        }
+    }
+    done
+}
+
+/// Adds `run` to the last of `runs` if it continues that one, as far as one request goes.
+fn push_or_join(runs: &mut Vec<FillRun>, run: FillRun) {
+    match runs.last_mut() {
+        Some(last)
+            if last.index.plus(u64::from(last.pages)) == run.index
+                && last.frame.plus(last.pages) == run.frame
+                && last.pages + run.pages <= RUN_ORDER_MAX.pages() =>
+        {
+            last.pages += run.pages;
+        }
+        _ => runs.push(run),
+    }
 }
 
 /// The fills of one window, and what went wrong with them.

@@ -21,7 +21,7 @@ use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View
 use crate::folio::copy::copy_out;
 use crate::mapping::{NODE_BITS, find, find_with_leaf};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::xarray::{Entry, Kind};
+use crate::xarray::{Entry, Kind, load_slot};
 
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
@@ -296,9 +296,7 @@ impl Reader<'_> {
         if let Some((leaf_base, slots)) = self.leaf
             && leaf_base == base
         {
-            // Acquire, partner: as in `walk`.
-            let slot = &slots[index.0 as usize & ((1 << NODE_BITS) - 1)];
-            return Entry::from_bits(slot.load(Ordering::Acquire));
+            return load_slot(&slots[index.0 as usize & ((1 << NODE_BITS) - 1)]);
         }
         let (entry, leaf) = find_with_leaf(self.grown, self.record, index);
         self.leaf = leaf.map(|slots| (base, slots));

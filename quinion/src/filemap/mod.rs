@@ -5,8 +5,8 @@
 //!    hit?   walk, check, copy, re-check                        no lock, no system call, no shared store
 //!    miss   1 the ready prefix first; wait only for the first page that is not ready
 //!           2 readahead judges                        -> Window
-//!           3 arena.alloc_run                         -> None? reclaim, again, then less
-//!           4 mapping.lock().add_folio_range()        -> locked, not up to date  (invalidate lock shared
+//!           3 arena.alloc_runs, all or none           -> None? reclaim, again, then less
+//!           4 mapping.add_window(runs)                -> locked, not up to date  (invalidate lock shared
 //!           5 backend.submit(contiguous runs)                                     from 4 to 5)
 //!           6 wait for the folio, reaping completions meanwhile
 //!           7 copy out, size looked at again after the data
@@ -29,6 +29,8 @@ mod fill;
 mod future;
 mod hit;
 #[cfg(feature = "std")]
+mod hint;
+#[cfg(feature = "std")]
 mod pin;
 #[cfg(feature = "std")]
 mod read;
@@ -37,6 +39,8 @@ mod read;
 pub use fill::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use future::Progress;
+#[cfg(feature = "std")]
+pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
 #[cfg(feature = "std")]
 pub use read::Patience;

@@ -383,7 +383,7 @@ impl Filemap {
         Ok(())
     }
 
-    fn pages_max(&self) -> u64 {
+    pub(super) fn pages_max(&self) -> u64 {
         let layout = self.arena.view().layout();
         u64::from(layout.frames_max - layout.frames_meta)
     }

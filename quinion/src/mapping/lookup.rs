@@ -3,11 +3,11 @@
 //! This file joins the tree, which knows no arena, to the arena, which knows no
 //! tree: a node's number is a cell's number.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, RacySlots, Root, walk_to_leaf};
+use crate::xarray::{Entry, RacySlots, load_root, walk_to_leaf};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
@@ -33,8 +33,5 @@ pub fn find_with_leaf<'a>(
     record: &Record,
     index: PageIndex,
 ) -> (Entry, Option<&'a [AtomicU32]>) {
-    // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
-    // sees its slots.
-    let root = Root::from_bits(record.root.load(Ordering::Acquire));
-    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, root, index.0)
+    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, load_root(&record.root), index.0)
 }

@@ -10,7 +10,9 @@
 //! invalidate lock, the backend its bytes come from.
 //!
 //! Readers take no lock: see [`find`] here and the hit above. Changes go through
-//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock.
+//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock. Who
+//! inserts takes it by `Mapping::lock_to_add`, with the nodes that this can need:
+//! `insert.rs` tells how folios go in, `nodes.rs` where the nodes come from.
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
@@ -32,10 +34,20 @@
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
+#[cfg(feature = "std")]
+mod insert;
 mod lookup;
+#[cfg(feature = "std")]
+mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 
+#[cfg(feature = "std")]
+pub(crate) use insert::cut;
+#[cfg(feature = "std")]
+pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
 pub use lookup::{NODE_BITS, find, find_with_leaf};
 #[cfg(feature = "std")]
-pub use owner::{Added, Mapping, MappingGuard, RUN_PAGES_MAX};
+pub use nodes::{SPARE_MAX, TreeCounts};
+#[cfg(feature = "std")]
+pub use owner::{Mapping, MappingGuard};

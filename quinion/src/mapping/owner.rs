@@ -1,45 +1,42 @@
 //! Owner: a mapping as the process that changes it sees it: its locks, and every change of its tree.
 //!
 //! ```text
-//!   add_folio_range   prepare each descriptor --> insert a prefix of them --> unprepare the rest
+//!   add_folio ...     see insert.rs
 //!   evict             retire if nobody holds it --> erase --> frames to the caller, to free
 //!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
 //!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
 //! ```
 //!
-//! A descriptor is prepared before its entry can be found. It is retired under
+//! A descriptor is prepared when its entry goes in. It is retired under
 //! the same hold of the tree lock under which the entry goes, before or after.
 //! In between a reader may find the one without the other; it looks at the
 //! descriptor, and the descriptor alone decides.
 //!
 //! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
 //! held for a batch and never while anybody waits for a device; the arena's
-//! lock is taken under it, for a node or a list of frames.
+//! lock is taken under it to give a list of frames back, never to take anything.
 //!
 //! Invariants: those of the door, `mapping/mod.rs`, and
-//!  1. What `add_folio_range` did not insert is the caller's again, as if it had not been prepared.
-//!  2. A version is replaced only under the invalidate lock, together with the size.
+//!  1. A version is replaced only under the invalidate lock, together with the size.
 //!
 //! Not an invariant: that the size only falls while nobody holds the lock. An
 //! invalidation may make it larger at any time.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
-use crate::arena::{
-    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Put, Readable, Record, Retire, Run, View,
-};
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Readable, Record, Retire, View};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, find};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
+use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{AddedRange, Entry, Head, INDICES_MAX, Kind, Root, Slab, Stop, XArray};
+use crate::xarray::{Entry, INDICES_MAX, Kind, Root, XArray};
 
-/// Pages of the longest run that [`MappingGuard::add_folio_range`] takes.
-pub const RUN_PAGES_MAX: u32 = 64;
+use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -56,48 +53,16 @@ pub struct Mapping {
     invalidate: RankedRwLock<Version>,
     identity: Identity,
     process: ForkGuard,
+    /// Spare nodes of the tree; changed under its lock.
+    pub(super) stock: Stock,
+    pub(super) tuning: Tuning,
 }
 
 /// What the tree lock guards besides the tree itself.
 #[derive(Debug, Default)]
-struct Tree {
+pub(super) struct Tree {
     /// Pages of all folios in the tree.
-    pages: u64,
-}
-
-/// What [`MappingGuard::add_folio_range`] put in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Added {
-    /// Pages inserted, from the start of the run on. The rest of the run is given back.
-    pub pages: u32,
-    /// Why it stopped there.
-    pub stop: Stop,
-}
-
-/// The nodes of the cache's trees: cells of the arena.
-#[derive(Debug)]
-struct Nodes<'a>(&'a Arena, Locks);
-
-impl Slab for Nodes<'_> {
-    fn slots(&self, node: u32) -> &[AtomicU32] {
-        self.0.view().slots(CellNumber(node)).expect("a node of ours is a cell")
-    }
-    fn head(&self, node: u32) -> &Head {
-        &self.0.view().head(CellNumber(node)).expect("a node of ours is a cell").words
-    }
-    fn alloc(&self) -> Option<u32> {
-        let cell = match self.1 {
-            Locks::Wait => self.0.alloc_cell(),
-            Locks::Try => self.0.try_alloc_cell(),
-        };
-        cell.map(|cell| cell.0)
-    }
-    fn free(&self, node: u32) {
-        self.0.free_cell(CellNumber(node));
-    }
-    fn order(&self, folio: u32) -> u8 {
-        self.0.view().own(Frame(folio)).word().order().0
-    }
+    pub pages: u64,
 }
 
 impl Mapping {
@@ -108,6 +73,7 @@ impl Mapping {
         backend: Arc<dyn Backend>,
         attributes: &Attributes,
         process: ForkGuard,
+        tuning: Tuning,
     ) -> Option<Self> {
         let cell = arena.alloc_cell()?;
         let record = arena.view().record(cell).expect("a cell of ours can be a record");
@@ -126,6 +92,8 @@ impl Mapping {
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
             process,
+            stock: Stock::default(),
+            tuning,
         })
     }
 
@@ -173,21 +141,32 @@ impl Mapping {
         times(known) == times(now.version) && self.size() == now.size
     }
 
-    fn record(&self) -> &Record {
+    pub(super) fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
-    fn view(&self) -> &View {
+    pub(super) fn view(&self) -> &View {
         self.arena.view()
+    }
+    /// The nodes of its tree, for the holder of the lock.
+    pub(super) fn nodes(&self) -> Nodes<'_> {
+        Nodes { arena: &self.arena, stock: &self.stock }
+    }
+    /// What was counted of its tree so far.
+    pub fn tree_counts(&self) -> TreeCounts {
+        self.stock.counts()
     }
 
     /// Takes the tree lock; waits for it.
     pub fn lock(&self) -> MappingGuard<'_> {
-        MappingGuard { mapping: self, tree: self.tree.lock(), locks: Locks::Wait }
+        self.lock_as(Locks::Wait).expect("a lock that is waited for is had")
     }
-    /// Takes the tree lock, or not if that means waiting and `locks` says no. What is done under such a
-    /// lock does not wait for the arena's either: a node that would have to be waited for is not had.
+    /// Takes the tree lock, or not if that means waiting and `locks` says no. To insert, take it by
+    /// [`Mapping::lock_to_add`].
     pub fn lock_as(&self, locks: Locks) -> Option<MappingGuard<'_>> {
-        Some(MappingGuard { mapping: self, tree: self.tree.lock_as(locks)?, locks })
+        let tree = self.tree.lock_as(locks)?;
+        self.stock.count_lock();
+        let keep = self.stock.count(); // what goes out of the tree goes to the arena
+        Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
@@ -271,7 +250,7 @@ impl Mapping {
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
     pub fn check(&self) -> Result<(), String> {
         let guard = self.lock();
-        let nodes = Nodes(&self.arena, Locks::Wait);
+        let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
         let (mut from, mut pages) = (0, 0);
@@ -309,9 +288,19 @@ impl Drop for Mapping {
 /// The tree lock of a mapping, held.
 #[derive(Debug)]
 pub struct MappingGuard<'a> {
-    mapping: &'a Mapping,
-    tree: RankedGuard<'a, Tree>,
-    locks: Locks,
+    pub(super) mapping: &'a Mapping,
+    pub(super) tree: RankedGuard<'a, Tree>,
+    /// Spare nodes that stay when the lock is let go.
+    pub(super) keep: u32,
+    // Last: dropped, and so given back, when the lock has been let go.
+    surplus: Surplus<'a>,
+}
+
+impl Drop for MappingGuard<'_> {
+    fn drop(&mut self) {
+        let keep = if self.tree.pages == 0 { 0 } else { self.keep };
+        self.surplus = self.mapping.stock.cut(&self.mapping.arena, keep);
+    }
 }
 
 impl<'a> MappingGuard<'a> {
@@ -330,7 +319,7 @@ impl<'a> MappingGuard<'a> {
     /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
     /// indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
         let mut at = from.0;
         while at < end.0 {
@@ -357,50 +346,10 @@ impl<'a> MappingGuard<'a> {
         }
     }
 
-    /// Puts a run of fresh frames in at `index`, as folios of at most `order_max`, each as large as its
-    /// alignment allows; all locked, not up to date, with the fill's hold. The folio that covers `marker`
-    /// carries the marker. Inserts a prefix: everything before the first conflict or shortage of nodes; the
-    /// rest of the run's frames go back to the arena. Shadows in the way are consumed.
-    ///
-    /// # Panics
-    /// If the run is longer than [`RUN_PAGES_MAX`].
-    pub fn add_folio_range(
-        &mut self,
-        index: PageIndex,
-        run: Run,
-        order_max: Order,
-        marker: Option<PageIndex>,
-    ) -> Added {
-        assert!(run.pages <= RUN_PAGES_MAX, "a run is at most {RUN_PAGES_MAX} pages");
-        let mut batch = [(0u8, 0u32); RUN_PAGES_MAX as usize];
-        let mut folios = 0;
-        for (at, frame, order) in folios_of(index, run, order_max) {
-            let marked = marker.is_some_and(|m| m.align_down(order) == at);
-            self.mapping.view().own(frame).prepare(self.mapping.id, at, order, marked);
-            batch[folios] = (order.0, frame.0);
-            folios += 1;
-        }
-        let nodes = Nodes(&self.mapping.arena, self.locks);
-        let added: AddedRange =
-            self.xarray(&nodes).insert_range(index.0, batch[..folios].iter().copied(), |_, _| {});
-        let left = batch[added.added..folios].iter().map(|&(_, frame)| Frame(frame));
-        let ours = left.filter_map(|frame| match self.mapping.view().own(frame).unprepare() {
-            Put::Last(order) => Some((frame, order)),
-            Put::Kept => None, // a reader that came by a stale slot holds it, and frees it
-        });
-        let ours: Vec<_> = ours.collect();
-        if !ours.is_empty() {
-            self.mapping.arena.free_all(&ours);
-        }
-        let pages = batch[..added.added].iter().map(|&(order, _)| 1u32 << order).sum();
-        self.tree.pages += u64::from(pages);
-        Added { pages, stop: added.stop }
-    }
-
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
     /// its order then, and its frames are the caller's to free.
     pub fn evict(&mut self, index: PageIndex, frame: Frame) -> Option<Order> {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
         if tree.load(index.0) != Entry::folio(frame.0) {
             return None;
@@ -411,16 +360,47 @@ impl<'a> MappingGuard<'a> {
         Some(order)
     }
 
+    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
+    /// frames and returns how many pages went.
+    pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
+        let mut at = from;
+        while let Some((first, frame, order)) = self.next_in(at, to) {
+            let next = first.plus(u64::from(order.pages()));
+            if first >= from && next <= end && self.evict(first, frame).is_some() {
+                gone.push((frame, order));
+            }
+            at = next;
+        }
+        self.mapping.arena.free_all(&gone);
+        gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+    }
+
+    /// The first folio that meets `from..end`: its first index, its frame, its order.
+    fn next_in(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, Frame, Order)> {
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        let mut at = from.0;
+        while at < end.0 {
+            let (first, entry, order) = tree.next(at, end.0 - 1)?;
+            if let Kind::Folio(frame) = entry.kind() {
+                return Some((PageIndex(first), Frame(frame), Order(order)));
+            }
+            at = first + (1 << order);
+        }
+        None
+    }
+
     /// Whether the first folio of a fill still stands where it was put.
     pub fn holds_run(&self, run: FillRun) -> bool {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = self.mapping.nodes();
         self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
     }
 
     /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still
     /// held by the fill, so its frames are freed when the fill gives that hold back.
     pub fn remove_failed(&mut self, run: FillRun, valid: u32) {
-        let nodes = Nodes(&self.mapping.arena, self.locks);
+        let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
         let mut page = 0;
         while page < run.pages {
@@ -441,7 +421,7 @@ impl<'a> MappingGuard<'a> {
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
-        let nodes = Nodes(arena, self.locks);
+        let nodes = self.mapping.nodes();
         let mut free = Vec::with_capacity(FREE_BATCH);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             if let Kind::Folio(frame) = entry.kind()
@@ -457,22 +437,4 @@ impl<'a> MappingGuard<'a> {
         arena.free_all(&free);
         std::mem::take(&mut self.tree.pages)
     }
-}
-
-/// The folios a run of frames at `index` is made of: each the largest that index, frame, rest and
-/// `order_max` allow.
-fn folios_of(
-    index: PageIndex,
-    run: Run,
-    order_max: Order,
-) -> impl Iterator<Item = (PageIndex, Frame, Order)> {
-    let mut page = 0;
-    std::iter::from_fn(move || {
-        let rest = run.pages - page;
-        let (at, frame) = (index.plus(u64::from(page)), run.frame.plus(page));
-        let aligned = (at.0 | u64::from(frame.0)).trailing_zeros() as u8;
-        let order = Order(aligned.min(order_max.0).min(Order::fitting(rest.max(1)).0));
-        page += order.pages();
-        (rest > 0).then_some((at, frame, order))
-    })
 }

@@ -22,7 +22,8 @@ use core::ops::ControlFlow;
 
 use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
-use super::tree::{At, Home, Slab, XArray, is_shadow};
+use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
+use crate::sync::{Mutant, mutant};
 
 /// What became of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +88,17 @@ pub struct StoredRange {
     pub pages: u64,
     /// Why it ended there.
     pub stop: Stop,
+}
+
+/// What became of a split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Split {
+    /// The shadow's piece at the index is small enough now, or was before.
+    Done,
+    /// No shadow covers the index.
+    Nothing,
+    /// As for [`Inserted::NoNode`].
+    NoNode,
 }
 
 /// What a new entry may take the place of.
@@ -186,7 +198,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         done: &mut AddedRange,
         consumed: &mut impl FnMut(usize, Value),
     ) -> Option<(u8, u32)> {
-        let Some((At { home: Home::Node(number), shift, slot }, _)) = *place else { return folios.next() };
+        let Some((At { home: Home::Node(number), shift, slot }, index)) = *place else {
+            return folios.next();
+        };
         let node = self.node(number);
         let (first, unmarked) = (slot, self.root_marks() == 0);
         let (mut slot, mut filled, mut shadows) = (slot + Self::run_of(last), 0, 0);
@@ -208,6 +222,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             } else {
                 break Some((order, folio));
             }
+            self.slab.placing(folio, index + (u64::from(slot - first) << shift), order);
             (slot..slot + run).for_each(|slot| node.put(slot, Entry::folio(folio)));
             slot += run;
             done.count(order);
@@ -246,6 +261,40 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             Err(Refused::Present(entry)) => Stored::Present(entry),
             Err(Refused::NoNode) => Stored::NoNode,
         }
+    }
+
+    /// Splits the shadow that covers `index` until the piece there is of `order` or smaller. An insertion does
+    /// that on its own way down; this is for who wants pieces without one. Cost: one descent.
+    ///
+    /// # Panics
+    /// If the index is not below 2^52.
+    pub fn split(&mut self, index: u64, order: u8) -> Split {
+        assert!(index < INDICES_MAX, "index {index} was asked for; the tree reaches to {INDICES_MAX}");
+        let Some(mut at) = self.leaf(index) else { return Split::Nothing };
+        loop {
+            let Kind::Value(value) = self.get(at).kind() else { return Split::Nothing };
+            if value.is_spill() {
+                return Split::Nothing;
+            }
+            if value.order() <= order {
+                self.settle(at.home);
+                return Split::Done;
+            }
+            if let Err(refused) = self.split_towards(at, value, order) {
+                debug_assert!(matches!(refused, Refused::NoNode), "a split meets nobody");
+                return Split::NoNode;
+            }
+            at = self.descend(at, index);
+        }
+    }
+
+    /// One step of a split that ends at `order`.
+    fn split_towards(&self, at: At, value: Value, order: u8) -> Result<(), Refused> {
+        if Self::shift_for(order) == at.shift {
+            self.split_here(at, value, order);
+            return Ok(());
+        }
+        self.split_step(at, value)
     }
 
     /// Stores one value over `from..end`, cut into the largest aligned pieces, over whatever lies inside each
@@ -375,6 +424,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let numbers = &mut numbers[..((at.shift - Self::shift_for(order)) / BITS) as usize];
         self.alloc_all(numbers)?;
         let mut low = at;
+        if mutant(Mutant::PlantLast) {
+            self.put(at, Entry::node(numbers[0]));
+        }
         for (i, &number) in numbers.iter().enumerate() {
             let parent = match low.home {
                 Home::Node(parent) => Some((parent, low.slot)),
@@ -388,6 +440,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             }
         }
         let run = Self::run_of(order);
+        self.announce(index, order, entry);
         for slot in low.slot..low.slot + run {
             self.put(At { slot, ..low }, entry);
         }
@@ -397,6 +450,14 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.account(at.home, 1, 0);
         self.settle(at.home);
         Ok(low)
+    }
+
+    /// Tells the keeper of a folio that goes in now.
+    #[inline]
+    fn announce(&self, index: u64, order: u8, entry: Entry) {
+        if let Kind::Folio(folio) = entry.kind() {
+            self.slab.placing(folio, index, order);
+        }
     }
 
     /// All of the nodes or none.
@@ -449,6 +510,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let node = self.node(number);
         node.init(at.shift - BITS, Some((parent, at.slot)));
         let marks = self.marks_at(at);
+        if mutant(Mutant::SplitLast) {
+            self.put(at, Entry::node(number));
+        }
         for slot in 0..Self::SLOTS {
             node.put(slot, Entry::value(half));
         }
@@ -488,6 +552,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             self.unmark_all(at, run);
         }
         // 5
+        self.announce(index, order, entry);
         let (mut slots, mut shadows) = (0, 0);
         for slot in at.slot..at.slot + run {
             let at = At { slot, ..at };

@@ -90,12 +90,12 @@ mod reserve;
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{RacySlots, walk, walk_to_leaf};
+pub use walk::{RacySlots, load_root, load_slot, walk, walk_to_leaf};
 
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};
 #[cfg(feature = "std")]
-pub use insert::{AddedRange, Inserted, Stop, Stored, StoredRange};
+pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]
 pub use iter::Range;
 #[cfg(feature = "std")]

@@ -16,6 +16,7 @@
 //! them are Relaxed.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::Entry;
 use super::mark::Mark;
@@ -49,7 +50,7 @@ impl<'a> Node<'a> {
 
     /// Makes the node empty, whatever was in it, of `shift` and below `parent` (a node and a slot of it).
     pub fn init(&self, shift: u32, parent: Option<(u32, u32)>) {
-        for slot in self.slots {
+        for slot in self.slots.iter().filter(|_| !mutant(Mutant::NodeInit)) {
             slot.store(Entry::EMPTY.bits(), Ordering::Relaxed);
         }
         self.set(COUNTS, 0);
@@ -68,9 +69,10 @@ impl<'a> Node<'a> {
     /// Stores `entry` where readers may be looking.
     #[inline]
     pub fn put(&self, slot: u32, entry: Entry) {
-        // Release, partner: the Acquire in `walk_to_leaf`: whoever finds a node here finds its slots as
+        // Release, partner: the Acquire in `load_slot`: whoever finds a node here finds its slots as
         // they were prepared, whoever finds a folio finds its descriptor as it was set up.
-        self.slots[slot as usize].store(entry.bits(), Ordering::Release);
+        let order = ordering(Mutant::SlotRelease, Ordering::Release, Ordering::Relaxed);
+        self.slots[slot as usize].store(entry.bits(), order);
     }
 
     /// Slots that are not empty.

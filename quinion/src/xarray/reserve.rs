@@ -72,6 +72,10 @@ impl<S: Slab> Slab for Reserve<'_, S> {
     fn order(&self, folio: u32) -> u8 {
         self.slab.order(folio)
     }
+    #[inline]
+    fn placing(&self, folio: u32, index: u64, order: u8) {
+        self.slab.placing(folio, index, order);
+    }
     fn shadow_only(&self, node: u32, change: ShadowOnly) {
         self.slab.shadow_only(node, change);
     }

@@ -5,6 +5,7 @@
 //! position up and down and storing at it.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutant, ordering};
 
 use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 use super::mark::Mark;
@@ -29,6 +30,11 @@ pub trait Slab {
     /// log2 of the pages of a folio that is in the tree or being inserted; the same as long as it is.
     fn order(&self, folio: u32) -> u8;
 
+    /// A folio of 2^`order` pages is stored at `index` next: nothing can refuse it any more, and no reader
+    /// finds it yet. What has to be true of a folio that can be found is made true here. Told of each folio
+    /// that an insertion or a store puts in, once, under the tree's lock.
+    #[inline]
+    fn placing(&self, _folio: u32, _index: u64, _order: u8) {}
     /// A node came to hold nothing but shadows, or ceased to. Told at most once per change and at the end
     /// of an operation, under the tree's lock; a node is freed only after it ceased.
     fn shadow_only(&self, _node: u32, _change: ShadowOnly) {}
@@ -132,8 +138,10 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         (self.root.load(Ordering::Relaxed) >> ROOT_MARKS_SHIFT) as u8
     }
     pub(super) fn set_root(&self, root: Root, marks: u8) {
-        // Release, partner: the Acquire by which a reader loads the root.
-        self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, Ordering::Release);
+        // Release, partner: the Acquire in `load_root`: whoever finds a node there finds its slots as they
+        // were prepared.
+        let order = ordering(Mutant::RootRelease, Ordering::Release, Ordering::Relaxed);
+        self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, order);
     }
     #[inline]
     pub(super) fn node(&self, node: u32) -> Node<'a> {

@@ -6,7 +6,8 @@
 //! returns is a **hint**. Whoever asked holds the hint against the descriptor
 //! it names; an empty or foreign hint means "ask under the lock", never "hole".
 
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::{Entry, Kind, Root};
 
@@ -14,6 +15,22 @@ use super::entry::{Entry, Kind, Root};
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
+}
+
+/// A tree's root, as a reader finds it.
+#[inline]
+pub fn load_root(root: &AtomicU64) -> Root {
+    // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
+    // sees its slots as they were prepared.
+    Root::from_bits(root.load(ordering(Mutant::RootAcquire, Ordering::Acquire, Ordering::Relaxed)))
+}
+
+/// What stands in a slot of a node, as a reader finds it; a hint.
+#[inline]
+pub fn load_slot(slot: &AtomicU32) -> Entry {
+    // Acquire, partner: the Release by which the tree's writer stores a slot: who sees a new node
+    // sees its slots as they were prepared.
+    Entry::from_bits(slot.load(ordering(Mutant::SlotAcquire, Ordering::Acquire, Ordering::Relaxed)))
 }
 
 /// The entry a reader finds for `index`; a hint.
@@ -44,11 +61,9 @@ pub fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(
             return (Entry::EMPTY, None);
         };
         let slot = (index >> shift) as usize & ((1 << BITS) - 1);
-        // Acquire, partner: the Release by which the tree's writer stores a slot: who sees a new node
-        // sees its slots as they were prepared.
-        entry = Entry::from_bits(slots[slot].load(Ordering::Acquire));
+        entry = load_slot(&slots[slot]);
         if shift == 0 {
-            return if matches!(entry.kind(), Kind::Node(_)) {
+            return if matches!(entry.kind(), Kind::Node(_)) && !mutant(Mutant::WalkLeaf) {
                 (Entry::EMPTY, None)
             } else {
                 (entry, Some(slots))

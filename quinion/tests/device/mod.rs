@@ -102,16 +102,22 @@ impl Device {
         if self.state.lock().unwrap().bad.range(pages).next().is_some() {
             return fill.complete(Err(io::Error::from_raw_os_error(5)));
         }
-        let left = self.size.load(Ordering::Relaxed).saturating_sub(fill.position());
-        let bytes = left.min(fill.len() as u64) as usize;
-        let generation = self.generation.load(Ordering::Relaxed);
-        let content: Vec<u8> = (0..bytes.div_ceil(8))
-            .flat_map(|i| word(self.number, generation, fill.position() + 8 * i as u64))
-            .take(bytes)
-            .collect();
-        fill.write(0, &content);
+        let mut whole = vec![0; fill.len()];
+        let bytes = content(self, fill.position(), &mut whole);
+        fill.write(0, &whole[..bytes]);
         fill.complete(Ok(bytes));
     }
+}
+
+/// Writes what `device` holds at `position`, a multiple of 8, to `to`; how many bytes there are.
+pub fn content(device: &Device, position: u64, to: &mut [u8]) -> usize {
+    let left = device.size.load(Ordering::Relaxed).saturating_sub(position);
+    let bytes = left.min(to.len() as u64) as usize;
+    let generation = device.generation.load(Ordering::Relaxed);
+    for (at, piece) in to[..bytes].chunks_mut(8).enumerate() {
+        piece.copy_from_slice(&word(device.number, generation, position + 8 * at as u64)[..piece.len()]);
+    }
+    bytes
 }
 
 impl Backend for Device {

@@ -1,0 +1,114 @@
+//! Hint: ranges that somebody says will be needed, or will not.
+//!
+//! ```text
+//!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
+//!   dont_need   range -> pieces -> drop what nobody holds       whole folios inside the range only
+//! ```
+//!
+//! A hint costs no reader anything: the locks are let go between pieces, no
+//! device is waited for, and a hint that cannot be followed says how far it was.
+//!
+//! Invariants:
+//!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
+//!  2. A will-need fetches at most half of what the cache can hold, so that it does not evict its own pages.
+//!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
+
+use std::sync::Arc;
+
+use crate::mapping::{Mapping, MappingGuard};
+use crate::readahead::Window;
+use crate::stats::Count;
+use crate::units::{PageIndex, pages_of_bytes};
+
+use super::fill::{Filemap, Need};
+use super::read::Patience;
+
+/// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
+const PIECE_PAGES: u64 = 256;
+
+/// What became of the pages of a range that will be needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Prefetch {
+    /// Pages whose reads were started.
+    pub started_pages: u64,
+    /// Pages that were in the cache already, or on their way.
+    pub cached_pages: u64,
+    /// Pages that were left alone, because half of the memory is on its way already or no more can be had.
+    pub left_pages: u64,
+}
+
+impl Filemap {
+    /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it.
+    pub(crate) fn will_need(self: &Arc<Self>, mapping: &Arc<Mapping>, position: u64, len: u64) -> Prefetch {
+        let (first, end) = pages_touched(mapping, position, len);
+        let limit = self.pages_max() / 2;
+        let mut done = Prefetch::default();
+        let mut at = first;
+        while at < end && done.started_pages < limit {
+            let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES));
+            let piece = self.fetch_piece(mapping, at, piece_end);
+            done.started_pages += piece.started_pages;
+            done.cached_pages += piece.cached_pages;
+            done.left_pages += piece.left_pages;
+            at = piece_end;
+            if piece.left_pages > 0 {
+                break;
+            }
+        }
+        done.left_pages += end.0.saturating_sub(at.0);
+        done
+    }
+
+    fn fetch_piece(self: &Arc<Self>, mapping: &Arc<Mapping>, from: PageIndex, end: PageIndex) -> Prefetch {
+        let missing = missing(&mapping.lock(), from, end);
+        if missing > 0 {
+            let window = Window { start: from, pages: (end.0 - from.0) as u32, marker: None };
+            // Whatever came of it shows in what is missing afterwards.
+            let _ = self.fill_window(mapping, window, Need::Ahead, Patience::Start);
+        }
+        let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
+        self.counters.add(Count::Readahead, missing - left);
+        Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }
+    }
+
+    /// Drops the folios that lie wholly within `len` bytes at `position`; the pages that went.
+    pub(crate) fn dont_need(&self, mapping: &Mapping, position: u64, len: u64) -> u64 {
+        let (first, end) = pages_within(mapping, position, len);
+        let mut dropped = 0;
+        let mut at = first;
+        while at < end {
+            let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES));
+            // A folio may reach over pieces: the range that it must lie in is the whole one.
+            dropped += mapping.lock().drop_range(at, piece_end, end);
+            at = piece_end;
+        }
+        self.counters.add(Count::Dropped, dropped);
+        dropped
+    }
+}
+
+/// Pages of `from..end` that no folio covers.
+fn missing(guard: &MappingGuard<'_>, from: PageIndex, end: PageIndex) -> u64 {
+    let (mut missing, mut at) = (0, from);
+    while let Some((first, pages)) = guard.next_gap(at, end) {
+        missing += pages;
+        at = first.plus(pages);
+    }
+    missing
+}
+
+/// The pages of the file that `len` bytes at `position` touch.
+fn pages_touched(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, PageIndex) {
+    let end = position.saturating_add(len).min(mapping.size());
+    let first = PageIndex::of_byte(position);
+    (first, PageIndex(pages_of_bytes(end)).max(first))
+}
+
+/// The pages that lie wholly within `len` bytes at `position`; the file's last page does if its bytes do.
+fn pages_within(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, PageIndex) {
+    let (size, end) = (mapping.size(), position.saturating_add(len));
+    let first = PageIndex(pages_of_bytes(position));
+    let end = if end >= size { PageIndex(pages_of_bytes(size)) } else { PageIndex::of_byte(end) };
+    (first, end.max(first))
+}

@@ -1,0 +1,480 @@
+//! Insert: folios into the tree, one or a window of them, under one hold of its lock.
+//!
+//! ```text
+//!   before the lock   1 nodes: as many as the insertion can need, into the mapping's stock     nodes.rs
+//!   under it          2 one way down for each run of frames; at each place
+//!                        nothing, or shadows: the folio is prepared, then stored
+//!                        a folio:             here the prefix ends
+//!                        no node:             here it ends too
+//!   after it          3 no node? more of them, and on where the prefix ended, from the root
+//! ```
+//!
+//! **Prefix.** What comes before the stop is in, what comes after it was not
+//! touched. A folio's descriptor is prepared at the one moment when nothing can
+//! refuse it any more and no reader can find it yet ([`Slab::placing`]). So the
+//! frames that were not inserted are the caller's exactly as they were: no
+//! reader can have held one, and there is nothing to take back.
+//!
+//! **Shortage.** Between two holds of the lock anything may have happened: an
+//! eviction, another insertion of the same pages, a split of the shadow that
+//! was in the way. So nothing is kept across it but two constants, the index to
+//! go on at and the frame to go on with. There is no cursor that could be stale.
+//!
+//! **Shadows** that a folio takes the place of are reported once for each folio,
+//! with the value at its highest index, under the lock; the caller judges them
+//! when it has let the lock go. An insertion for a [`Purpose::Write`] consumes
+//! them in silence: who overwrites a page has not shown that it is read again.
+//!
+//! Invariants:
+//!  1. Nothing is allocated from the arena while the tree lock is held, nor waited for.
+//!  2. A frame is the mapping's once it is counted in the result, and the caller's otherwise.
+//!  3. A folio is locked, not up to date and held by its fill before a reader can find it, and so is its marker.
+//!  4. `pages` of the tree grows by exactly what is reported.
+//!
+//! Not an invariant: that a window ends up complete, or in one piece. Between
+//! the look for gaps and the insertion others may have filled some of them.
+//!
+//! Cost: a window of n pages costs one hold of the lock, one way down for each
+//! run of frames, and about a store for each slot. Kernel cousin:
+//! `__filemap_add_folio`. We differ: nodes come before the lock, the batch is a
+//! primitive of the tree, and the lock is a value instead of a flag.
+
+use std::cell::Cell;
+use std::sync::atomic::AtomicU32;
+
+use crate::arena::CellNumber;
+use crate::backend::FillRun;
+use crate::sync::Locks;
+use crate::tuning::{Descent, NodeReserve};
+use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
+use crate::xarray::{Head, Inserted, Slab, Split, Stop, Value, XArray};
+
+use super::NODE_BITS;
+use super::nodes::{Nodes, SPARE_MAX};
+use super::owner::{Mapping, MappingGuard};
+
+/// What folios are inserted for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Purpose {
+    /// They are read: the shadows they take the place of are reported.
+    #[default]
+    Read,
+    /// They are overwritten: the shadows go, and nobody hears of them.
+    Write,
+}
+
+/// A folio that is to be inserted: a run of frames that the caller owns alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewFolio {
+    /// Its first page; a multiple of its length.
+    pub index: PageIndex,
+    /// Its first frame; a multiple of its length.
+    pub frame: Frame,
+    /// log2 of its length in pages, 0 to 9.
+    pub order: Order,
+}
+
+/// What became of one folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AddedFolio {
+    /// It is in the tree: locked, not up to date, with its fill's hold.
+    Added {
+        /// The shadow it took the place of, that at its highest index; none for a [`Purpose::Write`].
+        shadow: Option<Value>,
+    },
+    /// A folio or a spill covers some of its pages. The tree is unchanged.
+    Present,
+    /// No node could be had. The tree says what it said; a shadow may be in smaller pieces.
+    NoNode,
+}
+
+/// How a run of frames becomes folios.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Each folio is the largest of these that index, frame and rest of the run allow.
+    pub orders: Orders,
+    /// The folio that covers this page carries the readahead marker.
+    pub marker: Option<PageIndex>,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+impl Shape {
+    /// Folios for readers, without a marker.
+    pub const fn of(orders: Orders) -> Self {
+        Self { orders, marker: None, purpose: Purpose::Read }
+    }
+}
+
+/// What became of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Added {
+    /// Pages inserted, from the start of the run on. The frames of the rest are the caller's.
+    pub pages: u32,
+    /// Why it ended there.
+    pub stop: Stop,
+}
+
+/// What became of the runs of a window.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AddedRuns {
+    /// What went in, in rising order: locked folios.
+    pub inserted: Vec<FillRun>,
+    /// What did not: the caller's frames.
+    pub left: Vec<FillRun>,
+    /// The last reason for which something was left; [`Stop::NoNode`] if nodes could not be had for good.
+    pub stop: Stop,
+}
+
+/// Who hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
+/// under the tree lock, once for each folio that took the place of any.
+pub type Consumed<'c> = &'c mut dyn FnMut(Frame, Value);
+
+impl Mapping {
+    /// Inserts a folio. One hold of the lock and one way down, or, if nodes run out, one more of each.
+    /// Waits for locks as `locks` says; with [`Locks::Try`] a busy lock counts as [`AddedFolio::NoNode`].
+    ///
+    /// # Panics
+    /// If the order is above 9 or the index or the frame is not aligned to it. Nothing has happened then.
+    pub fn add_folio(&self, folio: NewFolio, purpose: Purpose, locks: Locks) -> AddedFolio {
+        self.add_folio_watched(folio, Shape { purpose, ..Shape::of(Orders::PAGES) }, locks, &mut || {})
+    }
+
+    /// As [`Mapping::add_folio`], with a marker if `shape` has one for it; its orders do not matter. `gap` is
+    /// called each time between two holds of the lock, after nodes ran out: for tests of what may happen there.
+    pub fn add_folio_watched(
+        &self,
+        folio: NewFolio,
+        shape: Shape,
+        locks: Locks,
+        gap: &mut dyn FnMut(),
+    ) -> AddedFolio {
+        folio.assert_fits();
+        let pages = folio.order.pages();
+        let mut guard = self.lock_to_add(folio.index, u64::from(pages), locks);
+        while let Some(mut held) = guard {
+            match held.add_folio(folio, shape) {
+                AddedFolio::NoNode => guard = held.refill(folio.index, pages, locks, gap),
+                done => return done,
+            }
+        }
+        AddedFolio::NoNode
+    }
+
+    /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the
+    /// middle does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
+    /// [`Stop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
+    /// wait. `consumed` hears of shadows, see [`Consumed`].
+    pub fn add_folio_range(
+        &self,
+        run: FillRun,
+        shape: Shape,
+        locks: Locks,
+        consumed: Consumed<'_>,
+    ) -> Option<Added> {
+        self.add_folio_range_watched(run, shape, locks, consumed, &mut || {})
+    }
+
+    /// As [`Mapping::add_folio_range`]; `gap` as in [`Mapping::add_folio_watched`].
+    pub fn add_folio_range_watched(
+        &self,
+        run: FillRun,
+        shape: Shape,
+        locks: Locks,
+        consumed: Consumed<'_>,
+        gap: &mut dyn FnMut(),
+    ) -> Option<Added> {
+        let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
+        Some(add_prefix(&mut guard, run, shape, locks, consumed, gap))
+    }
+
+    /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
+    /// frames are left over and the run goes on behind it. `None` as in [`Mapping::add_folio_range`].
+    pub fn add_window(
+        &self,
+        runs: &[FillRun],
+        shape: Shape,
+        locks: Locks,
+        consumed: Consumed<'_>,
+    ) -> Option<AddedRuns> {
+        let (first, end) = (runs.first()?.index, end_of(runs.last()?));
+        let mut guard = Some(self.lock_to_add(first, end.0 - first.0, locks)?);
+        let mut done =
+            AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: Stop::All };
+        for &run in runs {
+            let mut rest = run;
+            while rest.pages > 0 {
+                let added = add_prefix(&mut guard, rest, shape, locks, consumed, &mut || {});
+                let (inserted, behind) = cut(rest, added.pages);
+                done.inserted.extend((inserted.pages > 0).then_some(inserted));
+                let taken = match added.stop {
+                    Stop::All => 0,
+                    Stop::Present(_) => shape.orders.min.pages().min(behind.pages),
+                    Stop::NoNode => behind.pages,
+                };
+                let (left, behind) = cut(behind, taken);
+                done.left.extend((left.pages > 0).then_some(left));
+                if added.stop != Stop::All && done.stop != Stop::NoNode {
+                    done.stop = added.stop;
+                }
+                rest = behind;
+            }
+        }
+        Some(done)
+    }
+
+    /// Takes the tree lock, with nodes in stock for folios over `pages` pages from `index` on. `None` if the
+    /// lock is busy and `locks` does not wait.
+    /// May wait: for the arena before the lock, if nodes are missing.
+    pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: Locks) -> Option<MappingGuard<'_>> {
+        let (needed, spare) = (self.nodes_needed(index, pages), self.stock.count());
+        let goal = needed.max(SPARE_MAX.min(2 * needed)); // a few for the next ones
+        let wanted = if spare < needed { goal - spare } else { 0 };
+        let nodes = self.take_nodes(wanted, locks);
+        self.lock_with(nodes, locks)
+    }
+
+    /// Takes the lock and puts `nodes` in stock; if the lock cannot be had, they go back.
+    fn lock_with(&self, nodes: Vec<CellNumber>, locks: Locks) -> Option<MappingGuard<'_>> {
+        let Some(mut guard) = self.lock_as(locks) else {
+            self.arena().free_cells(nodes);
+            return None;
+        };
+        for node in nodes {
+            self.stock.put(self.view(), node);
+        }
+        guard.keep = match self.tuning.node_reserve {
+            NodeReserve::Enough => SPARE_MAX,
+            NodeReserve::AtMost(_) => 0,
+        };
+        Some(guard)
+    }
+
+    /// What an insertion can need at most; a hint, since the tree may change before it is locked.
+    fn nodes_needed(&self, index: PageIndex, pages: u64) -> u32 {
+        let nodes = self.nodes();
+        XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
+    }
+
+    /// Takes `wanted` nodes from the arena, or what of them there is. Nobody's lock is held.
+    fn take_nodes(&self, wanted: u32, locks: Locks) -> Vec<CellNumber> {
+        let wanted = match self.tuning.node_reserve {
+            NodeReserve::Enough => wanted,
+            NodeReserve::AtMost(most) => wanted.min(most),
+        };
+        let mut nodes = Vec::new();
+        if wanted > 0 {
+            match locks {
+                Locks::Wait => self.arena().alloc_cells(wanted as usize, &mut nodes),
+                Locks::Try => self.arena().try_alloc_cells(wanted as usize, &mut nodes),
+            };
+        }
+        nodes
+    }
+
+    /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait: when nobody
+    /// has the file open, and when others have none.
+    pub fn give_back_nodes(&self, locks: Locks) {
+        if self.stock.count() > 0
+            && let Some(mut guard) = self.lock_as(locks)
+        {
+            guard.keep = 0;
+        }
+    }
+
+    /// Spare nodes in stock; a hint while others insert.
+    pub fn spare_nodes(&self) -> u32 {
+        self.stock.count()
+    }
+}
+
+impl<'a> MappingGuard<'a> {
+    /// Inserts a folio with the nodes there are: one way down, split or not.
+    /// With [`Descent::Naive`] three: what the single one is measured against.
+    ///
+    /// # Panics
+    /// As [`Mapping::add_folio`].
+    pub fn add_folio(&mut self, folio: NewFolio, shape: Shape) -> AddedFolio {
+        folio.assert_fits();
+        let slab = Placing { nodes: self.mapping.nodes(), mapping: self.mapping.id(), marker: shape.marker };
+        let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
+        let NewFolio { index, frame, order } = folio;
+        if self.mapping.tuning.descent == Descent::Naive
+            && cut_to_size(&mut tree, index, order) == Split::NoNode
+        {
+            return AddedFolio::NoNode;
+        }
+        match tree.insert(index.0, order.0, frame.0) {
+            Inserted::Done { shadow } => {
+                self.tree.pages += u64::from(order.pages());
+                AddedFolio::Added { shadow: shadow.filter(|_| shape.purpose == Purpose::Read) }
+            }
+            Inserted::Present(_) => AddedFolio::Present,
+            Inserted::NoNode => AddedFolio::NoNode,
+        }
+    }
+
+    /// Inserts the folios of a run with the nodes there are: a prefix. See [`Mapping::add_folio_range`], which
+    /// also sees to it that there are enough.
+    ///
+    /// # Panics
+    /// If `run` does not start at a multiple of the smallest folio, in index or frame, or is no multiple long.
+    pub fn add_folio_range(&mut self, run: FillRun, shape: Shape, consumed: Consumed<'_>) -> Added {
+        let smallest = u64::from(shape.orders.min.pages());
+        let unaligned = (run.index.0 | u64::from(run.frame.0 | run.pages)) & (smallest - 1);
+        assert!(unaligned == 0, "{run:?} is not cut for folios of at least {:?}", shape.orders.min);
+        let slab = Placing { nodes: self.mapping.nodes(), mapping: self.mapping.id(), marker: shape.marker };
+        let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
+        // The folio that the tree is at: it asks for the next when it is done with the last.
+        let at = Cell::new(run.frame);
+        let folios = folios_of(run, shape.orders).map(|(frame, order)| {
+            at.set(frame);
+            (order.0, frame.0)
+        });
+        let mut last: Option<(Frame, Value)> = None;
+        let mut report = |shadow: Option<(Frame, Value)>| match shadow {
+            Some((frame, value)) if shape.purpose == Purpose::Read => consumed(frame, value),
+            _ => {}
+        };
+        let added = tree.insert_range(run.index.0, folios, |_, value| {
+            let before = last.replace((at.get(), value));
+            report(before.filter(|(frame, _)| *frame != at.get()));
+        });
+        report(last);
+        self.tree.pages += added.pages;
+        Added { pages: added.pages as u32, stop: added.stop }
+    }
+
+    /// The nodes ran out: lets the lock go, takes more and takes the lock again. `None` if there are none, or
+    /// the lock is busy; the nodes there were have gone back then.
+    fn refill(
+        self,
+        index: PageIndex,
+        pages: u32,
+        locks: Locks,
+        gap: &mut dyn FnMut(),
+    ) -> Option<MappingGuard<'a>> {
+        let mapping = self.mapping;
+        let carried = mapping.stock.cut(mapping.arena(), 0);
+        drop(self);
+        gap();
+        // At least one: what was counted as enough was not.
+        let needed = mapping.nodes_needed(index, u64::from(pages));
+        let nodes = mapping.take_nodes(needed.saturating_sub(carried.count()).max(1), locks);
+        if nodes.is_empty() {
+            return None;
+        }
+        let guard = mapping.lock_with(nodes, locks)?;
+        carried.put_into(&mapping.stock);
+        mapping.stock.count_refill();
+        Some(guard)
+    }
+}
+
+/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing.
+fn add_prefix(
+    guard: &mut Option<MappingGuard<'_>>,
+    run: FillRun,
+    shape: Shape,
+    locks: Locks,
+    consumed: Consumed<'_>,
+    gap: &mut dyn FnMut(),
+) -> Added {
+    let mut done = 0;
+    while let Some(mut held) = guard.take() {
+        let (_, rest) = cut(run, done);
+        let added = held.add_folio_range(rest, shape, consumed);
+        done += added.pages;
+        if added.stop != Stop::NoNode {
+            *guard = Some(held);
+            return Added { pages: done, ..added };
+        }
+        let (_, rest) = cut(run, done);
+        *guard = held.refill(rest.index, rest.pages, locks, gap);
+    }
+    Added { pages: done, stop: Stop::NoNode }
+}
+
+/// The first two of the naive descents: the order of the shadow in the way, and its split.
+fn cut_to_size<S: Slab>(tree: &mut XArray<'_, S, NODE_BITS>, index: PageIndex, order: Order) -> Split {
+    match tree.order_at(index.0) {
+        Some(larger) if larger > order.0 => tree.split(index.0, order.0),
+        _ => Split::Nothing,
+    }
+}
+
+impl NewFolio {
+    fn assert_fits(self) {
+        let Self { index, frame, order } = self;
+        assert!(order <= Order::MAX, "{order:?} was asked for; a folio is of {:?} at most", Order::MAX);
+        let aligned = index.is_aligned(order) && frame.0 & (order.pages() - 1) == 0;
+        assert!(aligned, "a folio of {order:?} cannot stand at {index:?} in {frame:?}: align them");
+    }
+}
+
+/// The nodes of a tree into which folios are inserted: prepares each when it goes in.
+#[derive(Debug)]
+struct Placing<'a> {
+    nodes: Nodes<'a>,
+    mapping: MappingId,
+    marker: Option<PageIndex>,
+}
+
+impl Slab for Placing<'_> {
+    #[inline]
+    fn slots(&self, node: u32) -> &[AtomicU32] {
+        self.nodes.slots(node)
+    }
+    #[inline]
+    fn head(&self, node: u32) -> &Head {
+        self.nodes.head(node)
+    }
+    fn alloc(&self) -> Option<u32> {
+        self.nodes.alloc()
+    }
+    fn free(&self, node: u32) {
+        self.nodes.free(node);
+    }
+    #[inline]
+    fn order(&self, folio: u32) -> u8 {
+        self.nodes.order(folio)
+    }
+    #[inline]
+    fn descended(&self) {
+        self.nodes.descended();
+    }
+    /// From here on readers may find it; see the table of states in `arena/descriptor.rs`.
+    #[inline]
+    fn placing(&self, folio: u32, index: u64, order: u8) {
+        let (index, order) = (PageIndex(index), Order(order));
+        let marked = self.marker.is_some_and(|marker| marker.align_down(order) == index);
+        self.nodes.arena.view().own(Frame(folio)).prepare(self.mapping, index, order, marked);
+    }
+}
+
+/// The folios a run is made of: each the largest that index, frame, rest and `orders` allow.
+fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
+    let mut page = 0;
+    std::iter::from_fn(move || {
+        let rest = run.pages - page;
+        let (at, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+        let aligned = (at.0 | u64::from(frame.0)).trailing_zeros() as u8;
+        let order = Order(aligned.min(orders.max.0).min(Order::fitting(rest.max(1)).0));
+        page += order.pages();
+        (rest > 0).then_some((frame, order))
+    })
+}
+
+/// The first `pages` pages of a run, and what follows them.
+pub(crate) fn cut(run: FillRun, pages: u32) -> (FillRun, FillRun) {
+    let behind = FillRun {
+        index: run.index.plus(u64::from(pages)),
+        frame: run.frame.plus(pages),
+        pages: run.pages - pages,
+    };
+    (FillRun { pages, ..run }, behind)
+}
+
+fn end_of(run: &FillRun) -> PageIndex {
+    run.index.plus(u64::from(run.pages))
+}

@@ -1,0 +1,210 @@
+//! Nodes: the stock of spare nodes of one mapping, between its tree and the arena.
+//!
+//! ```text
+//!            before the lock                under it                     after it
+//!   arena --alloc_cells(missing)--> [stock] <--alloc, free--> tree       [stock] --surplus--> arena
+//!                                   count: read by anybody
+//! ```
+//!
+//! Under the tree lock the tree takes nodes from the stock and from nowhere
+//! else. So no insertion waits for the arena, or for the machine behind it,
+//! while others wait for the tree; and what a window can need is had in one call.
+//!
+//! A stock, and not a reserve for each insertion: how many nodes one *can* need
+//! is known without a look at the tree (a path, and one in 64 pages), and is
+//! mostly far more than it does need. What is left over stays for the next one:
+//! a stream of windows meets the arena's lock for nodes once in several windows.
+//! Taking the nodes together with the window's frames, in one hold of the
+//! arena's lock, would save less than that, and would tie cells to data in the
+//! one place where the two grow by different rules.
+//!
+//! The spare nodes form a list through a word of their heads that readers never
+//! look at; the slots of a node that was let go stay as they are until its next
+//! use. So a reader who is late finds old entries, which their descriptors
+//! refuse, and never a list.
+//!
+//! Invariants:
+//!  1. Only the holder of the tree lock changes a stock; its count may be read by anybody, as a hint.
+//!  2. When no lock is held, a stock has at most [`SPARE_MAX`] nodes, and that of a mapping without folios none.
+//!  3. Spare nodes are cells in use by the arena's account, and so within the bound.
+//!
+//! An insertion that ran out carries what is left of the stock with it while it
+//! fetches more, so that it comes back with more than it went with, whoever
+//! was there meanwhile; if there is no more, all of it goes back.
+//!
+//! Not an invariant: that what was counted before the lock is there under it.
+//! Another insertion may have used it; then this one runs out, and comes back.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::arena::{Arena, CellNumber, View};
+use crate::units::Frame;
+use crate::xarray::{Head, KEEPER_WORD, Slab};
+
+/// Spare nodes that a mapping with folios keeps, at most.
+pub const SPARE_MAX: u32 = 8;
+/// Nodes given back under one hold of the arena's lock.
+const GIVE_BACK_BATCH: usize = 256;
+/// The end of the list; no cell has this number.
+const NIL: u32 = 0;
+
+/// A mapping's spare nodes, and what was counted under its lock.
+#[derive(Debug, Default)]
+pub(super) struct Stock {
+    first: AtomicU32,
+    count: AtomicU32,
+    locks: AtomicU64,
+    descents: AtomicU64,
+    refills: AtomicU64,
+}
+
+/// What was counted of one mapping's tree since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TreeCounts {
+    /// How often its lock was taken.
+    pub locks: u64,
+    /// Ways down from the root.
+    pub descents: u64,
+    /// Insertions that ran out of nodes, let the lock go and came back with more.
+    pub refills: u64,
+}
+
+impl Stock {
+    /// Spare nodes there are; a hint without the lock.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+    pub fn counts(&self) -> TreeCounts {
+        TreeCounts {
+            locks: self.locks.load(Ordering::Relaxed),
+            descents: self.descents.load(Ordering::Relaxed),
+            refills: self.refills.load(Ordering::Relaxed),
+        }
+    }
+    /// The lock was taken. By its holder.
+    #[inline]
+    pub fn count_lock(&self) {
+        step(&self.locks);
+    }
+    /// An insertion came back. By the holder of the lock.
+    pub fn count_refill(&self) {
+        step(&self.refills);
+    }
+
+    /// Adds a node. By the holder of the lock, as the two below.
+    pub fn put(&self, view: &View, cell: CellNumber) {
+        link(view, cell).store(u64::from(self.first.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.first.store(cell.0, Ordering::Relaxed);
+        self.count.store(self.count() + 1, Ordering::Relaxed);
+    }
+    /// Takes a node. The keeper's words of its head are zeros, the rest is arbitrary.
+    fn take(&self, view: &View) -> Option<CellNumber> {
+        let first = CellNumber(self.first.load(Ordering::Relaxed));
+        if first.0 == NIL {
+            return None;
+        }
+        self.first.store(link(view, first).swap(0, Ordering::Relaxed) as u32, Ordering::Relaxed);
+        self.count.store(self.count() - 1, Ordering::Relaxed);
+        Some(first)
+    }
+    /// Takes what is more than `keep` off.
+    pub fn cut<'a>(&self, arena: &'a Arena, keep: u32) -> Surplus<'a> {
+        let mut surplus = Surplus { arena, first: NIL, count: 0 };
+        let more = self.count().saturating_sub(keep);
+        if more == 0 {
+            return surplus;
+        }
+        surplus = Surplus { arena, first: self.first.load(Ordering::Relaxed), count: more };
+        let mut last = CellNumber(surplus.first);
+        for _ in 1..more {
+            last = next(arena.view(), last);
+        }
+        self.first.store(next(arena.view(), last).0, Ordering::Relaxed);
+        self.count.store(keep, Ordering::Relaxed);
+        surplus
+    }
+}
+
+/// A number that one thread at a time changes.
+fn step(number: &AtomicU64) {
+    number.store(number.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+/// The word of a node's head that holds the number of the next spare one.
+fn link(view: &View, cell: CellNumber) -> &AtomicU64 {
+    &view.head(cell).expect("a node of ours is a cell").words[KEEPER_WORD]
+}
+fn next(view: &View, cell: CellNumber) -> CellNumber {
+    CellNumber(link(view, cell).load(Ordering::Relaxed) as u32)
+}
+
+/// Nodes on their way back to the arena. They go when it is dropped: after the tree lock is let go.
+#[derive(Debug)]
+pub(super) struct Surplus<'a> {
+    arena: &'a Arena,
+    first: u32,
+    count: u32,
+}
+
+impl<'a> Surplus<'a> {
+    pub fn none(arena: &'a Arena) -> Self {
+        Self { arena, first: NIL, count: 0 }
+    }
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+    /// Puts them into a stock after all. By the holder of its lock.
+    pub fn put_into(mut self, stock: &Stock) {
+        while let Some(cell) = self.pop() {
+            stock.put(self.arena.view(), cell);
+        }
+    }
+    fn pop(&mut self) -> Option<CellNumber> {
+        self.count = self.count.checked_sub(1)?;
+        let cell = CellNumber(self.first);
+        self.first = next(self.arena.view(), cell).0;
+        Some(cell)
+    }
+}
+
+impl Drop for Surplus<'_> {
+    fn drop(&mut self) {
+        while self.count > 0 {
+            // Each is asked for its next before the arena has it.
+            let arena = self.arena;
+            arena.free_cells(std::iter::from_fn(|| self.pop()).take(GIVE_BACK_BATCH));
+        }
+    }
+}
+
+/// The nodes of a mapping's tree, for the holder of its lock: out of the stock, and back into it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Nodes<'a> {
+    pub arena: &'a Arena,
+    pub stock: &'a Stock,
+}
+
+impl Slab for Nodes<'_> {
+    #[inline]
+    fn slots(&self, node: u32) -> &[AtomicU32] {
+        self.arena.view().slots(CellNumber(node)).expect("a node of ours is a cell")
+    }
+    #[inline]
+    fn head(&self, node: u32) -> &Head {
+        &self.arena.view().head(CellNumber(node)).expect("a node of ours is a cell").words
+    }
+    fn alloc(&self) -> Option<u32> {
+        self.stock.take(self.arena.view()).map(|cell| cell.0)
+    }
+    fn free(&self, node: u32) {
+        self.stock.put(self.arena.view(), CellNumber(node));
+    }
+    #[inline]
+    fn order(&self, folio: u32) -> u8 {
+        self.arena.view().own(Frame(folio)).word().order().0
+    }
+    #[inline]
+    fn descended(&self) {
+        step(&self.stock.descents);
+    }
+}

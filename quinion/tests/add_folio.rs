@@ -1,0 +1,345 @@
+//! One folio into a mapping: two at once, nodes that run out, and what happens while the lock is let go.
+//!
+//! ```text
+//!   a shadow of order 15, a folio for page 77, one node at a time
+//!
+//!   hold 1    15 -> 12 -> [node] 11 -> 6 -> no node          the lock is let go, and here the test steps in:
+//!   gap       somebody inserts page 77 (A09) | the shadow goes (A10) | another shadow comes (A11)
+//!   hold 2    from the root, with what is there now
+//! ```
+//!
+//! The letters are those of the specification's statements; A01 to A06, A13 and A19 are the tree's
+//! (`xarray_insert.rs`). A17, the split of a folio that is being read, is owed: nothing splits a live folio
+//! in this version.
+
+mod stage;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use quinion::mapping::{AddedFolio, NewFolio, Purpose, SPARE_MAX, Shape};
+use quinion::sync::Locks;
+use quinion::units::{Frame, Order, Orders, PAGE_SIZE};
+use quinion::xarray::{Kind, Value};
+use quinion::{Descent, NodeReserve, Tuning};
+use stage::{Stage, is_folio, page};
+
+const ONE: Shape = Shape::of(Orders::PAGES);
+
+fn short(nodes: u32) -> Stage {
+    Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
+}
+fn added(shadow: Option<Value>) -> AddedFolio {
+    AddedFolio::Added { shadow }
+}
+
+#[test]
+fn a07_of_two_at_one_index_one_goes_in_and_the_other_keeps_its_frame() {
+    let stage = Stage::new();
+    for round in 0..300 {
+        let folios = [stage.folio(round, 0), stage.folio(round, 0)];
+        let before = folios.map(|folio| stage.word(folio.frame));
+        let start = Barrier::new(2);
+        let got = thread::scope(|scope| {
+            let add = |folio| {
+                start.wait();
+                stage.add(folio)
+            };
+            let other = scope.spawn(move || add(folios[1]));
+            [add(folios[0]), other.join().unwrap()]
+        });
+        let winner = usize::from(got[1] == added(None));
+        assert_eq!((got[winner], got[1 - winner]), (added(None), AddedFolio::Present));
+        assert_eq!(stage.word(folios[1 - winner].frame), before[1 - winner], "as if nothing had been tried");
+        assert!(is_folio(stage.walk(round), folios[winner].frame));
+        stage.complete(folios[winner]);
+        stage.free(folios[1 - winner]);
+    }
+    assert_eq!(stage.pages(), 300);
+    stage.finish();
+}
+
+#[test]
+fn a08_two_in_one_shadow_lose_no_index() {
+    in_one_shadow(0, 40);
+}
+
+#[test]
+fn a16_readers_of_a_shadow_that_is_taken_apart_see_no_folio_of_another_page() {
+    in_one_shadow(2, 40);
+}
+
+/// Two threads fill alternate places of a shadow, while `readers` read it.
+fn in_one_shadow(readers: u64, rounds: u64) {
+    let stage = Stage::new();
+    let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for seed in 0..readers {
+            let (stage, stop, seen) = (&stage, &stop, &seen);
+            scope.spawn(move || {
+                let mut at = seed;
+                while !stop.load(Ordering::Relaxed) {
+                    at = (at * 13 + 7) % 512;
+                    seen.fetch_add(u64::from(read_page(stage, 512 + at)), Ordering::Relaxed);
+                }
+            });
+        }
+        let finish = AtEnd(&stop);
+        for round in 0..rounds {
+            stage.put_shadow(512, 9, round as u32);
+            let start = Barrier::new(2);
+            let fill = |first: u64| {
+                start.wait();
+                for at in (first..128).step_by(2) {
+                    let folio = stage.folio(512 + at * 3, 0);
+                    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, round as u32))));
+                    stage.complete(folio);
+                }
+            };
+            thread::scope(|pair| {
+                pair.spawn(|| fill(0));
+                fill(1);
+            });
+            for index in 0..512 {
+                match stage.load(512 + index).kind() {
+                    Kind::Folio(_) => assert!(index % 3 == 0 && index / 3 < 128, "a folio at {index}"),
+                    Kind::Value(value) => {
+                        assert_eq!((value.payload(), index < 384 && index % 3 == 0), (round as u32, false))
+                    }
+                    lost => panic!("{lost:?} at {index}"),
+                }
+            }
+            stage.check();
+            stage.mapping.lock().remove_all();
+        }
+        drop(finish);
+    });
+    assert!(readers == 0 || seen.into_inner() > 0, "no reader read anything");
+    stage.finish();
+}
+
+/// Stops the readers also when the test fails.
+struct AtEnd<'a>(&'a AtomicBool);
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Reads a page without a lock; whether there was one. Its bytes must be its own.
+fn read_page(stage: &Stage, index: u64) -> bool {
+    let Ok(held) = stage.mapping.try_hold(page(index)) else { return false };
+    let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
+    assert!(covered.contains(&index), "a folio of {covered:?} for page {index}");
+    if held.is_readable() != quinion::arena::Readable::Yes {
+        return false;
+    }
+    let mut bytes = [0; PAGE_SIZE];
+    held.copy_out(index * PAGE_SIZE as u64, &mut bytes);
+    assert!(bytes.chunks(8).all(|word| word == index.to_le_bytes()), "bytes of another page at {index}");
+    true
+}
+
+/// Adds a folio at 77 into a shadow of order 15 with one node at a time; `gap` happens in between, once.
+fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
+    stage.put_shadow(0, 15, 5);
+    let folio = stage.folio(77, 0);
+    let mut gap = Some(gap);
+    let before = stage.mapping.tree_counts();
+    let got = stage.mapping.add_folio_watched(folio, ONE, Locks::Wait, &mut || {
+        if let Some(gap) = gap.take() {
+            gap();
+        }
+    });
+    assert!(gap.is_none(), "the nodes did not run out");
+    assert!(stage.mapping.tree_counts().refills > before.refills);
+    (folio, got)
+}
+
+#[test]
+fn a09_a_folio_that_came_while_nodes_were_fetched_is_present() {
+    let stage = short(1);
+    let winner = stage.folio(77, 0);
+    let word = stage.word(winner.frame);
+    let (loser, got) = with_a_gap(&stage, || assert_eq!(stage.add(winner), added(Some(Value::shadow(0, 5)))));
+    assert_eq!(got, AddedFolio::Present);
+    assert!(is_folio(stage.walk(77), winner.frame));
+    assert!(!stage.word(loser.frame).is_live() && stage.word(loser.frame).holds() == 0);
+    assert_ne!(stage.word(winner.frame), word);
+    stage.free(loser);
+    assert_eq!(stage.mapping.spare_nodes(), 0, "what was fetched in vain went back");
+    stage.complete(winner);
+    stage.finish();
+}
+
+#[test]
+fn a10_a_shadow_that_went_while_nodes_were_fetched_is_not_reported() {
+    let stage = short(1);
+    let (folio, got) = with_a_gap(&stage, || stage.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {})));
+    assert_eq!(got, added(None));
+    assert_eq!(stage.dump().lines().count(), 1, "the folio alone");
+    stage.complete(folio);
+    stage.finish();
+}
+
+#[test]
+fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
+    let stage = short(1);
+    let (folio, got) = with_a_gap(&stage, || {
+        stage.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {}));
+        stage.put_shadow(0, 9, 6);
+    });
+    assert_eq!(got, added(Some(Value::shadow(0, 6))));
+    for index in (0..600).filter(|index| *index != 77) {
+        match stage.load(index).kind() {
+            Kind::Value(value) => assert_eq!((value.payload(), index < 512), (6, true)),
+            other => assert!(index >= 512 && other == Kind::Empty, "{other:?} at {index}"),
+        }
+    }
+    stage.complete(folio);
+    stage.finish();
+}
+
+#[test]
+fn a12_without_nodes_the_folio_is_its_callers_as_it_was() {
+    for order in [1u8, 9, 15] {
+        let stage = short(0);
+        stage.put_shadow(0, order, 3);
+        let (folio, free) = (stage.folio(0, 0), stage.free_pages());
+        let (word, cells) = (stage.word(folio.frame), stage.arena.stats().cells_used);
+        let got = stage.add(folio);
+        if order == 1 {
+            assert_eq!(got, added(Some(Value::shadow(0, 3))), "two slots of one node need no other");
+            stage.complete(folio);
+            stage.finish();
+            continue;
+        }
+        assert_eq!(got, AddedFolio::NoNode);
+        assert_eq!((stage.word(folio.frame), stage.arena.stats().cells_used), (word, cells));
+        assert!(
+            (0..1 << order)
+                .all(|index| matches!(stage.load(index).kind(), Kind::Value(v) if v.payload() == 3))
+        );
+        assert_eq!((stage.pages(), stage.free_pages()), (0, free));
+        stage.free(folio);
+        stage.finish();
+    }
+}
+
+#[test]
+fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
+    let stage = Stage::new();
+    stage.put_shadow(0, 15, 3);
+    let folio = stage.folio(77, 0);
+    while stage.arena.alloc(Order::MAX).is_some() {}
+    let mut all = Vec::new();
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    stage.arena.free_cell(all.pop().unwrap());
+    assert_eq!(stage.add(folio), AddedFolio::NoNode, "it needs two and there is one");
+    assert_eq!(stage.mapping.spare_nodes(), 0);
+    stage.arena.free_cells(all);
+    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 3))));
+    stage.complete(folio);
+    stage.finish();
+}
+
+#[test]
+fn a14_what_no_folio_can_be_is_refused_before_anything_is_done() {
+    let stage = Stage::new();
+    stage.put_shadow(0, 9, 1);
+    let good = stage.folio(512, 9);
+    let (before, counts) = (stage.dump(), stage.mapping.tree_counts());
+    for (index, frame, order, why) in [
+        (0, good.frame.0, 10, "order 9 at most"),
+        (4, good.frame.0, 3, "align"),
+        (8, good.frame.0 + 4, 3, "align"),
+        (0, good.frame.0, 255, "order 9 at most"),
+    ] {
+        let folio = NewFolio { index: page(index), frame: Frame(frame), order: Order(order) };
+        let refused = catch_unwind(AssertUnwindSafe(|| stage.add(folio))).unwrap_err();
+        let message = refused.downcast_ref::<String>().unwrap();
+        assert!(message.contains(why), "{message}");
+    }
+    assert_eq!(stage.mapping.tree_counts(), counts, "not even the lock was taken");
+    assert_eq!(stage.dump(), before);
+    stage.free(good);
+}
+
+#[test]
+fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
+    let stage = Stage::new();
+    stage.put_shadow(64, 6, 9);
+    let folio = stage.folio(70, 0);
+    let got = stage.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+    assert_eq!(got, added(None));
+    assert!(is_folio(stage.load(70), folio.frame));
+    let run = stage.run(80, 16);
+    let shape = Shape { purpose: Purpose::Write, ..ONE };
+    let heard = &mut |_, value| panic!("{value:?} was reported");
+    assert_eq!(stage.mapping.add_folio_range(run, shape, Locks::Wait, heard).unwrap().pages, 16);
+    assert!((80..96).all(|index| is_folio(stage.load(index), run.frame.plus(index as u32 - 80))));
+}
+
+/// What one insertion at 77 into a shadow of `order` costs: descents, holds of the lock, refills.
+fn cost(stage: &Stage, order: u8) -> [u64; 3] {
+    stage.put_shadow(0, order, 1);
+    let folio = stage.folio(77, 0);
+    let before = stage.mapping.tree_counts();
+    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 1))));
+    let after = stage.mapping.tree_counts();
+    [after.descents - before.descents, after.locks - before.locks, after.refills - before.refills]
+}
+
+#[test]
+fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
+    assert_eq!(cost(&Stage::new(), 9), [1, 1, 0]);
+    assert_eq!(cost(&Stage::new(), 15), [1, 1, 0]);
+    assert_eq!(cost(&Stage::with(Tuning::default().descent(Descent::Naive)), 9), [3, 1, 0]);
+    let naive = Stage::with(Tuning::default().descent(Descent::Naive));
+    assert_eq!(cost(&naive, 15), [3, 1, 0]);
+    let single = Stage::new();
+    cost(&single, 15);
+    let shape = |stage: &Stage| -> Vec<String> {
+        stage.dump().lines().filter(|line| !line.contains("folio")).map(str::to_owned).collect()
+    };
+    assert_eq!(shape(&naive), shape(&single), "both leave the same pieces");
+    assert_eq!(cost(&short(1), 15), [2, 2, 1], "a short reserve: once more from the root");
+}
+
+#[test]
+fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
+    let stage = Stage::new();
+    for index in [0, 63] {
+        let folio = stage.folio(index, 0);
+        assert_eq!(stage.add(folio), added(None));
+        stage.complete(folio);
+    }
+    let (cells, spare) = (stage.arena.stats().cells_used, stage.mapping.spare_nodes());
+    assert!((1..=SPARE_MAX).contains(&spare));
+    for index in 1..63 {
+        let folio = stage.folio(index, 0);
+        assert_eq!(stage.add(folio), added(None));
+        stage.complete(folio);
+    }
+    assert_eq!((stage.arena.stats().cells_used, stage.mapping.spare_nodes()), (cells, spare));
+    stage.mapping.give_back_nodes(Locks::Wait);
+    assert_eq!(stage.mapping.spare_nodes(), 0);
+    stage.finish();
+}
+
+#[test]
+fn a_busy_lock_costs_who_does_not_wait_nothing() {
+    let stage = Stage::new();
+    let folio = stage.folio(0, 0);
+    let guard = stage.mapping.lock();
+    let got = thread::scope(|scope| {
+        let add = || stage.mapping.add_folio(folio, Purpose::Read, Locks::Try);
+        scope.spawn(add).join().unwrap()
+    });
+    assert_eq!(got, AddedFolio::NoNode);
+    drop(guard);
+    stage.free(folio);
+    stage.finish();
+}

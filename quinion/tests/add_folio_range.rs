@@ -1,0 +1,492 @@
+//! A run of folios into a mapping, and windows through the whole cache.
+//!
+//! ```text
+//!   run       F0 F1 .. F63 | F64 ..            one node at a time: the nodes run out at each bar,
+//!   tree      [  node      ] [ node ...        the lock is let go, and here the test steps in
+//!
+//!   window    gaps --> frames for all of them, or what there is --> runs under one lock --> device
+//! ```
+//!
+//! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
+//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 needs truncation, which this version does not
+//! have. B20, whether a window met shadows of its own working set, is judged where shadows are.
+
+mod device;
+mod stage;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use device::{Device, verify};
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
+use quinion::filemap::{Filemap, Patience};
+use quinion::mapping::{Added, AddedFolio, Mapping, NewFolio, SPARE_MAX, Shape};
+use quinion::readahead::Readahead;
+use quinion::sync::{Locks, Rank, RankedMutex};
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{Frame, MappingId, Order, Orders};
+use quinion::xarray::{Kind, Stop, Value};
+use quinion::{Cache, File, Insertion, NodeReserve, Tuning};
+use stage::{Stage, is_folio, page};
+
+const PAGE: u64 = 4096;
+const PAGES: Shape = Shape::of(Orders::PAGES);
+
+fn orders(min: u8, max: u8) -> Shape {
+    Shape::of(Orders { min: Order(min), max: Order(max) })
+}
+fn short(nodes: u32) -> Stage {
+    Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
+}
+fn no_shadow(frame: Frame, value: Value) {
+    panic!("{value:?} came from nowhere to {frame:?}");
+}
+fn add(stage: &Stage, run: FillRun, shape: Shape) -> Added {
+    stage.mapping.add_folio_range(run, shape, Locks::Wait, &mut no_shadow).unwrap()
+}
+/// Ends the fills of a run of folios of one order.
+fn complete(stage: &Stage, run: FillRun, order: u8) {
+    for at in (0..run.pages).step_by(1 << order) {
+        let (index, frame) = (run.index.plus(u64::from(at)), run.frame.plus(at));
+        stage.complete(NewFolio { index, frame, order: Order(order) });
+    }
+}
+fn free_rest(stage: &Stage, run: FillRun, added: u32) {
+    if added < run.pages {
+        stage.arena.free_run(run.frame.plus(added), run.pages - added);
+    }
+}
+
+#[test]
+fn b02_every_frame_of_a_run_stands_at_its_page() {
+    for (start, pages, min) in
+        [(0u64, 512u32, 0u8), (100, 300, 0), (1 << 30, 512, 2), (64, 448, 6), (1024, 512, 9)]
+    {
+        let stage = Stage::new();
+        let run = stage.run(start, pages);
+        let free = stage.free_pages();
+        assert_eq!(add(&stage, run, orders(min, min)), Added { pages, stop: Stop::All });
+        for nth in 0..pages {
+            let head = run.frame.plus(nth & !((1 << min) - 1));
+            assert!(is_folio(stage.walk(start + u64::from(nth)), head), "page {nth} of {pages} at {start}");
+        }
+        assert_eq!((stage.pages(), stage.free_pages()), (u64::from(pages), free));
+        complete(&stage, run, min);
+        stage.finish();
+    }
+}
+
+#[test]
+fn b05_a_folio_hears_once_of_its_shadows_of_the_highest() {
+    let stage = Stage::new();
+    for (index, payload) in [(0, 1), (3, 2), (8, 3), (9, 4), (15, 5), (63, 6), (64, 7)] {
+        stage.put_shadow(index, 0, payload);
+    }
+    stage.put_shadow(128, 7, 8);
+    let run = stage.run(0, 256);
+    let mut heard = Vec::new();
+    let got = stage.mapping.add_folio_range(run, orders(2, 2), Locks::Wait, &mut |frame, value| {
+        heard.push((frame.0 - run.frame.0, value.payload()));
+    });
+    assert_eq!(got.unwrap(), Added { pages: 256, stop: Stop::All });
+    let mut want = vec![(0, 2), (8, 4), (12, 5), (60, 6), (64, 7)];
+    want.extend((128..256).step_by(4).map(|at| (at, 8)));
+    assert_eq!(heard, want);
+    complete(&stage, run, 2);
+    stage.finish();
+}
+
+#[test]
+fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
+    for reserve in 1..4 {
+        let (stage, start) = (short(reserve), 1u64 << 24);
+        let run = stage.run(start, 500);
+        let mut seen = Vec::new();
+        let got = stage.mapping.add_folio_range_watched(run, PAGES, Locks::Wait, &mut no_shadow, &mut || {
+            let inside =
+                (0..500).take_while(|nth| is_folio(stage.walk(start + nth), run.frame.plus(*nth as u32)));
+            seen.push((inside.count() as u64, stage.pages()));
+        });
+        assert_eq!(got.unwrap(), Added { pages: 500, stop: Stop::All });
+        assert!(seen.len() as u32 >= 8 / reserve, "{seen:?}");
+        assert!(
+            seen.iter().all(|(visible, counted)| visible == counted),
+            "{seen:?}: what is in can be found"
+        );
+        assert!(seen.is_sorted() && seen.iter().any(|(visible, _)| *visible > 0), "{seen:?}");
+        complete(&stage, run, 0);
+        stage.finish();
+    }
+}
+
+#[test]
+fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_rest() {
+    let stage = Stage::new();
+    let run = stage.run(0, 512);
+    while stage.arena.alloc(Order::MAX).is_some() {}
+    let mut all = Vec::new();
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    for nodes in [0, 1, 2, 5] {
+        stage.arena.free_cells(all.drain(..nodes));
+        let got = add(&stage, run, PAGES);
+        // Page 0 needs no node, the first node is for 64 pages, and the second is the one above it.
+        let pages = [1, 64, 64, 4 * 64][[0, 1, 2, 5].iter().position(|n| *n == nodes).unwrap()];
+        assert_eq!(got, Added { pages, stop: Stop::NoNode }, "with {nodes} nodes");
+        assert_eq!((stage.mapping.spare_nodes(), stage.pages()), (0, u64::from(pages)));
+        for nth in pages..512 {
+            let word = stage.word(run.frame.plus(nth));
+            assert!(!word.is_live() && word.holds() == 0, "frame {nth} was not given back as it was");
+        }
+        complete(&stage, FillRun { pages, ..run }, 0);
+        let removed: Vec<_> =
+            (0..pages).map(|nth| (run.index.plus(u64::from(nth)), run.frame.plus(nth))).collect();
+        let mut guard = stage.mapping.lock();
+        for (index, frame) in removed {
+            assert!(guard.evict(index, frame).is_some());
+        }
+        drop(guard);
+        stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    }
+    stage.arena.free_run(run.frame, run.pages);
+    stage.arena.free_cells(all);
+    stage.finish();
+}
+
+#[test]
+fn b10_who_comes_while_nodes_are_fetched_ends_the_prefix() {
+    let (stage, start) = (short(1), 1u64 << 24);
+    let (run, winner) = (stage.run(start, 300), stage.folio(start + 150, 0));
+    let mut come = false;
+    let got = stage.mapping.add_folio_range_watched(run, PAGES, Locks::Wait, &mut no_shadow, &mut || {
+        if !come && stage.pages() > 0 {
+            come = true;
+            assert_eq!(stage.add(winner), AddedFolio::Added { shadow: None });
+        }
+    });
+    let Added { pages: 150, stop: Stop::Present(found) } = got.unwrap() else { panic!("{got:?}") };
+    assert!(come && is_folio(found, winner.frame) && is_folio(stage.walk(start + 150), winner.frame));
+    assert!(stage.load(start + 151).is_empty());
+    free_rest(&stage, run, 150);
+    complete(&stage, FillRun { pages: 150, ..run }, 0);
+    stage.complete(winner);
+    stage.finish();
+}
+
+#[test]
+fn b15_exactly_the_folio_of_the_marked_page_carries_the_marker() {
+    for marker in [0u64, 1, 63, 64, 130] {
+        let stage = Stage::new();
+        let run = stage.run(0, 131 & !1);
+        let shape = Shape { marker: Some(page(marker)), ..orders(1, 1) };
+        assert_eq!(add(&stage, run, shape).pages, 130);
+        let marked: Vec<u64> = (0..130)
+            .step_by(2)
+            .filter(|at| stage.mapping.try_hold(page(*at)).unwrap().has_marker())
+            .collect();
+        assert_eq!(marked, if marker < 130 { vec![marker & !1] } else { vec![] });
+        complete(&stage, run, 1);
+        stage.finish();
+    }
+}
+
+#[test]
+fn b15_a_page_that_is_there_already_gets_no_marker() {
+    let stage = Stage::new();
+    let there = stage.folio(5, 0);
+    stage.add(there);
+    stage.complete(there);
+    let run = stage.run(0, 16);
+    let shape = Shape { marker: Some(page(5)), ..PAGES };
+    let got = stage.mapping.add_window(&[run], shape, Locks::Wait, &mut no_shadow).unwrap();
+    let parts: Vec<_> = got.inserted.iter().map(|run| (run.index.0, run.pages)).collect();
+    assert_eq!(parts, [(0, 5), (6, 10)], "it goes on behind what is there");
+    assert_eq!(got.left.iter().map(|run| (run.index.0, run.pages)).collect::<Vec<_>>(), [(5, 1)]);
+    assert!((0..16).all(|at| !stage.mapping.try_hold(page(at)).unwrap().has_marker()));
+    got.left.iter().for_each(|run| stage.arena.free_run(run.frame, run.pages));
+    got.inserted.iter().for_each(|run| complete(&stage, *run, 0));
+    stage.finish();
+}
+
+#[test]
+fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
+    let (stage, stop, seen) = (Stage::new(), AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for seed in 0..2u64 {
+            let (stage, stop, seen) = (&stage, &stop, &seen);
+            scope.spawn(move || {
+                let mut at = seed;
+                while !stop.load(Ordering::Relaxed) {
+                    at = (at * 29 + 11) % 400;
+                    let Ok(held) = stage.mapping.try_hold(page(at)) else { continue };
+                    let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
+                    if !covered.contains(&at) {
+                        stop.store(true, Ordering::Relaxed);
+                        panic!("a folio of {covered:?} for page {at}");
+                    }
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..400u64 {
+            // Frames come back at other places each time, in folios of other sizes.
+            let order = (round % 4) as u8;
+            let run = stage.run(round % 3 * 8, 384);
+            let got = add(&stage, run, orders(0, order));
+            assert_eq!(got.stop, Stop::All);
+            stage.mapping.lock().remove_all();
+            let mut at = 0;
+            while at < run.pages {
+                let descriptor = stage.arena.view().own(run.frame.plus(at));
+                let pages = descriptor.word().order().pages();
+                match descriptor.complete(false) {
+                    quinion::arena::Completed::Detached(quinion::arena::Put::Last(order)) => {
+                        stage.arena.free(run.frame.plus(at), order);
+                    }
+                    quinion::arena::Completed::Detached(quinion::arena::Put::Kept) => {}
+                    quinion::arena::Completed::Attached => panic!("it was removed"),
+                }
+                at += pages;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    stage.finish();
+}
+
+#[test]
+fn a_stock_is_bounded_and_goes_back() {
+    let stage = Stage::new();
+    for window in 0..40u64 {
+        let run = stage.run(window * 5000, 512);
+        assert_eq!(add(&stage, run, PAGES).stop, Stop::All);
+        complete(&stage, run, 0);
+        assert!(stage.mapping.spare_nodes() <= SPARE_MAX);
+        stage.check();
+        if window % 4 == 3 {
+            stage.mapping.lock().remove_all();
+            assert_eq!(stage.mapping.spare_nodes(), 0, "a mapping without folios keeps nothing");
+        }
+    }
+    stage.finish();
+}
+
+// Through the whole cache.
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
+    let mut buffer = vec![0; len];
+    let bytes = file.read_at(&mut buffer, position).expect("a read");
+    verify(&buffer[..bytes], device, position);
+    bytes
+}
+fn small() -> quinion::Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
+}
+
+#[test]
+fn b12_under_memory_pressure_a_window_reads_as_much_as_memory_allows() {
+    let (cache, full, device) = (small(), Device::new(64 << 20), Device::with_number(2, 1 << 20));
+    let (large, file) = (open(&cache, &full), open(&cache, &device));
+    // Every frame is pinned but a few: nothing of it can be reclaimed.
+    let mut pins = Vec::new();
+    while let Ok(pin) = large.pin(pins.len() as u64 * PAGE, PAGE as usize) {
+        pins.push(pin);
+    }
+    for free in [1usize, 3, 10, 40] {
+        assert_eq!(cache.stats().free_bytes, 0);
+        pins.truncate(pins.len() - free);
+        file.revalidate().unwrap();
+        device.generation.fetch_add(1, Ordering::Relaxed);
+        file.revalidate().unwrap();
+        let asked = device.reads().len();
+        assert_eq!(read(&file, &device, 0, 100 * 4096), 100 * 4096, "with {free} frames");
+        let reads = device.reads().split_off(asked);
+        assert!(reads.iter().all(|(_, pages)| *pages as usize <= free), "{reads:?}");
+        assert_eq!(reads.iter().map(|(_, pages)| pages).sum::<u32>(), 100, "each page once: {reads:?}");
+        cache.check().unwrap();
+        while let Ok(pin) = large.pin(pins.len() as u64 * PAGE, PAGE as usize) {
+            pins.push(pin);
+        }
+    }
+    drop(pins);
+    cache.check().unwrap();
+}
+
+#[test]
+fn b13_a_window_of_which_all_is_cached_asks_for_nothing() {
+    for insertion in [Insertion::Batched, Insertion::OneByOne] {
+        let tuning = Tuning::default().insertion(insertion);
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).tuning(tuning).build().unwrap();
+        let device = Device::new(512 * PAGE);
+        let (stream, random) = (open(&cache, &device), open(&cache, &device));
+        assert_eq!(read(&stream, &device, 0, 4096), 4096);
+        // Backwards, so that nothing is read ahead.
+        for at in (0..512).rev() {
+            assert_eq!(read(&random, &device, at * PAGE, 1), 1);
+        }
+        let (reads, before) = (device.reads().len(), cache.stats());
+        for at in 1..512 {
+            assert_eq!(
+                read(&stream, &device, at * PAGE, 4096),
+                4096,
+                "its markers start windows that are there"
+            );
+        }
+        let after = cache.stats();
+        assert_eq!((device.reads().len(), after.inserted_pages), (reads, 512));
+        assert_eq!(after.free_bytes, before.free_bytes);
+        assert_eq!(device.times_read(), vec![1; 512]);
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn b16_a_smallest_folio_rounds_what_is_read_to_itself() {
+    for insertion in [Insertion::Batched, Insertion::OneByOne] {
+        let tuning = Tuning::default().insertion(insertion);
+        let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).tuning(tuning);
+        let cache = builder.folio_order_min(2).build().unwrap();
+        let device = Device::new(103 * PAGE + 77);
+        let file = open(&cache, &device);
+        assert_eq!(read(&file, &device, 5 * PAGE + 3, 10), 10);
+        assert_eq!(device.reads(), [(4, 4)], "aligned down, and a whole folio");
+        assert_eq!(read(&file, &device, 2 * PAGE, 10 * 4096), 10 * 4096);
+        assert_eq!(device.reads()[1..], [(0, 4), (8, 4)], "what is there is skipped as a whole");
+        assert_eq!(read(&file, &device, 102 * PAGE, 8192), 4096 + 77, "the last folio reaches over the end");
+        assert_eq!(device.reads()[3..], [(100, 4)]);
+        assert_eq!(file.cached_pages() % 4, 0);
+        let mut all = vec![0; 104 * 4096];
+        assert_eq!(file.read_at(&mut all, 0).unwrap() as u64, 103 * PAGE + 77);
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn b16_a_stream_of_smallest_folios_reads_each_page_once() {
+    for (min, max) in [(1, 1), (2, 5), (4, 9), (9, 9)] {
+        let cache =
+            Cache::builder().memory(48 << 20).folio_order_max(max).folio_order_min(min).build().unwrap();
+        let device = Device::new(1200 * PAGE + 5);
+        let file = open(&cache, &device);
+        let mut position = 0;
+        while position < 1200 * PAGE + 5 {
+            position += read(&file, &device, position, 10_000) as u64;
+        }
+        let asked: u32 = device.reads().iter().map(|(_, pages)| pages).sum();
+        assert_eq!(u64::from(asked), 1201u64.next_multiple_of(1 << min), "orders {min} to {max}");
+        assert!(
+            device
+                .reads()
+                .iter()
+                .all(|(first, pages)| (first | u64::from(*pages)).trailing_zeros() >= u32::from(min))
+        );
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn b16_smallest_folios_are_evicted_and_found_again() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_min(3).build().unwrap();
+    let device = Device::new(3 * Cache::MEMORY_MIN + 100);
+    let file = open(&cache, &device);
+    let mut at = 1u64;
+    for _ in 0..3000 {
+        at = (at * 48_271) % (3 * Cache::MEMORY_MIN);
+        assert!(read(&file, &device, at, 5000) > 0);
+    }
+    assert!(cache.stats().evicted_pages > 0);
+    cache.check().unwrap();
+}
+
+/// Streams of 32 threads, each through a file of its own: how often the trees' locks were taken.
+fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
+    const FILES: u32 = 32;
+    const FILE_PAGES: usize = 256;
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).unwrap());
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitRoom::new()), Orders::PAGES, tuning);
+    let (filemap, process) = (Arc::new(filemap), ForkGuard::new());
+    let mappings: Vec<Arc<Mapping>> = (1..=FILES)
+        .map(|id| {
+            let file = Arc::new(MemoryFile::new(vec![id as u8; FILE_PAGES * 4096]));
+            let known = file.attributes().unwrap();
+            let mapping = Mapping::new(Arc::clone(&arena), MappingId(id), file, &known, process, tuning);
+            Arc::new(mapping.unwrap())
+        })
+        .collect();
+    thread::scope(|scope| {
+        for mapping in &mappings {
+            let filemap = &filemap;
+            scope.spawn(move || {
+                let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(64));
+                let mut page = [0; 4096];
+                for at in 0..FILE_PAGES as u64 {
+                    let read = filemap.read(mapping, &readahead, Patience::Wait, at * PAGE, &mut page);
+                    assert_eq!((read.unwrap(), page[0]), (4096, mapping.id().0 as u8));
+                }
+            });
+        }
+    });
+    let locks = mappings.iter().map(|mapping| mapping.tree_counts().locks).sum();
+    mappings.iter().for_each(|mapping| mapping.check().unwrap());
+    (locks, u64::from(FILES) * FILE_PAGES as u64)
+}
+
+#[test]
+fn b19_locks_are_taken_for_windows_and_not_for_pages() {
+    let (batched, pages) = locks_of_streams(Tuning::default());
+    let (single, _) = locks_of_streams(Tuning::default().insertion(Insertion::OneByOne));
+    // 4, 8, 16, 32, then 64 pages at a time: 8 windows, each with a look for gaps and an insertion.
+    assert_eq!(batched, 32 * 8 * 2);
+    assert_eq!(single, 32 * 8 + pages, "one by one: a look for each window, and a lock for each page");
+}
+
+#[test]
+fn a_shortage_of_nodes_is_not_seen_by_readers() {
+    let tuning = Tuning::default().node_reserve(NodeReserve::AtMost(1));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).tuning(tuning).build().unwrap();
+    let device = Device::new(2 * Cache::MEMORY_MIN);
+    let file = open(&cache, &device);
+    let mut position = 0;
+    while position < 2 * Cache::MEMORY_MIN {
+        position += read(&file, &device, position, 100_000) as u64;
+    }
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_file_that_nobody_has_open_keeps_no_spare_nodes() {
+    let (cache, device) = (small(), Device::new(4 * PAGE));
+    let file = open(&cache, &device);
+    assert_eq!(read(&file, &device, 0, 4 * 4096), 4 * 4096);
+    assert!(cache.share().stats().cells_used > 2);
+    drop(file);
+    assert_eq!(cache.share().stats().cells_used, 2, "its record and its node");
+    assert_eq!(read(&open(&cache, &device), &device, 0, 4 * 4096), 4 * 4096);
+    assert_eq!(device.reads().len(), 1);
+}
+
+#[test]
+fn a_walked_tree_says_what_was_put_in() {
+    let stage = Stage::new();
+    stage.put_shadow(0, 9, 4);
+    let run = stage.run(77, 3);
+    let mut heard = 0;
+    let got = stage.mapping.add_folio_range(run, PAGES, Locks::Wait, &mut |_, value| {
+        assert_eq!(value, Value::shadow(0, 4));
+        heard += 1;
+    });
+    assert_eq!((got.unwrap().pages, heard), (3, 3));
+    for index in 0..512 {
+        match stage.walk(index).kind() {
+            Kind::Folio(frame) => assert_eq!(u64::from(frame - run.frame.0), index - 77),
+            Kind::Value(value) => assert!(value.payload() == 4 && !(77..80).contains(&index)),
+            lost => panic!("{lost:?} at {index}"),
+        }
+    }
+    complete(&stage, run, 0);
+    stage.finish();
+}

@@ -1,0 +1,283 @@
+//! Insertion and eviction through a mapping, against a naive twin that notes what each page is.
+//!
+//! ```text
+//!   mapping   trees, stocks of nodes, descriptors            twin   page -> folio, or shadow, or nothing
+//!             after every step: each page says the same, and so do the counts, the arena and the descriptors
+//! ```
+//!
+//! Nodes run short in two ways: by the tuning, a few at a time, and because the
+//! arena has hardly any left. Frames run short by themselves: the arena is the
+//! smallest there is. Only when nodes are short may an answer be "no node"; and
+//! then the frames that were not inserted are the caller's, who gives them back.
+
+mod stage;
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use quinion::arena::CellNumber;
+use quinion::backend::FillRun;
+use quinion::mapping::{Added, AddedFolio, NewFolio, Purpose, Shape};
+use quinion::sync::Locks;
+use quinion::units::{Frame, Order, Orders};
+use quinion::xarray::{Kind, Stop};
+use quinion::{Descent, NodeReserve, Tuning};
+use stage::{Stage, page};
+
+/// Pages from the start of each region that steps touch.
+const PAGES: u64 = 1024;
+/// Where they are: trees of two and of four levels.
+const REGIONS: [u64; 2] = [0, 1 << 20];
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Folio {
+        at: u64,
+        order: u8,
+        purpose: Purpose,
+    },
+    Range {
+        at: u64,
+        pages: u32,
+        min: u8,
+        max: u8,
+        marker: u64,
+        purpose: Purpose,
+    },
+    Evict(usize),
+    Shadow {
+        at: u64,
+        order: u8,
+        payload: u32,
+    },
+    /// Takes all cells of the arena but so many.
+    Hoard(usize),
+    Release,
+}
+
+/// An index; in a few places, so that steps meet.
+fn at() -> impl Strategy<Value = u64> {
+    (0..PAGES, 0..2usize).prop_map(|(at, region)| REGIONS[region] + at)
+}
+fn purpose() -> impl Strategy<Value = Purpose> {
+    prop_oneof![4 => Just(Purpose::Read), 1 => Just(Purpose::Write)]
+}
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (at(), 0..=9u8, purpose()).prop_map(|(at, order, purpose)| Op::Folio { at, order, purpose }),
+        4 => (at(), 1..300u32, 0..4u8, 0..6u8, 0..400u64, purpose()).prop_map(
+            |(at, pages, min, more, marker, purpose)| Op::Range { at, pages, min, max: min + more, marker, purpose }
+        ),
+        4 => any::<usize>().prop_map(Op::Evict),
+        4 => (at(), 0..=9u8, 1..1000u32).prop_map(|(at, order, payload)| Op::Shadow { at, order, payload }),
+        1 => (0..6usize).prop_map(Op::Hoard),
+        1 => Just(Op::Release),
+    ]
+}
+fn tuning() -> impl Strategy<Value = Tuning> {
+    let reserve = prop_oneof![
+        Just(NodeReserve::Enough),
+        Just(NodeReserve::AtMost(1)),
+        Just(NodeReserve::AtMost(2)),
+        Just(NodeReserve::AtMost(0))
+    ];
+    let descent = prop_oneof![Just(Descent::Single), Just(Descent::Naive)];
+    (reserve, descent).prop_map(|(reserve, descent)| Tuning::default().node_reserve(reserve).descent(descent))
+}
+
+/// What a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Is {
+    Folio(NewFolio),
+    Shadow(u32),
+}
+
+struct Rig {
+    stage: Stage,
+    twin: BTreeMap<u64, Is>,
+    hoard: Vec<CellNumber>,
+    short: bool,
+}
+
+impl Rig {
+    fn new(tuning: Tuning) -> Self {
+        let short = tuning.node_reserve == NodeReserve::AtMost(0);
+        Self { stage: Stage::with(tuning), twin: BTreeMap::new(), hoard: Vec::new(), short }
+    }
+    fn nodes_may_lack(&self) -> bool {
+        self.short || !self.hoard.is_empty()
+    }
+    fn range(&self, folio: NewFolio) -> impl Iterator<Item = (&u64, &Is)> {
+        let first = folio.index.0;
+        self.twin.range(first..first + u64::from(folio.order.pages()))
+    }
+    fn is_free(&self, folio: NewFolio) -> bool {
+        self.range(folio).all(|(_, is)| matches!(is, Is::Shadow(_)))
+    }
+    /// The folio goes in; the shadow at its highest page.
+    fn insert(&mut self, folio: NewFolio) -> Option<u32> {
+        let last = self.range(folio).last().map(|(_, is)| *is);
+        let first = folio.index.0;
+        (first..first + u64::from(folio.order.pages())).for_each(|page| {
+            self.twin.insert(page, Is::Folio(folio));
+        });
+        self.stage.complete(folio);
+        last.map(|is| if let Is::Shadow(payload) = is { payload } else { panic!("over a folio") })
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Folio { at, order, purpose } => self.add(at, order, purpose),
+            Op::Range { at, pages, min, max, marker, purpose } => {
+                let index = at & !((1 << min) - 1);
+                let shape = Shape {
+                    orders: Orders { min: Order(min), max: Order(max) },
+                    marker: Some(page(index + marker)),
+                    purpose,
+                };
+                self.add_range(index, pages.next_multiple_of(1 << min), shape);
+            }
+            Op::Evict(which) => self.evict(which),
+            Op::Shadow { at, order, payload } => self.put_shadow(at >> order << order, order, payload),
+            Op::Hoard(left) => self.hoard(left),
+            Op::Release => self.stage.arena.free_cells(self.hoard.drain(..)),
+        }
+    }
+
+    fn add(&mut self, at: u64, order: u8, purpose: Purpose) {
+        let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
+        let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
+        match self.stage.mapping.add_folio(folio, purpose, Locks::Wait) {
+            AddedFolio::Added { shadow } => {
+                assert!(self.is_free(folio));
+                let want = self.insert(folio).filter(|_| purpose == Purpose::Read);
+                assert_eq!(shadow.map(|value| value.payload()), want);
+                return;
+            }
+            AddedFolio::Present => assert!(!self.is_free(folio)),
+            AddedFolio::NoNode => assert!(self.nodes_may_lack()),
+        }
+        self.stage.free(folio);
+    }
+
+    fn add_range(&mut self, index: u64, pages: u32, shape: Shape) {
+        let Some(run) = self.stage.try_run(index, pages) else { return };
+        let mut heard = Vec::new();
+        let note = &mut |frame: Frame, value: quinion::xarray::Value| heard.push((frame, value.payload()));
+        let got = self.stage.mapping.add_folio_range(run, shape, Locks::Wait, note).unwrap();
+        let (mut expected, mut done) = (Vec::new(), 0);
+        while done < got.pages {
+            let folio = first_folio(run, done, shape.orders);
+            assert!(self.is_free(folio), "{folio:?} went in over a folio");
+            let marked = shape.marker.is_some_and(|marker| marker.align_down(folio.order) == folio.index);
+            assert_eq!(self.stage.mapping.try_hold(folio.index).unwrap().has_marker(), marked);
+            expected.extend(self.insert(folio).map(|payload| (folio.frame, payload)));
+            done += folio.order.pages();
+        }
+        if shape.purpose == Purpose::Write {
+            expected.clear();
+        }
+        assert_eq!(heard, expected);
+        match got {
+            Added { pages, stop: Stop::All } => assert_eq!(pages, run.pages),
+            Added { stop: Stop::Present(_), .. } => {
+                assert!(!self.is_free(first_folio(run, done, shape.orders)))
+            }
+            Added { stop: Stop::NoNode, .. } => assert!(self.nodes_may_lack()),
+        }
+        if done < run.pages {
+            self.stage.arena.free_run(run.frame.plus(done), run.pages - done);
+        }
+    }
+
+    fn evict(&mut self, which: usize) {
+        let folios: Vec<NewFolio> = self
+            .twin
+            .iter()
+            .filter_map(|(page, is)| match is {
+                Is::Folio(folio) if folio.index.0 == *page => Some(*folio),
+                _ => None,
+            })
+            .collect();
+        if folios.is_empty() {
+            return;
+        }
+        let folio = folios[which % folios.len()];
+        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame);
+        assert_eq!(gone, Some(folio.order));
+        self.stage.free(folio);
+        self.twin.retain(|_, is| *is != Is::Folio(folio));
+    }
+
+    fn put_shadow(&mut self, first: u64, order: u8, payload: u32) {
+        let pages = first..first + (1 << order);
+        if !self.hoard.is_empty() || self.twin.range(pages.clone()).any(|(_, is)| matches!(is, Is::Folio(_)))
+        {
+            return;
+        }
+        self.stage.put_shadow(first, order, payload);
+        pages.for_each(|page| {
+            self.twin.insert(page, Is::Shadow(payload));
+        });
+    }
+
+    fn hoard(&mut self, left: usize) {
+        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard);
+        let left = left.min(self.hoard.len() - 1);
+        self.stage.arena.free_cells(self.hoard.drain(..left));
+    }
+
+    fn check(&self) {
+        self.stage.mapping.check().unwrap();
+        self.stage.arena.check().unwrap();
+        let found: BTreeMap<u64, Is> = self.stage.tree(|tree| {
+            let mut found = BTreeMap::new();
+            for (first, entry, order) in tree.range(0, u64::MAX) {
+                for page in first..first + (1 << order) {
+                    let is = match entry.kind() {
+                        Kind::Folio(frame) => {
+                            let (index, order) = (stage::page(first), Order(order));
+                            Is::Folio(NewFolio { index, frame: Frame(frame), order })
+                        }
+                        Kind::Value(value) => Is::Shadow(value.payload()),
+                        other => panic!("{other:?} at {page}"),
+                    };
+                    found.insert(page, is);
+                }
+            }
+            found
+        });
+        assert_eq!(found, self.twin);
+        let folio_pages = self.twin.values().filter(|is| matches!(is, Is::Folio(_))).count();
+        assert_eq!(self.stage.pages(), folio_pages as u64);
+        let nodes = self.stage.tree(|tree| tree.check().unwrap()) + self.stage.mapping.spare_nodes();
+        let cells = self.stage.arena.stats().cells_used;
+        assert_eq!(cells, u64::from(nodes) + 1 + self.hoard.len() as u64, "nodes were lost or made up");
+    }
+}
+
+/// The folio that a run makes at its `done`th page: the largest that fits there.
+fn first_folio(run: FillRun, done: u32, orders: Orders) -> NewFolio {
+    let (index, frame) = (run.index.plus(u64::from(done)), run.frame.plus(done));
+    let fits = |order: &u8| {
+        let pages = 1u64 << order;
+        index.0 % pages == 0 && u64::from(frame.0) % pages == 0 && u64::from(run.pages - done) >= pages
+    };
+    let order = (orders.min.0..=orders.max.0).rev().find(fits).expect("a run is cut for its smallest folio");
+    NewFolio { index, frame, order: Order(order) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_mapping_agrees_with_its_twin(tuning in tuning(), ops in prop::collection::vec(op(), 1..60)) {
+        let mut rig = Rig::new(tuning);
+        for op in ops {
+            rig.step(op);
+            rig.check();
+        }
+        rig.step(Op::Release);
+        rig.stage.finish();
+    }
+}

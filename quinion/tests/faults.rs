@@ -1,0 +1,275 @@
+//! Faults: requests that fail, end early, come late, out of order or never; and readers that get the right
+//! bytes or a clear error all the same.
+//!
+//! First each request in turn goes wrong, in each way, once: for a reader who
+//! scans, one who jumps and one who reads by futures. Then everything goes wrong
+//! under a seed, for several readers at a time. Afterwards nothing is in flight,
+//! no frame is lost, and what is cached is right.
+
+mod common;
+mod device;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake};
+use std::thread;
+
+use common::Dice;
+use device::{Device, verify};
+use quinion::backend::{Attributes, Backend, Completing, Faults, Fill, Sequence, Simulated};
+use quinion::{Cache, ErrorKind, File, Result};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 120;
+
+/// What goes wrong with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    Fails,
+    /// It delivers only so many bytes.
+    IsShort(usize),
+    IsDropped,
+    /// It comes after everything that was submitted before the cache was dropped or the next reader waited.
+    IsLate,
+}
+
+/// A device one of whose requests, the `number`th, goes wrong.
+#[derive(Debug)]
+struct Once {
+    device: Arc<Device>,
+    fault: Fault,
+    number: u64,
+    requests: AtomicU64,
+    late: Mutex<Vec<Fill>>,
+}
+
+impl Once {
+    fn is_over(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) > self.number
+    }
+    /// Lets the late request come.
+    fn deliver(&self) {
+        let late = std::mem::take(&mut *self.late.lock().unwrap());
+        self.device.submit(late);
+    }
+}
+
+impl Backend for Once {
+    fn name(&self) -> &'static str {
+        "once"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.device.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        for mut fill in fills {
+            if self.requests.fetch_add(1, Ordering::Relaxed) != self.number {
+                self.device.submit(vec![fill]);
+                continue;
+            }
+            match self.fault {
+                Fault::Fails => fill.complete(Err(io::Error::from_raw_os_error(5))),
+                Fault::IsDropped => drop(fill),
+                Fault::IsLate => self.late.lock().unwrap().push(fill),
+                Fault::IsShort(bytes) => {
+                    let mut whole = vec![0; fill.len()];
+                    let there = device::content(&self.device, fill.position(), &mut whole);
+                    let bytes = bytes.min(there);
+                    fill.write(0, &whole[..bytes]);
+                    fill.complete(Ok(bytes));
+                }
+            }
+        }
+    }
+}
+
+/// How a reader goes through the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Scans,
+    Jumps,
+    Polls,
+}
+
+const WAYS: [Way; 3] = [Way::Scans, Way::Jumps, Way::Polls];
+
+/// Waits for a future with its own thread.
+fn block_on<F: Future + Unpin>(mut future: F, while_waiting: impl Fn()) -> F::Output {
+    struct Bell(Mutex<bool>, Condvar);
+    impl Wake for Bell {
+        fn wake(self: Arc<Self>) {
+            *self.0.lock().unwrap() = true;
+            self.1.notify_one();
+        }
+    }
+    let bell = Arc::new(Bell(Mutex::new(false), Condvar::new()));
+    let waker = Arc::clone(&bell).into();
+    loop {
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        while_waiting();
+        let mut rung = bell.0.lock().unwrap();
+        while !std::mem::take(&mut *rung) {
+            rung = bell.1.wait(rung).unwrap();
+        }
+    }
+}
+
+/// Reads all of the file by reads of a few pages, each again if it fails; returns how many failed.
+fn read_all(file: &File, device: &Device, way: Way, while_waiting: impl Fn()) -> u32 {
+    let mut errors = 0;
+    let mut buffer = vec![0; 3 * PAGE as usize + 100];
+    let step = if way == Way::Scans { 1 } else { 37 };
+    for number in 0..PAGES {
+        let position = number * step % PAGES * PAGE + 10;
+        let mut done = 0;
+        while done < buffer.len() && position + (done as u64) < PAGES * PAGE {
+            let (at, rest) = (position + done as u64, &mut buffer[done..]);
+            let read: Result<usize> = match way {
+                Way::Polls => block_on(file.read_at_async(rest, at), &while_waiting),
+                Way::Scans | Way::Jumps => file.read_at(rest, at),
+            };
+            match read {
+                Ok(0) => panic!("the file does not end at {at}"),
+                Ok(bytes) => done += bytes,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+                    errors += 1;
+                    assert!(errors < 5, "one fault, and still: {error}");
+                }
+            }
+        }
+        verify(&buffer[..done], device, position);
+    }
+    errors
+}
+
+fn each_request_in_turn(fault: Fault, way: Way) {
+    for number in 0.. {
+        let device = Device::new(PAGES * PAGE);
+        let backend = Arc::new(Once {
+            device: Arc::clone(&device),
+            fault,
+            number,
+            requests: AtomicU64::new(0),
+            late: Mutex::default(),
+        });
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).build().unwrap();
+        let file = cache.open_backend(Arc::clone(&backend) as _).unwrap();
+        let errors = read_all(&file, &device, way, || backend.deliver());
+        backend.deliver();
+        // A request that is bad once is tried again by whoever needs its pages.
+        assert!(errors <= 1, "{fault:?} of request {number}: {errors} errors");
+        assert_eq!(cache.stats().in_flight, 0);
+        cache.check().unwrap_or_else(|what| panic!("{fault:?} of request {number}, {way:?}: {what}"));
+        // (A file that seemed to end is looked at, and forgotten since it does not.)
+        assert!(file.cached_pages() == PAGES || matches!(fault, Fault::IsShort(_)));
+        if !backend.is_over() {
+            return assert!(number > 3, "there were requests to break");
+        }
+    }
+}
+
+#[test]
+fn each_request_in_turn_fails() {
+    WAYS.into_iter().for_each(|way| each_request_in_turn(Fault::Fails, way));
+}
+
+#[test]
+fn each_request_in_turn_is_short() {
+    for bytes in [0, 100, 4097] {
+        WAYS.into_iter().for_each(|way| each_request_in_turn(Fault::IsShort(bytes), way));
+    }
+}
+
+#[test]
+fn each_request_in_turn_is_dropped_by_its_backend() {
+    WAYS.into_iter().for_each(|way| each_request_in_turn(Fault::IsDropped, way));
+}
+
+#[test]
+fn each_request_in_turn_is_late() {
+    each_request_in_turn(Fault::IsLate, Way::Polls);
+}
+
+#[test]
+fn a_cache_ends_with_requests_in_flight() {
+    for held in [1, 10, 50] {
+        let device = Device::new(PAGES * PAGE);
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap();
+        let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+        file.read_at(&mut [0], (PAGES - 1) * PAGE).unwrap(); // now there are frames, which nowait does not make
+        device.hold();
+        for page in 0..held {
+            assert!(
+                file.read_at_with(&mut [0], page * 2 * PAGE, quinion::ReadOptions::new().nowait(true))
+                    .is_err()
+            );
+        }
+        assert_eq!(cache.stats().in_flight, held);
+        drop((file, cache));
+        device.release(); // into frames that are still there
+        assert_eq!(device.reads().len(), held as usize + 1);
+    }
+}
+
+/// Everything goes wrong, for several readers, under a seed.
+fn storm(seed: u64) {
+    let faults = Faults {
+        seed,
+        errors: 30,
+        early_ends: 30,
+        drops: 10,
+        delay_max: 5,
+        sequence: Sequence::Shuffled,
+        completing: Completing::WhenReaped,
+    };
+    let size = 3000 * PAGE + 777;
+    let page = |file: u64, page: u64, bytes: &mut [u8]| {
+        bytes.copy_from_slice(&common::page_content(file as u32, page, 0));
+    };
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).build().unwrap();
+    let backend = Arc::new(Simulated::generated(1, size, page, faults));
+    let file = cache.open_backend(Arc::clone(&backend) as _).unwrap();
+    thread::scope(|scope| {
+        for reader in 0..4 {
+            let file = file.clone();
+            scope.spawn(move || {
+                let mut dice = Dice::new(seed ^ reader << 32);
+                let mut buffer = vec![0; 40_000];
+                for _ in 0..400 {
+                    let position = dice.below(size);
+                    let len = dice.below(buffer.len() as u64) as usize + 1;
+                    let read = if reader == 0 {
+                        block_on(file.read_at_async(&mut buffer[..len], position), || ())
+                    } else {
+                        file.read_at(&mut buffer[..len], position)
+                    };
+                    match read {
+                        Ok(bytes) => common::verify(&buffer[..bytes], 1, position).unwrap(),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
+                    }
+                }
+            });
+        }
+    });
+    // What readahead left in flight lands when somebody looks.
+    let read = |position| loop {
+        if file.read_at(&mut [0; 1], position).is_ok() {
+            break;
+        }
+    };
+    (0..size).step_by(PAGE as usize).for_each(read);
+    cache.check().unwrap();
+    drop((file, cache));
+}
+
+#[test]
+fn in_a_storm_of_faults_nothing_wrong_is_read_and_nothing_is_lost() {
+    let storms = if std::env::var_os("QUINION_SOAK").is_some() { 500 } else { 12 };
+    (0..storms).for_each(storm);
+}

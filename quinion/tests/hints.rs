@@ -1,0 +1,110 @@
+//! Hints: ranges that will be needed are there when they are read, ranges that will not be are gone.
+//!
+//! A device that counts says that nothing is fetched twice, and a device that
+//! is held says that nothing is waited for.
+
+mod device;
+
+use std::sync::Arc;
+use std::thread;
+
+use device::{Device, verify};
+use quinion::{Cache, File};
+
+const PAGE: u64 = 4096;
+
+/// A small cache without readahead, so that what is fetched is what was asked.
+fn exact() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+
+fn read(file: &File, device: &Device, position: u64, len: usize) {
+    let mut buffer = vec![0; len];
+    file.read_exact_at(&mut buffer, position).unwrap();
+    verify(&buffer, device, position);
+}
+
+#[test]
+fn a_range_that_will_be_needed_is_fetched_whole_without_waiting() {
+    let (cache, device) = (exact(), Device::new(2000 * PAGE));
+    let file = open(&cache, &device);
+    read(&file, &device, 100 * PAGE, 1);
+    device.hold();
+    // 3 MiB and a bit, with one page there already: the pages that the range touches.
+    let done = file.will_need(50 * PAGE + 4000, 3 << 20).unwrap();
+    assert_eq!((done.started_pages, done.cached_pages, done.left_pages), (768, 1, 0));
+    let again = file.will_need(50 * PAGE, 10 * PAGE).unwrap();
+    assert_eq!(
+        (again.started_pages, again.cached_pages, again.left_pages),
+        (0, 10, 0),
+        "they are on their way"
+    );
+    let (reading, released) = (file.clone(), Arc::clone(&device));
+    thread::scope(|scope| {
+        scope.spawn(|| read(&reading, &device, 50 * PAGE, 769 * PAGE as usize));
+        released.release();
+    });
+    let times = device.times_read();
+    assert!(times.iter().enumerate().all(|(page, &n)| n == u32::from((50..819).contains(&page))));
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_will_be_needed_ends_with_the_file_and_is_not_more_than_half_the_memory() {
+    let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN + 100));
+    let file = open(&cache, &device);
+    let pages = 4 * Cache::MEMORY_MIN / PAGE + 1;
+    let end = file.will_need((pages - 2) * PAGE, u64::MAX).unwrap();
+    assert_eq!((end.started_pages, end.cached_pages, end.left_pages), (2, 0, 0));
+    let none = file.will_need(pages * PAGE, 100).unwrap();
+    assert_eq!(none, quinion::Prefetch::default());
+    let much = file.will_need(0, u64::MAX).unwrap();
+    assert_eq!(much.started_pages + much.cached_pages + much.left_pages, pages);
+    let half = Cache::MEMORY_MIN / PAGE / 2;
+    assert!((half / 2..half + 256).contains(&much.started_pages), "{much:?}");
+    assert_eq!(cache.stats().evicted_pages, 0, "it evicts nothing of its own");
+    read(&file, &device, 0, much.started_pages as usize * PAGE as usize);
+    assert!(device.times_read().iter().all(|&times| times <= 1));
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_is_not_needed_goes_and_nothing_else() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE + 50));
+    let (file, other) = (open(&cache, &device), open(&cache, &Device::with_number(2, 10 * PAGE)));
+    read(&file, &device, 0, 100 * PAGE as usize + 50);
+    other.read_exact_at(&mut [0; 100], 0).unwrap();
+    let pin = file.pin(20 * PAGE, 100).unwrap();
+    // Half of the pages 9 and 31 lie in the range: they stay, and so does what is pinned.
+    assert_eq!(file.dont_need(9 * PAGE + 2048, 22 * PAGE).unwrap(), 20);
+    assert_eq!((file.cached_pages(), other.cached_pages()), (81, 1));
+    drop(pin);
+    assert_eq!(file.dont_need(9 * PAGE + 2048, 22 * PAGE).unwrap(), 1);
+    // The last page is the file's up to its end.
+    assert_eq!(file.dont_need(100 * PAGE, 50).unwrap(), 1);
+    assert_eq!(file.dont_need(100 * PAGE, u64::MAX).unwrap(), 0);
+    read(&file, &device, 0, 100 * PAGE as usize + 50);
+    let twice = device.times_read().iter().filter(|&&times| times == 2).count();
+    assert_eq!(twice, 22);
+    assert_eq!(cache.stats().dropped_pages, 22);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_large_folio_goes_only_if_all_of_it_is_not_needed() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(4).build().unwrap();
+    let device = Device::new(1024 * PAGE);
+    let file = open(&cache, &device);
+    file.will_need(0, 1024 * PAGE).unwrap();
+    let before = file.cached_pages();
+    assert_eq!(before, 1024);
+    let dropped = file.dont_need(5 * PAGE, 600 * PAGE).unwrap();
+    assert!((600 - 30..=600).contains(&dropped), "{dropped} pages went");
+    assert_eq!(file.cached_pages(), before - dropped);
+    read(&file, &device, 0, 1024 * PAGE as usize);
+    cache.check().unwrap();
+}

@@ -1,0 +1,161 @@
+//! A stage: one mapping in a small arena, with nothing above it that would evict or fill.
+//!
+//! Its tree can be looked at and changed from outside, under its lock, to put
+//! shadows where a test wants them. Nodes for that come from the arena itself,
+//! and not from the mapping's stock.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(unsafe_code, reason = "frames are written by address")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use quinion::Tuning;
+use quinion::arena::{Arena, ArenaOptions, CellNumber, Word};
+use quinion::backend::{Backend, FillRun, MemoryFile};
+use quinion::folio::copy;
+use quinion::mapping::{AddedFolio, Mapping, NODE_BITS, NewFolio, Purpose, find};
+use quinion::sync::Locks;
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use quinion::xarray::{Entry, Head, Kind, Slab, Stored, Value, XArray};
+
+pub struct Stage {
+    pub arena: Arc<Arena>,
+    pub mapping: Mapping,
+}
+
+/// Nodes straight from the arena.
+pub struct Cells<'a>(&'a Arena);
+
+impl Slab for Cells<'_> {
+    fn slots(&self, node: u32) -> &[AtomicU32] {
+        self.0.view().slots(CellNumber(node)).unwrap()
+    }
+    fn head(&self, node: u32) -> &Head {
+        &self.0.view().head(CellNumber(node)).unwrap().words
+    }
+    fn alloc(&self) -> Option<u32> {
+        self.0.alloc_cell().map(|cell| cell.0)
+    }
+    fn free(&self, node: u32) {
+        self.0.free_cell(CellNumber(node));
+    }
+    fn order(&self, folio: u32) -> u8 {
+        self.0.view().own(Frame(folio)).word().order().0
+    }
+}
+
+pub fn page(index: u64) -> PageIndex {
+    PageIndex(index)
+}
+pub fn shadow(order: u8, payload: u32) -> Entry {
+    Entry::value(Value::shadow(order, payload))
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        Self::with(Tuning::default())
+    }
+    pub fn with(tuning: Tuning) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: Arena::MEMORY_MIN }).unwrap());
+        let file = Arc::new(MemoryFile::new(vec![0; 1 << 20]));
+        let known = file.attributes().unwrap();
+        let process = ForkGuard::new();
+        let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, process, tuning).unwrap();
+        Self { arena, mapping }
+    }
+
+    /// Something with the tree, under its lock.
+    pub fn tree<R>(&self, act: impl FnOnce(&mut XArray<'_, Cells<'_>, NODE_BITS>) -> R) -> R {
+        let _guard = self.mapping.lock();
+        let cells = Cells(&self.arena);
+        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        act(&mut XArray::new(&cells, &record.root))
+    }
+    pub fn put_shadow(&self, index: u64, order: u8, payload: u32) {
+        let stored = self.tree(|tree| tree.store(index, order, shadow(order, payload), |_, _, _| {}));
+        assert_eq!(stored, Stored::Done);
+    }
+    pub fn load(&self, index: u64) -> Entry {
+        self.tree(|tree| tree.load(index))
+    }
+    pub fn dump(&self) -> String {
+        self.tree(|tree| tree.dump())
+    }
+    /// What a reader without the lock finds.
+    pub fn walk(&self, index: u64) -> Entry {
+        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        find(&self.arena.view().grown(), record, page(index))
+    }
+
+    /// A folio's worth of fresh frames, for `index`.
+    pub fn folio(&self, index: u64, order: u8) -> NewFolio {
+        let frame = self.arena.alloc(Order(order)).expect("frames for a test");
+        NewFolio { index: page(index), frame, order: Order(order) }
+    }
+    /// A run of up to 512 fresh frames, for `index`.
+    pub fn run(&self, index: u64, pages: u32) -> FillRun {
+        self.try_run(index, pages).expect("frames for a test")
+    }
+    /// As `run`, if there are frames.
+    pub fn try_run(&self, index: u64, pages: u32) -> Option<FillRun> {
+        let frame = self.arena.alloc(Order::MAX)?;
+        let rest = Order::MAX.pages() - pages;
+        if rest > 0 {
+            self.arena.free_run(frame.plus(pages), rest);
+        }
+        Some(FillRun { index: page(index), frame, pages })
+    }
+    pub fn add(&self, folio: NewFolio) -> AddedFolio {
+        self.mapping.add_folio(folio, Purpose::Read, Locks::Wait)
+    }
+    /// Ends the fill of a folio whose first frame is `frame`, with its page numbers as its bytes.
+    pub fn complete(&self, folio: NewFolio) {
+        for nth in 0..folio.order.pages() {
+            let number = (folio.index.0 + u64::from(nth)).to_le_bytes();
+            let bytes = self.arena.view().bytes(folio.frame.plus(nth)).unwrap();
+            for at in (0..PAGE_SIZE).step_by(number.len()) {
+                // SAFETY: the frame is the fill's, which is us.
+                unsafe { copy::copy_in(number.as_ptr(), bytes.add(at), number.len()) };
+            }
+        }
+        self.arena.view().own(folio.frame).complete(true);
+    }
+    pub fn word(&self, frame: Frame) -> Word {
+        self.arena.view().own(frame).word()
+    }
+    pub fn pages(&self) -> u64 {
+        self.mapping.lock().pages()
+    }
+    pub fn free_pages(&self) -> u64 {
+        self.arena.stats().free_pages
+    }
+    pub fn free(&self, folio: NewFolio) {
+        self.arena.free(folio.frame, folio.order);
+    }
+
+    /// The tree is whole, and every node that is out is in it or in stock.
+    #[track_caller]
+    pub fn check(&self) {
+        self.mapping.check().unwrap();
+        self.arena.check().unwrap();
+        let nodes = self.tree(|tree| tree.check().unwrap());
+        let spare = self.mapping.spare_nodes();
+        let used = self.arena.stats().cells_used;
+        assert_eq!(used, u64::from(nodes + spare) + 1, "{nodes} nodes, {spare} spare, and the record");
+    }
+
+    /// Empties the tree and sees that nothing is left of it.
+    #[track_caller]
+    pub fn finish(&self) {
+        self.check();
+        self.mapping.lock().remove_all();
+        assert_eq!(self.arena.stats().cells_used, 1, "nodes were lost");
+        self.arena.check().unwrap();
+    }
+}
+
+pub fn is_folio(entry: Entry, frame: Frame) -> bool {
+    entry.kind() == Kind::Folio(frame.0)
+}

@@ -5,7 +5,8 @@
 //!   harness      cases, alternatives in turn, ratios            rows      lines and tables
 //!   timing       elapsed and CPU time, of threads together      machine   what the numbers depend on
 //!   statistics   medians and quartiles                          scratch   files without a name
-//!   index        a tree by itself                       ready     a mapping that is filled
+//!   index        a tree by itself                       stage     a mapping by itself
+//!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
 //!   hit  insert  split  readbatch  cold                                             the experiments
 //! ```
@@ -31,6 +32,7 @@ mod ready;
 mod rows;
 mod scratch;
 mod split;
+mod stage;
 mod statistics;
 mod timing;
 

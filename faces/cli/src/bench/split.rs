@@ -3,8 +3,8 @@
 //! ```text
 //!   single walk     insert                 conflict, shadow, split and store on one way down
 //!   public calls    look the order up      first way down
-//!                   split                  second: a shadow of the folio's order over the larger one
-//!                   store                  third
+//!                   split                  second: until the piece there is of the folio's order
+//!                   insert                 third, over a shadow that is no larger any more
 //! ```
 //!
 //! Both under one lock, a folio into the middle of each of many shadows, and
@@ -14,7 +14,7 @@
 
 use std::rc::Rc;
 
-use quinion::xarray::{Entry, Inserted, Kind, Stored, XArray};
+use quinion::xarray::{Inserted, Split, XArray};
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::index::{Index, Nodes, made_up};
@@ -97,13 +97,12 @@ fn single_walk(tree: &mut Tree<'_>, index: u64, order: u8, folio: u32) {
 }
 
 fn public_calls(tree: &mut Tree<'_>, index: u64, order: u8, folio: u32) {
-    let Some((_, entry, found)) = tree.entry_at(index) else { panic!("no shadow at {index}") };
-    let Kind::Value(shadow) = entry.kind() else { panic!("{entry:?} at {index} is no shadow") };
+    let found = tree.order_at(index).expect("there is a shadow");
     if found > order {
-        let piece = Entry::value(shadow.with_order(order));
-        assert_eq!(tree.store(index, order, piece, |_, _, _| {}), Stored::Done);
+        assert_eq!(tree.split(index, order), Split::Done);
     }
-    assert_eq!(tree.store(index, order, Entry::folio(folio), |_, _, _| {}), Stored::Done);
+    let inserted = tree.insert(index, order, folio);
+    assert!(matches!(inserted, Inserted::Done { shadow: Some(_) }), "{inserted:?} at {index}");
 }
 
 #[cfg(test)]

@@ -52,6 +52,8 @@ pub mod mapping;
 // Judge: numbers in, decisions out.
 #[cfg(feature = "std")]
 pub mod readahead;
+#[cfg(feature = "std")]
+pub mod workingset;
 // Upkeep: room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;

@@ -1,36 +1,56 @@
 //! Reclaim: room for more, by a clock over the referenced bytes.
 //!
 //! ```text
-//!    referenced   1 0 0 1 1 0 0 0   0 0 0 0 0 0 0 0   1 1 ...     one byte a frame, eight at a look
-//!                 ^ hand: 1 -> 0, spared;   0 -> a victim if it heads a folio that is ready and not held
+//!    referenced   1 0 0 2 1 0 0 0   0 0 0 0 0 0 0 0   1 1 ...     one byte a frame, eight at a look
+//!                 ^ hand: 2 -> 1 -> 0, spared;   0 -> a victim if it heads a folio that is ready and not held
 //! ```
 //!
-//! A reader sets a folio's byte when it finds it clear; the hand clears it and
-//! spares the folio once. Victims are gathered in batches and leave the index
-//! under one hold of each mapping's lock. This is the simple policy; it
-//! remembers nothing of what it evicted.
+//! A reader sets a folio's byte to 1 when it finds it clear; the hand halves it
+//! and spares the folio. Victims are gathered in batches and leave the index
+//! under one hold of each mapping's lock.
+//!
+//! Each leaves a **shadow** with the cache's age. A page that comes back to a
+//! shadow is judged by it (`workingset.rs`); if it was not away for long, its
+//! byte begins with 2, as if it had been read twice, and it outlives a round of
+//! pages that were read once. Nodes that hold nothing but shadows are bounded to
+//! 1.8 % of memory: the oldest are forgotten before more are made. Where
+//! that cannot be, because of locks that are not waited for, an eviction leaves nothing.
 //!
 //! Invariants:
 //!  1. Reclaim allocates no frame and no node, and waits for no device.
 //!  2. A folio that is locked or held is never taken.
 //!  3. No mapping's lock is held when reclaim is called.
+//!  4. No eviction leaves a shadow while there are more nodes that only remember than their bound.
+//!  5. A mapping that is not known here has no shadows, once whoever removed it has returned.
 //!
 //! Not an invariant: that a victim is still there when its mapping has been
-//! locked. The tree and the descriptor are asked again under the lock.
+//! locked. The tree and the descriptor are asked again under the lock. Nor that
+//! the oldest node goes first if its tree is locked by somebody else.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, Flags};
+use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
-use crate::mapping::Mapping;
+use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
-use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PageIndex};
+use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use crate::workingset::{Memory, Refault, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
+/// What a folio's referenced byte begins with if it counts as read twice.
+pub const REFERENCED_TWICE: u8 = 2;
+/// How often the hand meets a byte before it is 0: the bits of [`REFERENCED_TWICE`].
+const ROUNDS: u32 = 2;
+/// Every bit but the lowest of each byte, after a shift by one: what halves eight bytes.
+const HALVES: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+/// Of memory, what nodes that only remember may take: so many thousandths.
+const SHADOW_THOUSANDTHS: u64 = 18;
+/// Bytes of a node, its share of the heads included.
+pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
 /// The reclaimer of one cache.
 #[derive(Debug)]
@@ -39,6 +59,10 @@ pub struct Reclaim {
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
     hand: RankedMutex<u32>,
+    workingset: WorkingSet,
+    shadow_nodes: Arc<ShadowNodes>,
+    /// The most nodes that only remember.
+    shadow_nodes_max: u64,
 }
 
 /// A folio that may go.
@@ -52,8 +76,17 @@ struct Victim {
 impl Reclaim {
     /// A reclaimer for `arena`, which knows no mapping yet.
     pub fn new(arena: Arc<Arena>, counters: Arc<Counters>) -> Self {
-        let hand = RankedMutex::new(Rank::Clock, arena.view().layout().frames_meta);
-        Self { arena, counters, mappings: RankedRwLock::new(Rank::Directory, HashMap::new()), hand }
+        let layout = arena.view().layout();
+        let pages_max = u64::from(layout.frames_max - layout.frames_meta);
+        Self {
+            hand: RankedMutex::new(Rank::Clock, layout.frames_meta),
+            workingset: WorkingSet::new(pages_max),
+            shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
+            shadow_nodes_max: arena.stats().bound_bytes * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES,
+            mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
+            arena,
+            counters,
+        }
     }
 
     /// Makes a mapping known; its folios may be taken from now on.
@@ -62,10 +95,29 @@ impl Reclaim {
         debug_assert!(before.is_none(), "a mapping's number is used once at a time");
     }
 
-    /// Forgets a mapping.
+    /// Forgets a mapping. Waits for its lock.
     pub fn remove_mapping(&self, id: MappingId) {
         let gone = self.mappings.write().remove(&id);
-        drop(gone); // outside the lock: it may be the last to know the mapping
+        // Outside that lock: this may be the last to know the mapping, and then its shadows go with it. If it
+        // is not, nobody could take its nodes for as long as it lives.
+        if let Some(Err(alive)) = gone.map(Arc::try_unwrap) {
+            alive.lock().forget_all();
+        }
+    }
+
+    /// The most nodes that may only remember: 1.8 % of memory.
+    pub fn shadow_nodes_max(&self) -> u64 {
+        self.shadow_nodes_max
+    }
+
+    /// The list in which the nodes of known mappings stand that only remember.
+    pub fn shadow_nodes(&self) -> &Arc<ShadowNodes> {
+        &self.shadow_nodes
+    }
+
+    /// What is wrong with what is remembered, if anything. Cost: all nodes that only remember.
+    pub fn check(&self) -> Result<(), String> {
+        self.shadow_nodes.check()
     }
 
     /// Whether a mapping of this number is known.
@@ -85,12 +137,51 @@ impl Reclaim {
         mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
     }
 
+    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long.
+    pub fn judge(&self, memory: Memory, order: Order) -> Refault {
+        let view = self.arena.view();
+        // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
+        let held = view.frames_grown().saturating_sub(view.layout().frames_meta);
+        self.workingset.judge(memory, order, u64::from(held))
+    }
+
+    /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how
+    /// many were. Passes over trees that are locked, if `locks` says so.
+    pub fn forget_nodes(&self, nodes: u64, locks: Locks) -> u64 {
+        let mut forgotten = 0;
+        while forgotten < nodes {
+            match self.forget_some(nodes - forgotten, locks) {
+                0 => break,
+                some => forgotten += some,
+            }
+        }
+        forgotten
+    }
+
+    /// Forgets the oldest nodes of the first mapping that can be had; at most `max`.
+    fn forget_some(&self, max: u64, locks: Locks) -> u64 {
+        for id in self.shadow_nodes.owners() {
+            let Some(mapping) = self.mappings.read().get(&id).cloned() else { continue };
+            let Some(mut guard) = mapping.lock_as(locks) else { continue };
+            // The oldest, and those that follow of the same mapping; or one, if the oldest could not be had.
+            let forgotten = match guard.forget_nodes(max, Reach::Oldest) {
+                0 => guard.forget_nodes(1, Reach::Near),
+                some => some,
+            };
+            drop(guard);
+            if forgotten > 0 {
+                return forgotten;
+            }
+        }
+        0
+    }
+
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
         let mut freed = 0;
-        // Once round clears every byte, once more finds what nobody touched since.
-        let mut budget = self.arena.view().frames_grown().saturating_mul(2) + EXTENT_PAGES;
+        // So many times round clear every byte, once more finds what nobody touched since.
+        let mut budget = self.arena.view().frames_grown().saturating_mul(ROUNDS + 1) + EXTENT_PAGES;
         while freed < pages && budget > 0 {
             let Some((victims, scanned)) = self.gather(budget, locks) else { break };
             budget -= scanned.min(budget);
@@ -135,7 +226,7 @@ impl Reclaim {
             let bytes = eight.load(Ordering::Relaxed);
             if bytes != 0 {
                 // A byte set between the load and the store is lost: its folio is spared one time less.
-                eight.store(0, Ordering::Relaxed);
+                eight.store(bytes >> 1 & HALVES, Ordering::Relaxed);
             }
             for (at, referenced) in bytes.to_le_bytes().into_iter().enumerate() {
                 if referenced == 0 {
@@ -163,6 +254,7 @@ impl Reclaim {
 
     /// Takes `victims` out of their mappings and frees what went; returns the pages.
     fn evict(&self, mut victims: Vec<Victim>, locks: Locks) -> u32 {
+        self.make_room_to_remember(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| victim.mapping.0);
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
@@ -170,12 +262,31 @@ impl Reclaim {
             let Some(mapping) = mapping else { continue };
             let Some(mut guard) = mapping.lock_as(locks) else { continue };
             for victim in group {
-                gone.extend(guard.evict(victim.index, victim.frame).map(|order| (victim.frame, order)));
+                let order = guard.evict(victim.index, victim.frame, |word| self.leave(word));
+                gone.extend(order.map(|order| (victim.frame, order)));
             }
         }
         self.arena.free_all(&gone);
         let pages = gone.iter().map(|(_, order)| order.pages()).sum();
         self.counters.add(Count::Evicted, u64::from(pages));
         pages
+    }
+
+    /// Before so many folios leave, each of which may leave a node that only remembers.
+    fn make_room_to_remember(&self, folios: u64, locks: Locks) {
+        let wanted = self.shadow_nodes.count() + folios;
+        if wanted > self.shadow_nodes_max {
+            self.forget_nodes(wanted - self.shadow_nodes_max, locks);
+        }
+    }
+
+    /// What the folio of this last word leaves behind. The caller holds its tree's lock.
+    fn leave(&self, word: Word) -> Leave {
+        if self.shadow_nodes.count() >= self.shadow_nodes_max {
+            return Leave::Nothing;
+        }
+        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
+        self.counters.add(Count::Shadows, u64::from(word.order().pages()));
+        Leave::Shadow(self.workingset.remember(word.order(), standing).payload())
     }
 }

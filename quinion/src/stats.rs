@@ -40,9 +40,17 @@ pub enum Count {
     Dropped,
     /// Pages dropped because their file changed.
     Invalidated,
+    /// Of the pages evicted, those whose eviction left a shadow.
+    Shadows,
+    /// Of the pages put into the cache, those of folios that found a shadow in their place.
+    Refaults,
+    /// Of these, pages that had not been away for long.
+    Activated,
+    /// Windows with a folio that had come back before, was kept for it, and was evicted all the same.
+    WorkingsetWindows,
 }
 
-const COUNTS: usize = Count::Invalidated as usize + 1;
+const COUNTS: usize = Count::WorkingsetWindows as usize + 1;
 const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 

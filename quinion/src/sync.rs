@@ -237,16 +237,18 @@ mod ranked {
         Clock = 4,
         /// One mapping's tree.
         Tree = 5,
+        /// The list of nodes that only remember.
+        Shadows = 6,
         /// The table from mapping number to mapping.
-        Directory = 6,
+        Directory = 7,
         /// The arena's growth.
-        Growth = 7,
+        Growth = 8,
         /// The arena's frames and index nodes.
-        Arena = 8,
+        Arena = 9,
         /// The submission side of a ring.
-        Submit = 9,
+        Submit = 10,
         /// What the owner knows of one viewer.
-        Viewer = 10,
+        Viewer = 11,
     }
 
     #[cfg(debug_assertions)]

@@ -22,7 +22,7 @@ use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
 use quinion::filemap::{Filemap, Patience};
-use quinion::mapping::{Added, AddedFolio, Mapping, NewFolio, SPARE_MAX, Shape};
+use quinion::mapping::{Added, AddedFolio, Leave, Mapping, NewFolio, SPARE_MAX, Shape};
 use quinion::readahead::Readahead;
 use quinion::sync::{Locks, Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
@@ -144,7 +144,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
             (0..pages).map(|nth| (run.index.plus(u64::from(nth)), run.frame.plus(nth))).collect();
         let mut guard = stage.mapping.lock();
         for (index, frame) in removed {
-            assert!(guard.evict(index, frame).is_some());
+            assert!(guard.evict(index, frame, |_| Leave::Nothing).is_some());
         }
         drop(guard);
         stage.arena.alloc_cells(usize::MAX / 2, &mut all);

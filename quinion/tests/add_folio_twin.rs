@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use quinion::arena::CellNumber;
 use quinion::backend::FillRun;
-use quinion::mapping::{Added, AddedFolio, NewFolio, Purpose, Shape};
+use quinion::mapping::{Added, AddedFolio, Leave, NewFolio, Purpose, Shape};
 use quinion::sync::Locks;
 use quinion::units::{Frame, Order, Orders};
 use quinion::xarray::{Kind, Stop};
@@ -203,7 +203,7 @@ impl Rig {
             return;
         }
         let folio = folios[which % folios.len()];
-        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame);
+        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing);
         assert_eq!(gone, Some(folio.order));
         self.stage.free(folio);
         self.twin.retain(|_, is| *is != Is::Folio(folio));

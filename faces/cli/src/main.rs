@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{DeviceNumbers, RunOptions};
+use quinion_cli::run::{OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -124,11 +124,18 @@ fn run(arguments: RunArguments) -> ExitCode {
         report_file: arguments.report_file,
         program: arguments.program,
     };
-    let device = || {
+    let numbers = || {
         let stats = cache.stats();
-        DeviceNumbers { reads: stats.device_reads, bytes: stats.device_bytes }
+        OwnerNumbers {
+            device_reads: stats.device_reads,
+            device_bytes: stats.device_bytes,
+            evicted_pages: stats.evicted_pages,
+            refaulted_pages: stats.refaulted_pages,
+            activated_pages: stats.activated_pages,
+            workingset_windows: stats.workingset_windows,
+        }
     };
-    match quinion_cli::run::run(&options, owner, device) {
+    match quinion_cli::run::run(&options, owner, numbers) {
         Ok(ended) => ended.leave(),
         Err(error) => complain(&error),
     }

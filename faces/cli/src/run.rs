@@ -32,7 +32,7 @@ mod report;
 mod signals;
 
 pub use program::Kind;
-pub use report::{DeviceNumbers, RunReport};
+pub use report::{OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
@@ -84,7 +84,7 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `device` is asked afterwards
+/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked afterwards
 /// for the owner's numbers.
 ///
 /// # Errors
@@ -93,7 +93,7 @@ impl Ended {
 pub fn run(
     options: &RunOptions,
     owner: Arc<dyn Owner>,
-    device: impl FnOnce() -> DeviceNumbers,
+    numbers: impl FnOnce() -> OwnerNumbers,
 ) -> io::Result<Ended> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
@@ -118,7 +118,7 @@ pub fn run(
     let totals = session.stop();
     if let Some(form) = options.report {
         let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, device: device() };
+            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)

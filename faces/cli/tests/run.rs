@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
 use quinion_cli::report::Form;
-use quinion_cli::run::{DeviceNumbers, RunOptions, run};
+use quinion_cli::run::{OwnerNumbers, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -62,7 +62,7 @@ fn be_the_command() -> ! {
     let owner = NaiveOwner::new(PAGES);
     let device = {
         let owner = owner.clone();
-        move || DeviceNumbers { reads: owner.fills.load(Ordering::Relaxed), bytes: 0 }
+        move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
     match run(&options, owner, device) {

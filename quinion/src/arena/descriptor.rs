@@ -14,6 +14,7 @@
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
+//! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
 //!
 //! | sequence | UPTODATE | LOCKED | DETACHED | FREE | holds | meaning |
@@ -26,6 +27,9 @@
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
+//!
+//! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
+//! is being evicted.
 //!
 //! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
 //! sequence alone that keeps new readers away.
@@ -66,6 +70,8 @@ impl Flags {
     pub const DETACHED: u64 = 1 << 3;
     /// Head of a free run.
     pub const FREE: u64 = 1 << 4;
+    /// It came back soon after it had been evicted.
+    pub const WORKINGSET: u64 = 1 << 5;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -493,6 +499,14 @@ impl Descriptor {
         self.update(Ordering::Relaxed, |word| ours(Word(word)).then_some(word & !Flags::MARKER)).is_some()
     }
 
+    // ---- the working set ----------------------------------------------------------------------
+
+    /// Notes that the folio came back soon after it had been evicted. The caller is its fill.
+    pub fn join_working_set(&self) {
+        let before = Word(self.word.fetch_or(Flags::WORKINGSET, Ordering::Relaxed));
+        debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
+    }
+
     // ---- the arena's use of a frame that is free --------------------------------------------------
 
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
@@ -652,6 +666,21 @@ mod tests {
         assert!(ticket.has_marker());
         assert!(d.take_marker(ticket));
         assert!(!d.take_marker(ticket));
+    }
+
+    #[test]
+    fn a_folio_of_the_working_set_says_so_to_its_eviction_and_no_longer() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(3), true);
+        d.join_working_set();
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(0)).unwrap();
+        assert!(d.take_marker(ticket));
+        assert_eq!(d.try_retire(), Some(Order(3)));
+        assert!(d.word().has(Flags::WORKINGSET));
+        d.prepare(FILE, PageIndex(8), Order(0), false);
+        assert!(!d.word().has(Flags::WORKINGSET));
+        assert_eq!(d.word().order(), Order(0));
     }
 
     #[test]

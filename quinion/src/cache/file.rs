@@ -27,8 +27,9 @@ use super::{Handle, ReadFuture};
 pub struct ReadOptions {
     /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
     /// goes without. Takes free pages, evicts clean ones and starts reads, so that a later call finds the
-    /// bytes. (Two locks it takes that others hold for a few steps and never while they wait: that of the
-    /// free pages, to give pages back, and that of the submission queue.)
+    /// bytes. (Three locks it takes that others hold for a few steps and never while they wait: that of the
+    /// free pages, to give pages back, that of the list of nodes that only remember, and that of the
+    /// submission queue.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,

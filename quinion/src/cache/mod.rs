@@ -29,6 +29,7 @@ use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mecha
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
+use crate::reclaim::NODE_BYTES;
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -248,6 +249,7 @@ impl Cache {
             table.files.values().map(|known| Arc::clone(&known.mapping)).collect()
         };
         mappings.iter().try_for_each(|mapping| mapping.check())?;
+        self.shared.filemap.reclaim.check()?;
         self.shared.filemap.arena.check()
     }
 
@@ -286,7 +288,7 @@ impl Shared {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
-        let mapping = Arc::new(mapping);
+        let mapping = Arc::new(mapping.with_shadow_nodes(self.filemap.reclaim.shadow_nodes()));
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
         let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
@@ -341,6 +343,11 @@ impl Shared {
             evicted_pages: counters.sum(Count::Evicted),
             dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
+            shadowed_pages: counters.sum(Count::Shadows),
+            refaulted_pages: counters.sum(Count::Refaults),
+            activated_pages: counters.sum(Count::Activated),
+            workingset_windows: counters.sum(Count::WorkingsetWindows),
+            shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.mechanism().name(),
         }
@@ -467,6 +474,16 @@ pub struct Stats {
     pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
+    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
+    pub shadowed_pages: u64,
+    /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
+    pub refaulted_pages: u64,
+    /// Of these, pages that had not been away for long: a cache twice as large would have kept them.
+    pub activated_pages: u64,
+    /// Windows read that had such a page in them which had come back before: the working set does not fit.
+    pub workingset_windows: u64,
+    /// Of `index_bytes`, nodes that hold nothing but shadows.
+    pub shadow_bytes: u64,
     /// Requests at the backends now.
     pub in_flight: u64,
     /// How files are read: "io_uring" or "threads".
@@ -475,7 +492,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 20] {
+    pub fn numbers(&self) -> [(&'static str, u64); 25] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -496,6 +513,11 @@ impl Stats {
             ("evicted_pages", self.evicted_pages),
             ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
+            ("shadowed_pages", self.shadowed_pages),
+            ("refaulted_pages", self.refaulted_pages),
+            ("activated_pages", self.activated_pages),
+            ("workingset_windows", self.workingset_windows),
+            ("shadow_bytes", self.shadow_bytes),
             ("in_flight", self.in_flight),
         ]
     }

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
-use crate::mapping::{AddedFolio, AddedRuns, Mapping, NewFolio, Purpose, Shape, cut};
+use crate::mapping::{AddedFolio, AddedRuns, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
@@ -44,7 +44,10 @@ use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
 use super::read::Patience;
+use super::refault::Refaults;
 
+/// Nodes that only remember, forgotten at a time when nodes run out.
+const FORGET_NODES: u64 = 64;
 /// log2 of the pages of the longest run that is asked of the device at once, 256 KiB; a larger folio is more.
 const RUN_ORDER_MAX: Order = Order(6);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
@@ -151,14 +154,19 @@ impl Filemap {
             self.free_runs(&runs);
             return Filled::Busy;
         };
-        let Some(added) = self.insert(mapping, window, runs, patience) else { return Filled::Busy };
+        let mut refaults = Refaults::default();
+        let Some(added) = self.insert(mapping, window, runs, patience, &mut refaults) else {
+            return Filled::Busy;
+        };
         let outcome = if added.inserted.is_empty() {
             match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
                 _ => Filled::Nothing,
             }
         } else {
-            let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping)));
+            let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
+            self.count_refaults(refaults);
+            self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
             self.submit(mapping, &batch, &added.inserted);
             Filled::Submitted(batch)
         };
@@ -260,6 +268,7 @@ impl Filemap {
         window: Window,
         runs: Vec<FillRun>,
         patience: Patience,
+        refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
         // The file may have become shorter since the window was judged.
         let end = PageIndex(mapping.size_pages()).align_up(self.folio_orders.min);
@@ -269,9 +278,10 @@ impl Filemap {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
         let shape = Shape { orders: self.folio_orders, marker: window.marker, purpose: Purpose::Read };
+        let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {
-            Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), &mut |_, _| {}),
-            Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks())),
+            Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),
+            Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
         };
         match &added {
             Some(added) => self.free_runs(&added.left),
@@ -301,17 +311,21 @@ impl Filemap {
         }
     }
 
-    /// Takes nodes from those who only keep them; then evicts until one can be had, scattered folios first,
-    /// then whole extents; whether one can.
+    /// Takes nodes from those who only keep them; then forgets and evicts until one can be had; whether one
+    /// can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
+    /// turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         self.reclaim.collect_spare_nodes();
         for attempt in 0..8 {
             let scattered = attempt < 4;
-            let freed = if scattered {
-                self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
-            } else {
-                self.reclaim.reclaim_extent()
-            };
+            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
+            if freed == 0 {
+                freed = if scattered {
+                    self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
+                } else {
+                    self.reclaim.reclaim_extent()
+                };
+            }
             if let Some(cell) = self.arena.alloc_cell() {
                 self.arena.free_cell(cell);
                 return true;
@@ -370,7 +384,13 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
 
 /// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured
 /// against.
-fn one_by_one(mapping: &Mapping, runs: &[FillRun], shape: Shape, locks: Locks) -> AddedRuns {
+fn one_by_one(
+    mapping: &Mapping,
+    runs: &[FillRun],
+    shape: Shape,
+    locks: Locks,
+    consumed: Consumed<'_>,
+) -> AddedRuns {
     let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: Stop::All };
     let order = shape.orders.min;
     for &run in runs {
@@ -379,7 +399,10 @@ fn one_by_one(mapping: &Mapping, runs: &[FillRun], shape: Shape, locks: Locks) -
             let (one, behind) = cut(rest, order.pages());
             let folio = NewFolio { index: one.index, frame: one.frame, order };
             match mapping.add_folio_watched(folio, shape, locks, &mut || {}) {
-                AddedFolio::Added { .. } => push_or_join(&mut done.inserted, one),
+                AddedFolio::Added { shadow } => {
+                    shadow.into_iter().for_each(|shadow| consumed(one.frame, shadow));
+                    push_or_join(&mut done.inserted, one);
+                }
                 AddedFolio::Present => done.left.push(one),
                 AddedFolio::NoNode => {
                     done.left.push(one);
@@ -411,11 +434,18 @@ pub(crate) struct Batch {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     failures: Mutex<Vec<(FillRun, io::Error)>>,
+    refaults: Refaults,
 }
 
 impl Batch {
-    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>) -> Self {
-        Self { filemap, mapping, failures: Mutex::default() }
+    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>, refaults: Refaults) -> Self {
+        Self { filemap, mapping, failures: Mutex::default(), refaults }
+    }
+
+    /// Whether a folio of this window had been in the working set and was evicted not long ago: whoever
+    /// waits for it waits for want of memory.
+    pub(crate) fn refaulted(&self) -> bool {
+        self.refaults.working_set > 0
     }
 
     /// The error that kept `index` from being filled, if there was one. Asked once.

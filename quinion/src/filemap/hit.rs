@@ -15,13 +15,13 @@
 //! ends the run: what was copied so far counts, and the caller takes the slow
 //! path for the rest. "Not there" is never read as "a hole".
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
-use crate::mapping::{NODE_BITS, find, find_with_leaf};
+use crate::mapping::{FolioFinder, find, finder};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::xarray::{Entry, Kind, load_slot};
+use crate::xarray::Kind;
 
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
@@ -159,7 +159,7 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: who sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { grown: &grown, id, record, leaf: None };
+    let mut reader = Reader { id, finder: finder(&grown, record) };
     let mut marker = None;
     let mut done = 0;
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
@@ -215,10 +215,8 @@ struct FolioRead {
 
 /// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
 struct Reader<'a> {
-    grown: &'a Grown<'a>,
     id: MappingId,
-    record: &'a Record,
-    leaf: Option<(u64, &'a [AtomicU32])>,
+    finder: FolioFinder<'a>,
 }
 
 impl Reader<'_> {
@@ -232,15 +230,18 @@ impl Reader<'_> {
         let mut reason = Stopped::Absent;
         for _ in 0..TRIES {
             // 2
-            let Kind::Folio(number) = self.find(index).kind() else { return Err(Stopped::Absent) };
+            let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
+                return Err(Stopped::Absent);
+            };
             let frame = Frame(number);
-            let Some(descriptor) = self.grown.descriptor(frame) else { return Err(Stopped::Absent) };
+            let Some(descriptor) = self.finder.slab().descriptor(frame) else { return Err(Stopped::Absent) };
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
                 Err(NotReady::Filling) => return Err(Stopped::Filling),
                 Err(NotReady::Mismatch) => {
-                    (self.leaf, reason) = (None, Stopped::Absent);
+                    self.finder.reset();
+                    reason = Stopped::Absent;
                     continue;
                 }
             };
@@ -259,7 +260,7 @@ impl Reader<'_> {
             if let Some(read) = read {
                 return Ok(read);
             }
-            self.leaf = None;
+            self.finder.reset();
         }
         Err(reason)
     }
@@ -281,25 +282,12 @@ impl Reader<'_> {
     ) -> Option<FolioRead> {
         // The last page copied exists; a folio of ours has no page that does not.
         let last = frame.plus(((inside + bytes - 1) / PAGE_SIZE) as u32);
-        self.grown.bytes(last)?;
-        let from = self.grown.bytes(frame)?;
+        self.finder.slab().bytes(last)?;
+        let from = self.finder.slab().bytes(frame)?;
         // SAFETY: the source lies in grown frames, the first and the last of which were just asked for;
         // the destination is the caller's.
         unsafe { copy_out(from.add(inside), to, bytes) };
         let marker = ticket.has_marker().then_some(ticket.first);
         descriptor.end_read(ticket).then_some(FolioRead { bytes, frame, marker })
-    }
-
-    #[inline]
-    fn find(&mut self, index: PageIndex) -> Entry {
-        let base = index.0 >> NODE_BITS;
-        if let Some((leaf_base, slots)) = self.leaf
-            && leaf_base == base
-        {
-            return load_slot(&slots[index.0 as usize & ((1 << NODE_BITS) - 1)]);
-        }
-        let (entry, leaf) = find_with_leaf(self.grown, self.record, index);
-        self.leaf = leaf.map(|slots| (base, slots));
-        entry
     }
 }

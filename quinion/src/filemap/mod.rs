@@ -13,9 +13,10 @@
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
-//! room. `fill.rs` is steps 3 to 5 and the end of a fill; `read.rs` is the story
-//! as told above, for the owner's threads and on behalf of viewers. `future.rs` tells
-//! it once more for those who have no thread to wait with.
+//! room. `fill.rs` is steps 3 to 5 and the end of a fill, with `refault.rs` for folios
+//! that had been evicted; `read.rs` is the story as told above, for the owner's threads
+//! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
+//! to wait with.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -34,6 +35,8 @@ mod hint;
 mod pin;
 #[cfg(feature = "std")]
 mod read;
+#[cfg(feature = "std")]
+mod refault;
 
 #[cfg(feature = "std")]
 pub use fill::Filemap;

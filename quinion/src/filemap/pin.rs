@@ -1,11 +1,11 @@
 //! Pin: a range of a file held in the cache, folio by folio.
 //!
 //! ```text
-//!   for each folio from `position` on
-//!     1 hold     the folio if it is there and readable; else the way of a miss, and wait
-//!     2 touch    its referenced byte; a marker starts the next window, as for a read
-//!     3 size     looked at after the data is held, so that no byte past the end is shown
-//!     4 add      the hold becomes a pin, the bytes join the last piece if they lie behind it
+//!   from `position` on, batch by batch
+//!     1 hold     the folios that are ready; if the first is not, the way of a miss, and wait
+//!     2 size     looked at after the data is held, so that no byte past the end is shown
+//!     3 touch    their referenced bytes; a marker starts the next window, as for a read
+//!     4 add      each hold becomes a pin, the bytes join the last piece if they lie behind it
 //! ```
 //!
 //! A pin is a read without the copy: it is counted as one, and as a hit if no
@@ -20,10 +20,9 @@
 
 use std::sync::Arc;
 
-use crate::arena::Readable;
 use crate::error::Error;
 use crate::folio::Pinned;
-use crate::mapping::Mapping;
+use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::Readahead;
 use crate::sync::RankedMutex;
 use crate::sys::fork::ForkGuard;
@@ -61,35 +60,62 @@ impl Filemap {
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
+        let mut batch = ReadBatch::new();
         let mut hit = true;
         while pinned.len() < len {
-            let at = position + pinned.len() as u64;
-            // The size, before the data is held; see `read_folio`.
+            let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
+            // The size, before the data is held; see `read_slowly`.
             let size = mapping.size();
-            let ready = mapping.try_hold(PageIndex::of_byte(at)).ok();
-            let held = match ready.filter(|held| held.is_readable() == Readable::Yes) {
-                Some(held) => held,
-                None => {
-                    hit = false;
-                    let rest = len - pinned.len();
-                    match self.hold_folio(mapping, readahead, Patience::Wait, at, rest)? {
-                        Some(held) => held,
-                        None => break,
-                    }
+            // 1
+            let last = PageIndex::of_byte(at.saturating_add(rest as u64 - 1));
+            let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
+            if end == End::FirstNotReady || batch.is_empty() {
+                hit = false;
+                let first = batch.pop();
+                match self.hold_folio(mapping, readahead, Patience::Wait, at, rest, first)? {
+                    Some(held) => batch.push(held),
+                    None => break,
                 }
-            };
-            touch(self.arena.view().grown(), held.frame());
-            if held.has_marker() {
-                self.advance(mapping, readahead, held.first(), Patience::Wait);
             }
-            // The size, after the data is held, too.
-            let left = mapping.size().min(size).saturating_sub(at).min((len - pinned.len()) as u64) as usize;
-            if left == 0 {
+            // 2 to 4
+            let before = pinned.len();
+            let marked = self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size);
+            if let Some(page) = marked {
+                self.advance(mapping, readahead, page, Patience::Wait);
+            }
+            if pinned.len() == before {
                 break;
             }
-            pinned.add(held, at, left);
         }
         self.count_read(pinned.len(), hit);
         Ok(pinned)
+    }
+
+    /// Pins what held folios have of the rest of `len` bytes at `position`, as far as the file reached
+    /// before they were held, `size`, and reaches now. Returns the first page of the one with the marker.
+    fn pin_batch(
+        &self,
+        mapping: &Mapping,
+        pinned: &mut Pinned,
+        batch: &mut ReadBatch<'_>,
+        position: u64,
+        len: usize,
+        size: u64,
+    ) -> Option<PageIndex> {
+        // The size, after the data is held, too.
+        let end = mapping.size().min(size);
+        let mut marked = None;
+        for held in batch.drain() {
+            touch(self.arena.view().grown(), held.frame());
+            if held.has_marker() {
+                marked = Some(held.first());
+            }
+            let at = position + pinned.len() as u64;
+            let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
+            if left > 0 {
+                pinned.add(held, at, left);
+            }
+        }
+        marked
     }
 }

@@ -5,6 +5,9 @@
 //!                  ^        |
 //!                  |      a page is missing
 //!                  |        v
+//!             copy <-- get_read_batch: what is ready by now, as far as it goes
+//!                  |        | nothing is
+//!                  |        v
 //!             copy <-- hold_folio: there and readable? hold it
 //!                           |   being filled? wait for that
 //!                           |   absent?       fill_miss: judge, fill, wait for the page asked for
@@ -21,7 +24,8 @@
 //! Invariants:
 //!  1. No lock is held while the device or memory is waited for.
 //!  2. Bytes are shown only up to a size that was looked at after they were copied or held.
-//!  3. An error is returned only if no byte was read; otherwise it comes with the next call.
+//!  3. A batch is held for a copy and for nothing else: it is given back before memory is asked for.
+//!  4. An error is returned only if no byte was read; otherwise it comes with the next call.
 //!
 //! Not an invariant: that a page which was filled is still there when its
 //! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
@@ -33,7 +37,7 @@ use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
-use crate::mapping::Mapping;
+use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::{Readahead, Window};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
@@ -141,7 +145,7 @@ impl Filemap {
                 Stopped::Absent | Stopped::Filling | Stopped::Stale => {
                     debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
                     hit = false;
-                    match self.read_folio(
+                    match self.read_slowly(
                         mapping,
                         readahead,
                         patience,
@@ -162,9 +166,9 @@ impl Filemap {
         self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
     }
 
-    /// Reads what the folio at `position` holds of `to`, filling it first if need be. Returns 0 only if
-    /// the file ends there.
-    fn read_folio(
+    /// Reads some of `to` at `position`, where the hit found nothing to read: what is ready by now, else
+    /// what the first folio holds, filling it first if need be. Returns 0 only if the file ends there.
+    fn read_slowly(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
@@ -175,25 +179,62 @@ impl Filemap {
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
         let left = mapping.size().saturating_sub(position);
-        let to_len = left.min(to.len() as u64) as usize;
-        if to_len == 0 {
+        let len = to.len();
+        let to = &mut to[..left.min(len as u64) as usize];
+        if to.is_empty() {
             return Ok(0);
         }
-        let Some(held) = self.hold_folio(mapping, readahead, patience, position, to.len())? else {
+        // 1 What is ready is read without waiting. A read within one page has one folio to ask for, and
+        // needs no batch for that.
+        let index = PageIndex::of_byte(position);
+        let last = PageIndex::of_byte(position + to.len() as u64 - 1);
+        let mut first = None;
+        if index != last {
+            let mut batch = ReadBatch::new();
+            match mapping.get_read_batch(index, last, &mut batch) {
+                End::FirstNotReady => first = batch.pop(),
+                _ if batch.is_empty() => {}
+                _ => return Ok(self.read_batch(mapping, readahead, patience, position, batch, to)),
+            }
+        }
+        // 2 The first folio is what the reader waits for.
+        let Some(held) = self.hold_folio(mapping, readahead, patience, position, len, first)? else {
             return Ok(0);
         };
         touch(self.arena.view().grown(), held.frame());
-        let bytes = held.copy_out(position, &mut to[..to_len]);
+        let bytes = held.copy_out(position, to);
         if held.has_marker() {
             self.advance(mapping, readahead, held.first(), patience);
         }
-        // The size, after the data is held, too: the file may have become shorter.
-        let left = mapping.size().saturating_sub(position);
-        Ok(left.min(bytes as u64) as usize)
+        Ok(shown(mapping, position, bytes))
+    }
+
+    /// Copies what ready folios hold of `to`, beginning at `position`; gives them back, and only then lets
+    /// readahead go on, which may need memory.
+    fn read_batch(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        batch: ReadBatch<'_>,
+        to: &mut [u8],
+    ) -> usize {
+        let mut done = 0;
+        for held in batch.iter() {
+            touch(self.arena.view().grown(), held.frame());
+            done += held.copy_out(position + done as u64, &mut to[done..]);
+        }
+        let marked = batch.last().filter(|held| held.has_marker()).map(Held::first);
+        drop(batch);
+        if let Some(page) = marked {
+            self.advance(mapping, readahead, page, patience);
+        }
+        shown(mapping, position, done)
     }
 
     /// Holds the readable folio that covers `position`, filling it first if need be; a read of `len` bytes
-    /// is going on there. `None` if the file ends there.
+    /// is going on there. `first` is what the caller holds there already. `None` if the file ends there.
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
@@ -201,8 +242,10 @@ impl Filemap {
         patience: Patience,
         position: u64,
         len: usize,
+        first: Option<Held<'m>>,
     ) -> Result<Option<Held<'m>>, Error> {
-        self.hold_reaching(mapping, readahead, patience, position, len, Reach::Window)
+        let miss = Miss { index: PageIndex::of_byte(position), position, len, reach: Reach::Window };
+        self.hold_reaching(mapping, readahead, patience, miss, first)
     }
 
     /// Waits until the page at `position` is in the cache, reading it alone if need be.
@@ -212,36 +255,35 @@ impl Filemap {
         position: u64,
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(1));
-        self.hold_reaching(mapping, &none, Patience::Wait, position, 1, Reach::Page).map(drop)
+        let miss = Miss { index: PageIndex::of_byte(position), position, len: 1, reach: Reach::Page };
+        self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
 
-    /// As [`Filemap::hold_folio`], beginning with attempts that reach so far.
+    /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
     fn hold_reaching<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
         patience: Patience,
-        position: u64,
-        len: usize,
-        mut reach: Reach,
+        mut miss: Miss,
+        mut first: Option<Held<'m>>,
     ) -> Result<Option<Held<'m>>, Error> {
-        let index = PageIndex::of_byte(position);
+        let position = miss.position;
         for _ in 0..SEEKS {
             if position >= mapping.size() {
                 return Ok(None);
             }
-            match mapping.try_hold(index) {
+            match first.take().map_or_else(|| mapping.try_hold(miss.index), Ok) {
                 Ok(held) => match self.wait_readable(mapping, &held, patience) {
                     Readable::Yes => return Ok(Some(held)),
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                    Readable::Never => reach = Reach::Page,
+                    Readable::Never => miss.reach = Reach::Page,
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    let miss = Miss { index, position, len, reach };
                     match self.fill_miss(mapping, readahead, patience, miss)? {
                         Missed::Ready(held) => return Ok(Some(held)),
-                        Missed::Again(further) => reach = further,
+                        Missed::Again(further) => miss.reach = further,
                     }
                 }
             }
@@ -347,7 +389,7 @@ impl Filemap {
         position: u64,
         len: usize,
     ) -> Result<(), Error> {
-        let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len)?;
+        let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len, None)?;
         if let Some(held) = held {
             touch(self.arena.view().grown(), held.frame());
         }
@@ -387,6 +429,13 @@ impl Filemap {
         let layout = self.arena.view().layout();
         u64::from(layout.frames_max - layout.frames_meta)
     }
+}
+
+/// How many of `bytes` bytes that were read at `position` may be shown. The size, after the data is held:
+/// the file may have become shorter.
+fn shown(mapping: &Mapping, position: u64, bytes: usize) -> usize {
+    let left = mapping.size().saturating_sub(position);
+    left.min(bytes as u64) as usize
 }
 
 /// A page that is not there, and the read that wants it.

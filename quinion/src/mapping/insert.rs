@@ -47,7 +47,7 @@ use crate::backend::FillRun;
 use crate::sync::Locks;
 use crate::tuning::{Descent, NodeReserve};
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
-use crate::xarray::{Head, Inserted, Slab, Split, Stop, Value, XArray};
+use crate::xarray::{Head, Inserted, ShadowOnly, Slab, Split, Stop, Value, XArray};
 
 use super::NODE_BITS;
 use super::nodes::{Nodes, SPARE_MAX};
@@ -438,6 +438,9 @@ impl Slab for Placing<'_> {
     #[inline]
     fn order(&self, folio: u32) -> u8 {
         self.nodes.order(folio)
+    }
+    fn shadow_only(&self, node: u32, change: ShadowOnly) {
+        self.nodes.shadow_only(node, change);
     }
     #[inline]
     fn descended(&self) {

@@ -7,10 +7,13 @@ use core::sync::atomic::AtomicU32;
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, RacySlots, load_root, walk_to_leaf};
+use crate::xarray::{Entry, Finder, RacySlots, load_root, walk};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
+
+/// A reader of one of the cache's trees.
+pub type FolioFinder<'a> = Finder<'a, Grown<'a>, NODE_BITS>;
 
 impl RacySlots for Grown<'_> {
     #[inline]
@@ -22,16 +25,11 @@ impl RacySlots for Grown<'_> {
 /// What stands at `index` in the tree of `record`; a hint, to be held against its descriptor.
 #[inline]
 pub fn find(grown: &Grown<'_>, record: &Record, index: PageIndex) -> Entry {
-    find_with_leaf(grown, record, index).0
+    walk::<_, NODE_BITS>(grown, load_root(&record.root), index.0)
 }
 
-/// As [`find`], and the 64 slots of the leaf that the walk ended in, if it did, so that neighbours of
-/// `index` with the same upper bits can be looked up there.
+/// A finder in the tree of `record`, for a reader of several folios.
 #[inline]
-pub fn find_with_leaf<'a>(
-    grown: &'a Grown<'a>,
-    record: &Record,
-    index: PageIndex,
-) -> (Entry, Option<&'a [AtomicU32]>) {
-    walk_to_leaf::<Grown<'a>, NODE_BITS>(grown, load_root(&record.root), index.0)
+pub fn finder<'a>(grown: &'a Grown<'a>, record: &'a Record) -> FolioFinder<'a> {
+    Finder::new(grown, &record.root)
 }

@@ -9,7 +9,8 @@
 //! at, and what only the owner needs, on the heap: the lock of its tree, its
 //! invalidate lock, the backend its bytes come from.
 //!
-//! Readers take no lock: see [`find`] here and the hit above. Changes go through
+//! Readers take no lock: see [`find`] here and the hit above; a reader that needs
+//! several folios to stay gets a `ReadBatch` of them. Changes go through
 //! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock. Who
 //! inserts takes it by `Mapping::lock_to_add`, with the nodes that this can need:
 //! `insert.rs` tells how folios go in, `nodes.rs` where the nodes come from.
@@ -24,6 +25,7 @@
 //!  1. A folio in the tree is live, belongs to this mapping, and stands at its own index.
 //!  2. The number of pages counted is the number of pages in the tree.
 //!  3. The record's size is stored before any page beyond it is let go.
+//!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
 //!
 //! Not an invariant: that a folio found without the lock is still there. The
 //! descriptor tells.
@@ -35,19 +37,27 @@
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
 #[cfg(feature = "std")]
+mod batch;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
 mod nodes;
 #[cfg(feature = "std")]
 mod owner;
+#[cfg(feature = "std")]
+mod shadow_nodes;
 
+#[cfg(feature = "std")]
+pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
 pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
-pub use lookup::{NODE_BITS, find, find_with_leaf};
+pub use lookup::{FolioFinder, NODE_BITS, find, finder};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
-pub use owner::{Mapping, MappingGuard};
+pub use owner::{Leave, Mapping, MappingGuard};
+#[cfg(feature = "std")]
+pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};

@@ -38,8 +38,10 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::{Arena, CellNumber, View};
-use crate::units::Frame;
-use crate::xarray::{Head, KEEPER_WORD, Slab};
+use crate::units::{Frame, MappingId};
+use crate::xarray::{Head, KEEPER_WORD, ShadowOnly, Slab};
+
+use super::shadow_nodes::ShadowNodes;
 
 /// Spare nodes that a mapping with folios keeps, at most.
 pub const SPARE_MAX: u32 = 8;
@@ -182,6 +184,9 @@ impl Drop for Surplus<'_> {
 pub(super) struct Nodes<'a> {
     pub arena: &'a Arena,
     pub stock: &'a Stock,
+    /// Whose nodes they are, and where those of them are listed that only remember.
+    pub mapping: MappingId,
+    pub shadow_nodes: &'a ShadowNodes,
 }
 
 impl Slab for Nodes<'_> {
@@ -202,6 +207,9 @@ impl Slab for Nodes<'_> {
     #[inline]
     fn order(&self, folio: u32) -> u8 {
         self.arena.view().own(Frame(folio)).word().order().0
+    }
+    fn shadow_only(&self, node: u32, change: ShadowOnly) {
+        self.shadow_nodes.note(self.mapping, node, change);
     }
     #[inline]
     fn descended(&self) {

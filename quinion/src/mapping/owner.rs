@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   add_folio ...     see insert.rs
-//!   evict             retire if nobody holds it --> erase --> frames to the caller, to free
+//!   evict             retire if nobody holds it --> a shadow in its place --> frames to the caller, to free
 //!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
 //!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
 //! ```
@@ -26,15 +26,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Readable, Record, Retire, View};
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
-use crate::mapping::{NODE_BITS, find};
+use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{Entry, INDICES_MAX, Kind, Root, XArray};
+use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Root, Value, XArray};
 
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
@@ -56,13 +56,26 @@ pub struct Mapping {
     /// Spare nodes of the tree; changed under its lock.
     pub(super) stock: Stock,
     pub(super) tuning: Tuning,
+    /// The cache's nodes that only remember; those of this tree are among them.
+    shadow_nodes: Arc<ShadowNodes>,
 }
 
 /// What the tree lock guards besides the tree itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tree {
     /// Pages of all folios in the tree.
     pub pages: u64,
+    /// Whether evictions leave shadows; no more when the cache has let the mapping go.
+    remembers: bool,
+}
+
+/// What an eviction leaves in the folio's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// Nothing: its nodes go with it, if they hold nothing else.
+    Nothing,
+    /// One shadow of the folio's order, with this payload of 25 bits. It needs no node that is not there.
+    Shadow(u32),
 }
 
 impl Mapping {
@@ -86,9 +99,10 @@ impl Mapping {
         Some(Self {
             id,
             cell,
+            shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
-            tree: RankedMutex::new(Rank::Tree, Tree::default()),
+            tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
             process,
@@ -97,9 +111,22 @@ impl Mapping {
         })
     }
 
+    /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
+    /// other mappings. Without this call it has a list of its own.
+    #[must_use]
+    pub fn with_shadow_nodes(mut self, shadow_nodes: &Arc<ShadowNodes>) -> Self {
+        assert_eq!(self.shadow_nodes.count(), 0, "a mapping changes its list before it has nodes");
+        self.shadow_nodes = Arc::clone(shadow_nodes);
+        self
+    }
+
     /// The mapping's number.
     pub fn id(&self) -> MappingId {
         self.id
+    }
+    /// Where nodes of its tree are listed that only remember.
+    pub fn shadow_nodes(&self) -> &ShadowNodes {
+        &self.shadow_nodes
     }
     /// Where its record is.
     pub fn cell(&self) -> CellNumber {
@@ -149,7 +176,7 @@ impl Mapping {
     }
     /// The nodes of its tree, for the holder of the lock.
     pub(super) fn nodes(&self) -> Nodes<'_> {
-        Nodes { arena: &self.arena, stock: &self.stock }
+        Nodes { arena: &self.arena, stock: &self.stock, mapping: self.id, shadow_nodes: &self.shadow_nodes }
     }
     /// What was counted of its tree so far.
     pub fn tree_counts(&self) -> TreeCounts {
@@ -194,23 +221,6 @@ impl Mapping {
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
-    }
-
-    /// The ready folios that follow each other from `index` on and cover no more than up to `last`, at
-    /// most `max` of them, each held. Stops at the first that is absent or not ready, and takes no step
-    /// past the folio that covers `last`.
-    pub fn get_read_batch(&self, index: PageIndex, last: PageIndex, max: usize) -> Vec<Held<'_>> {
-        let mut batch = Vec::new();
-        let mut at = index;
-        while at <= last && batch.len() < max {
-            let Ok(held) = self.try_hold(at) else { break };
-            if held.is_readable() != Readable::Yes {
-                break;
-            }
-            at = held.first().plus(u64::from(held.order().pages()));
-            batch.push(held);
-        }
-        batch
     }
 
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {
@@ -267,7 +277,11 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
-        Ok(())
+        let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
+        if found != listed {
+            return Err(format!("{:?}: nodes {found:?} hold shadows only, {listed:?} are listed", self.id));
+        }
+        self.shadow_nodes.check()
     }
 }
 
@@ -347,17 +361,55 @@ impl<'a> MappingGuard<'a> {
     }
 
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
-    /// its order then, and its frames are the caller's to free.
-    pub fn evict(&mut self, index: PageIndex, frame: Frame) -> Option<Order> {
+    /// its order then, and its frames are the caller's to free. `leave` is asked, with the folio's last
+    /// word, what to leave in its place; a mapping that the cache has let go leaves nothing.
+    pub fn evict(
+        &mut self,
+        index: PageIndex,
+        frame: Frame,
+        leave: impl FnOnce(Word) -> Leave,
+    ) -> Option<Order> {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
         if tree.load(index.0) != Entry::folio(frame.0) {
             return None;
         }
-        let order = self.mapping.view().own(frame).try_retire()?;
-        tree.erase(index.0);
+        let descriptor = self.mapping.view().own(frame);
+        let order = descriptor.try_retire()?;
+        match if self.tree.remembers { leave(descriptor.word()) } else { Leave::Nothing } {
+            Leave::Nothing => tree.erase(index.0),
+            Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
+        };
         self.tree.pages -= u64::from(order.pages());
         Some(order)
+    }
+
+    /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
+    /// cache's oldest, at most `max` of them. Returns how many.
+    pub fn forget_nodes(&mut self, max: u64, reach: Reach) -> u64 {
+        let nodes = self.mapping.nodes();
+        let mut forgotten = 0;
+        while forgotten < max
+            && let Some(node) = self.mapping.shadow_nodes.oldest_of(self.mapping.id, reach)
+        {
+            let done = self.xarray(&nodes).forget(node, |_, _| {});
+            assert_ne!(done, Forgotten::Kept, "a node that is listed holds shadows only");
+            forgotten += 1;
+        }
+        forgotten
+    }
+
+    /// Takes every shadow out, and has evictions leave none from now on: the cache lets the mapping go.
+    pub fn forget_all(&mut self) {
+        self.tree.remembers = false;
+        let nodes = self.mapping.nodes();
+        let (mut tree, mut from) = (self.xarray(&nodes), 0);
+        while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
+            if matches!(entry.kind(), Kind::Value(value) if !value.is_spill()) {
+                tree.erase(first);
+            }
+            from = first + (1 << order);
+        }
     }
 
     /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
@@ -367,7 +419,7 @@ impl<'a> MappingGuard<'a> {
         let mut at = from;
         while let Some((first, frame, order)) = self.next_in(at, to) {
             let next = first.plus(u64::from(order.pages()));
-            if first >= from && next <= end && self.evict(first, frame).is_some() {
+            if first >= from && next <= end && self.evict(first, frame, |_| Leave::Nothing).is_some() {
                 gone.push((frame, order));
             }
             at = next;

@@ -147,6 +147,26 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(found)
     }
 
+    /// The nodes that hold shadows and nothing else, in the order of their numbers. Cost: the whole tree.
+    pub fn shadow_only_nodes(&self) -> std::vec::Vec<u32> {
+        let mut found = std::vec::Vec::new();
+        if let Kind::Node(node) = self.root().entry.kind() {
+            self.add_shadow_only(node, &mut found);
+        }
+        found.sort_unstable();
+        found
+    }
+
+    fn add_shadow_only(&self, number: u32, found: &mut std::vec::Vec<u32>) {
+        let node = self.node(number);
+        found.extend(node.is_shadow_only().then_some(number));
+        for slot in 0..Self::SLOTS {
+            if let Kind::Node(child) = node.get(slot).kind() {
+                self.add_shadow_only(child, found);
+            }
+        }
+    }
+
     /// The tree as text: its entries by line, `first..=last  entry  marks`, nodes not shown.
     pub fn dump(&self) -> String {
         let mut text = String::new();

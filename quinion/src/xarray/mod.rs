@@ -90,7 +90,7 @@ mod reserve;
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{RacySlots, load_root, load_slot, walk, walk_to_leaf};
+pub use walk::{Finder, Found, RacySlots, Walker, load_root, walk};
 
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};

@@ -1,10 +1,29 @@
-//! Walk: a reader's way from a root to an entry, without a lock.
+//! Walk: a reader's way from a root to an entry, without a lock, and on to the entries behind it.
+//!
+//! ```text
+//!   walker at 61   load: root -> node -> leaf -> slot 61     a descent: a slot of each level
+//!                  step_past(order 1): 62                    no slot
+//!                  load: slot 62                             one slot, in the leaf it is in
+//!                  step_past(order 0), step_past(order 0): 64
+//!                  load: root -> node -> next leaf -> slot 0  the leaf has ended: a descent
+//! ```
 //!
 //! The tree may change under a walk, and a node may be recycled for another
 //! tree. So a walk promises little, and always keeps it: it ends after at most
 //! `levels` steps, every number it follows was checked by the slab, and what it
 //! returns is a **hint**. Whoever asked holds the hint against the descriptor
 //! it names; an empty or foreign hint means "ask under the lock", never "hole".
+//!
+//! A [`Finder`] remembers the leaf it is in, and nothing else of the tree; the
+//! hit has one. A [`Walker`] is a finder that stands somewhere and moves on. It
+//! does not know how large a folio is: its caller does, and says what to step past.
+//!
+//! Invariants:
+//!  1. A look into the leaf of the last one reads one slot; any other reads one slot of each level.
+//!  2. A step reads nothing and always moves the index, whether the walker was ever in the tree or not.
+//!
+//! Not an invariant: that the leaf is still the tree's. It may be another's by now; who finds that the
+//! descriptor does not fit resets the reader and looks again.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, mutant, ordering};
@@ -15,6 +34,15 @@ use super::entry::{Entry, Kind, Root};
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
+
+    /// The bits of a slot, as they are now. Every slot that a walk reads, it reads by this: who counts
+    /// steps, or wants to change the tree between two of them, has a keeper of his own.
+    #[inline(always)]
+    fn read_slot(&self, slot: &AtomicU32) -> u32 {
+        // Acquire, partner: the Release by which the tree's writer stores a slot: who sees a new node
+        // sees its slots as they were prepared.
+        slot.load(ordering(Mutant::SlotAcquire, Ordering::Acquire, Ordering::Relaxed))
+    }
 }
 
 /// A tree's root, as a reader finds it.
@@ -25,50 +53,173 @@ pub fn load_root(root: &AtomicU64) -> Root {
     Root::from_bits(root.load(ordering(Mutant::RootAcquire, Ordering::Acquire, Ordering::Relaxed)))
 }
 
-/// What stands in a slot of a node, as a reader finds it; a hint.
-#[inline]
-pub fn load_slot(slot: &AtomicU32) -> Entry {
-    // Acquire, partner: the Release by which the tree's writer stores a slot: who sees a new node
-    // sees its slots as they were prepared.
-    Entry::from_bits(slot.load(ordering(Mutant::SlotAcquire, Ordering::Acquire, Ordering::Relaxed)))
-}
-
 /// The entry a reader finds for `index`; a hint.
 #[inline]
 pub fn walk<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Entry {
-    walk_to_leaf::<S, BITS>(slab, root, index).0
+    walk_to_leaf::<S, BITS>(slab, root, index).entry
 }
 
-/// As [`walk`], and the slots of the lowest node on the way if the walk ended in one of level 1,
-/// so that the caller may step to neighbours of the same node by itself.
-#[inline]
-pub fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(
-    slab: &S,
-    root: Root,
-    index: u64,
-) -> (Entry, Option<&[AtomicU32]>) {
+/// Where a descent ended.
+struct Descent<'a> {
+    entry: Entry,
+    /// The slot the entry was read from; `None` if it is the root's, or nothing.
+    slot: Option<&'a AtomicU32>,
+    /// The slots of the lowest level, if it ended there.
+    leaf: Option<&'a [AtomicU32]>,
+}
+
+impl Descent<'_> {
+    const NOTHING: Self = Descent { entry: Entry::EMPTY, slot: None, leaf: None };
+}
+
+/// The way down from `root` to the lowest slot that covers `index`. Always inlined: a caller that wants the
+/// entry alone pays for nothing else.
+#[inline(always)]
+fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, index: u64) -> Descent<'_> {
     let mut shift = u32::from(root.levels).min(64 / BITS + 1) * BITS;
     if index.checked_shr(shift).is_some_and(|above| above != 0) {
-        return (Entry::EMPTY, None);
+        return Descent::NOTHING;
     }
     let mut entry = root.entry;
+    let mut place = None;
     while let Kind::Node(node) = entry.kind() {
         if shift == 0 {
-            return (Entry::EMPTY, None); // a node below the last level: the walk met a recycled one
+            return Descent::NOTHING; // a node below the last level: the walk met a recycled one
         }
         shift -= BITS;
         let Some(slots) = slab.racy_slots(node) else {
-            return (Entry::EMPTY, None);
+            return Descent::NOTHING;
         };
-        let slot = (index >> shift) as usize & ((1 << BITS) - 1);
-        entry = load_slot(&slots[slot]);
+        let slot = &slots[(index >> shift) as usize & ((1 << BITS) - 1)];
+        entry = Entry::from_bits(slab.read_slot(slot));
         if shift == 0 {
             return if matches!(entry.kind(), Kind::Node(_)) && !mutant(Mutant::WalkLeaf) {
-                (Entry::EMPTY, None)
+                Descent::NOTHING
             } else {
-                (entry, Some(slots))
+                Descent { entry, slot: Some(slot), leaf: Some(slots) }
             };
         }
+        place = Some(slot);
     }
-    (entry, None)
+    Descent { entry, slot: place, leaf: None }
+}
+
+/// What a walker found at its index; a hint.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The entry.
+    pub entry: Entry,
+    slot: Option<&'a AtomicU32>,
+}
+
+/// A reader of one tree, anywhere in it, that remembers the leaf it is in. The tree is named by the word
+/// of its root, which is read anew at each descent.
+#[derive(Debug)]
+pub struct Finder<'a, S: ?Sized, const BITS: u32> {
+    slab: &'a S,
+    root: &'a AtomicU64,
+    /// The slots of the leaf of the last look, and the upper bits of the indices they are of.
+    leaf: Option<(u64, &'a [AtomicU32])>,
+}
+
+impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
+    /// A reader that has read nothing yet.
+    #[inline]
+    pub fn new(slab: &'a S, root: &'a AtomicU64) -> Self {
+        Self { slab, root, leaf: None }
+    }
+
+    /// Who keeps the nodes.
+    #[inline]
+    pub fn slab(&self) -> &'a S {
+        self.slab
+    }
+
+    /// Forgets the leaf it is in, so that the next look descends from the root.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.leaf = None;
+    }
+
+    /// What stands at `index`. One slot read if it is in the leaf of the last look.
+    #[inline]
+    pub fn find(&mut self, index: u64) -> Found<'a> {
+        let base = index >> BITS;
+        if let Some((leaf_base, slots)) = self.leaf
+            && leaf_base == base
+        {
+            let slot = &slots[index as usize & ((1 << BITS) - 1)];
+            return Found { entry: Entry::from_bits(self.slab.read_slot(slot)), slot: Some(slot) };
+        }
+        let root = load_root(self.root);
+        let Descent { entry, slot, leaf } = walk_to_leaf::<S, BITS>(self.slab, root, index);
+        self.leaf = leaf.map(|slots| (base, slots));
+        Found { entry, slot }
+    }
+
+    /// Whether what was found still stands in the same slot: one slot read.
+    #[inline]
+    pub fn is_still(&self, found: Found<'a>) -> bool {
+        let now = match found.slot {
+            Some(slot) => Entry::from_bits(self.slab.read_slot(slot)),
+            // Relaxed: it is compared, not followed.
+            None => Root::from_bits(self.root.load(Ordering::Relaxed)).entry,
+        };
+        now == found.entry
+    }
+}
+
+/// A [`Finder`] with an index, on its way up from entry to entry.
+#[derive(Debug)]
+pub struct Walker<'a, S: ?Sized, const BITS: u32> {
+    finder: Finder<'a, S, BITS>,
+    index: u64,
+}
+
+impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
+    /// A walker at `index`, which has read nothing yet.
+    #[inline]
+    pub fn new(slab: &'a S, root: &'a AtomicU64, index: u64) -> Self {
+        Self { finder: Finder::new(slab, root), index }
+    }
+
+    /// Where it stands.
+    #[inline]
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// Goes to any index. Reads nothing.
+    #[inline]
+    pub fn seek(&mut self, index: u64) {
+        self.index = index;
+    }
+
+    /// Goes right behind the entry of `order` that covers the index, wherever inside it the walker stands;
+    /// not beyond the last index there is. Reads nothing, and moves a walker that was never in the tree, or
+    /// was reset, as it moves any other.
+    #[inline]
+    pub fn step_past(&mut self, order: u8) {
+        debug_assert!(order < 64, "an entry of order {order} covers every index");
+        let last = self.index | ((1 << order) - 1);
+        self.index = last.saturating_add(1);
+    }
+
+    /// Forgets the leaf it is in, and stays at its index; see [`Finder::reset`].
+    #[inline]
+    pub fn reset(&mut self) {
+        self.finder.reset();
+    }
+
+    /// What stands at its index; see [`Finder::find`].
+    #[inline]
+    pub fn load(&mut self) -> Found<'a> {
+        self.finder.find(self.index)
+    }
+
+    /// Whether what was found still stands there; see [`Finder::is_still`].
+    #[inline]
+    pub fn is_still(&self, found: Found<'a>) -> bool {
+        self.finder.is_still(found)
+    }
 }

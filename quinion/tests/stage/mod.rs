@@ -18,31 +18,34 @@ use quinion::mapping::{AddedFolio, Mapping, NODE_BITS, NewFolio, Purpose, find};
 use quinion::sync::Locks;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use quinion::xarray::{Entry, Head, Kind, Slab, Stored, Value, XArray};
+use quinion::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
 
 pub struct Stage {
     pub arena: Arc<Arena>,
     pub mapping: Mapping,
 }
 
-/// Nodes straight from the arena.
-pub struct Cells<'a>(&'a Arena);
+/// Nodes straight from the arena; those that come to hold shadows only are listed as the mapping's.
+pub struct Cells<'a>(&'a Mapping);
 
 impl Slab for Cells<'_> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
-        self.0.view().slots(CellNumber(node)).unwrap()
+        self.0.arena().view().slots(CellNumber(node)).unwrap()
     }
     fn head(&self, node: u32) -> &Head {
-        &self.0.view().head(CellNumber(node)).unwrap().words
+        &self.0.arena().view().head(CellNumber(node)).unwrap().words
     }
     fn alloc(&self) -> Option<u32> {
-        self.0.alloc_cell().map(|cell| cell.0)
+        self.0.arena().alloc_cell().map(|cell| cell.0)
     }
     fn free(&self, node: u32) {
-        self.0.free_cell(CellNumber(node));
+        self.0.arena().free_cell(CellNumber(node));
     }
     fn order(&self, folio: u32) -> u8 {
-        self.0.view().own(Frame(folio)).word().order().0
+        self.0.arena().view().own(Frame(folio)).word().order().0
+    }
+    fn shadow_only(&self, node: u32, change: ShadowOnly) {
+        self.0.shadow_nodes().note(self.0.id(), node, change);
     }
 }
 
@@ -69,7 +72,7 @@ impl Stage {
     /// Something with the tree, under its lock.
     pub fn tree<R>(&self, act: impl FnOnce(&mut XArray<'_, Cells<'_>, NODE_BITS>) -> R) -> R {
         let _guard = self.mapping.lock();
-        let cells = Cells(&self.arena);
+        let cells = Cells(&self.mapping);
         let record = self.arena.view().record(self.mapping.cell()).unwrap();
         act(&mut XArray::new(&cells, &record.root))
     }

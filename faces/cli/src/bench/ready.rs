@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   batch              the folios from one index to another, held: stops right after the last
-//!   batch and a step   the same, and then a look at the index behind, as a reader does
+//!   batch and a step   the same, and then a look into the slot behind, as a reader does
 //!                      that finds out only there that it has enough
 //!   batch and copy     the batch of one folio, and its bytes
 //!   lookup and copy    the folio at an index, held by a plain lookup, and its bytes
 //! ```
 
-use quinion::mapping::{Shape, find};
+use quinion::mapping::{AtEnd, End, ReadBatch, Rules, Shape};
 use quinion::sync::Locks;
 use quinion::units::{Order, Orders, PageIndex};
 use quinion::xarray::Stop;
@@ -34,25 +34,32 @@ impl Ready {
         Ok(Self { stage, buffer: vec![0; 4096] })
     }
 
-    /// The ready folios of `folios` pages from `index` on.
-    pub fn batch(&mut self, index: u64, folios: u64) {
-        let last = PageIndex(index + folios - 1);
-        let batch = self.stage.mapping.get_read_batch(PageIndex(index), last, 31);
-        assert_eq!(batch.len() as u64, folios);
+    /// Gathers the folios of `folios` pages from `index` on, by `rules`.
+    #[inline]
+    fn gather(&self, index: u64, folios: u64, rules: Rules) {
+        let (slab, last) = (self.stage.arena.view().grown(), PageIndex(index + folios - 1));
+        let mut batch = ReadBatch::new();
+        let end = self.stage.mapping.gather(&slab, PageIndex(index), last, &mut batch, rules);
+        assert!(end == End::Covered && batch.len() as u64 == folios, "{end:?} after {} folios", batch.len());
     }
 
-    /// The same, and a look at what comes behind.
+    /// The ready folios of `folios` pages from `index` on.
+    pub fn batch(&mut self, index: u64, folios: u64) {
+        self.gather(index, folios, Rules::READ);
+    }
+
+    /// The same, and the slot behind, which is read for nothing.
     pub fn batch_and_a_step(&mut self, index: u64, folios: u64) {
-        self.batch(index, folios);
-        let view = self.stage.arena.view();
-        let record = view.record(self.stage.mapping.cell()).expect("the mapping has its record");
-        std::hint::black_box(find(&view.grown(), record, PageIndex(index + folios)));
+        const PAST: Rules = Rules { at_end: AtEnd::LookPast, ..Rules::READ };
+        self.gather(index, folios, PAST);
     }
 
     /// The folio at `index` by a batch, and its bytes.
     pub fn batch_and_copy(&mut self, index: u64, _folios: u64) {
-        let at = PageIndex(index);
-        for held in self.stage.mapping.get_read_batch(at, at, 31) {
+        let (at, mut batch) = (PageIndex(index), ReadBatch::new());
+        let end = self.stage.mapping.get_read_batch(at, at, &mut batch);
+        assert_eq!(end, End::Covered);
+        for held in batch.iter() {
             assert_eq!(held.copy_out(index * 4096, &mut self.buffer), 4096);
         }
     }

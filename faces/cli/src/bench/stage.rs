@@ -9,7 +9,7 @@ use std::sync::Arc;
 use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::mapping::Mapping;
+use quinion::mapping::{Leave, Mapping};
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -59,7 +59,7 @@ impl Stage {
         let mut guard = self.mapping.lock();
         let evict = |page: u32| {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
-            (frame, guard.evict(index, frame).expect("it is filled, and nobody holds it"))
+            (frame, guard.evict(index, frame, |_| Leave::Nothing).expect("it is filled, and nobody holds it"))
         };
         let frames: Vec<_> = (0..run.pages).step_by(order.pages() as usize).map(evict).collect();
         drop(guard);

@@ -10,6 +10,9 @@
 //!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner
 //!   asked             {reads, questions}             reads that waited for the owner; times they asked
 //!   device            {reads, bytes}                 what the owner read
+//!   evicted           {pages, refaulted_pages, activated_pages, workingset_windows}
+//!                     what left for want of memory; of it, what came back, and what came back soon;
+//!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
 //!   notes             [strings]
@@ -29,13 +32,21 @@ use super::{Ended, Kind};
 use crate::report::{Form, Report, Value};
 use crate::size;
 
-/// What the owner read from where the files are.
+/// What the owner did for its viewers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DeviceNumbers {
-    /// Requests.
-    pub reads: u64,
+pub struct OwnerNumbers {
+    /// Requests to where the files are.
+    pub device_reads: u64,
     /// Bytes of these.
-    pub bytes: u64,
+    pub device_bytes: u64,
+    /// Pages evicted to make room.
+    pub evicted_pages: u64,
+    /// Pages that had been evicted and came back.
+    pub refaulted_pages: u64,
+    /// Of these, pages that had not been away for long.
+    pub activated_pages: u64,
+    /// Windows with a page that had come back before.
+    pub workingset_windows: u64,
 }
 
 /// Everything a report is made of.
@@ -51,8 +62,8 @@ pub struct RunReport<'a> {
     pub totals: ViewerTotals,
     /// The arena at the end.
     pub stats: ArenaStats,
-    /// What the owner read.
-    pub device: DeviceNumbers,
+    /// What the owner did.
+    pub owner: OwnerNumbers,
 }
 
 impl RunReport<'_> {
@@ -123,7 +134,15 @@ impl RunReport<'_> {
             ),
         );
         line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
-        line("device", format!("{} in {} reads", size::shown(self.device.bytes), self.device.reads));
+        let owner = &self.owner;
+        line("device", format!("{} in {} reads", size::shown(owner.device_bytes), owner.device_reads));
+        line(
+            "evicted",
+            format!(
+                "{} pages; {} came back, {} of them soon",
+                owner.evicted_pages, owner.refaulted_pages, owner.activated_pages
+            ),
+        );
         line(
             "memory",
             format!(
@@ -157,7 +176,8 @@ impl RunReport<'_> {
             .add("processes", "processes", Value::Number(totals.viewers))
             .add("served", "served", self.served())
             .add("asked", "asked", numbers(&[("reads", totals.asked), ("questions", totals.misses)]))
-            .add("device", "device", numbers(&[("reads", self.device.reads), ("bytes", self.device.bytes)]))
+            .add("device", "device", self.device())
+            .add("evicted", "evicted", self.evicted())
             .add("memory", "memory", self.memory())
             .add("kernel", "kernel", self.kernel())
             .add("notes", "notes", words_of(self.notes().into_iter()));
@@ -171,6 +191,19 @@ impl RunReport<'_> {
             ("hits", self.hits()),
             ("bytes", totals.bytes),
             ("files", totals.files),
+        ])
+    }
+
+    fn device(&self) -> Value {
+        numbers(&[("reads", self.owner.device_reads), ("bytes", self.owner.device_bytes)])
+    }
+
+    fn evicted(&self) -> Value {
+        numbers(&[
+            ("pages", self.owner.evicted_pages),
+            ("refaulted_pages", self.owner.refaulted_pages),
+            ("activated_pages", self.owner.activated_pages),
+            ("workingset_windows", self.owner.workingset_windows),
         ])
     }
 

@@ -1,0 +1,65 @@
+//! Refault: what it means for a folio that a shadow was in its place.
+//!
+//! The tree tells, folio by folio, which shadow an insertion consumed. The
+//! shadow says when the page left; if that is not long ago, the cache was too
+//! small to keep it and should try again:
+//!
+//! ```text
+//!   away for long                    as if it had never been here
+//!   recent                           counts as read twice, WORKINGSET set    activated
+//!   recent, and WORKINGSET before    the same                                the working set does not fit
+//! ```
+//!
+//! The last line is the one to watch: a folio that had proved itself was evicted
+//! and is wanted again. A window remembers it, so that time spent waiting for the window
+//! can be told from time that any first read costs.
+//!
+//! Runs under the tree's lock, between insertion and submission: nobody but the
+//! fill can have the folio yet.
+
+use std::sync::atomic::Ordering;
+
+use crate::reclaim::REFERENCED_TWICE;
+use crate::stats::Count;
+use crate::units::Frame;
+use crate::workingset::{Memory, Refault, Standing};
+use crate::xarray::Value;
+
+use super::fill::Filemap;
+
+/// What of one window came back from an eviction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Refaults {
+    /// Pages of folios that found a shadow.
+    pub pages: u64,
+    /// Of these, pages that had not been away for long.
+    pub activated: u64,
+    /// Folios among these that had been in the working set when they were evicted.
+    pub working_set: u32,
+}
+
+impl Filemap {
+    /// The folio that `frame` heads, just inserted, took the place of `shadow`.
+    pub(super) fn note_refault(&self, frame: Frame, shadow: Value, seen: &mut Refaults) {
+        let descriptor = self.arena.view().own(frame);
+        let order = descriptor.word().order();
+        let memory = Memory::from_payload(shadow.payload());
+        seen.pages += u64::from(order.pages());
+        match self.reclaim.judge(memory, order) {
+            Refault::Old => {}
+            Refault::Recent => {
+                descriptor.join_working_set();
+                let referenced = self.arena.view().referenced(frame).expect("a frame of ours");
+                referenced.store(REFERENCED_TWICE, Ordering::Relaxed);
+                seen.activated += u64::from(order.pages());
+                seen.working_set += u32::from(memory.standing == Standing::WorkingSet);
+            }
+        }
+    }
+
+    /// Counts what came back with a window that is being submitted.
+    pub(super) fn count_refaults(&self, seen: Refaults) {
+        self.counters.add(Count::Refaults, seen.pages);
+        self.counters.add(Count::Activated, seen.activated);
+    }
+}

@@ -1,0 +1,273 @@
+//! Batch: several folios that follow each other, found in one walk and held together.
+//!
+//! ```text
+//!   index      5   6   7   8   9  10  11  12  13  14        asked for 6 to 12
+//!              [G] [------ F of order 2 ---] [H] [ I ]      (each starts where its order lets it)
+//!                   ^                         ^
+//!                   |                         +-- H covers 12: it is in, and no slot behind it is read
+//!                   +-- 6 lies inside F: F is the first, whole
+//!
+//!   for each folio   1 slot again?  the hold is right only if the slot still says the same
+//!                    load slot --> hold what it names --> load slot
+//!                    2 ready?       no: it is left out, or is the only one
+//!                    3 marker?      it is the last one
+//!                    4 covers last? it is the last one, and no step is taken past it
+//! ```
+//!
+//! A batch is gathered without a lock. What a slot names is a hint; the
+//! descriptor gives the hold only if it is this mapping's folio and covers the
+//! index. The slot is looked at again behind the hold, so that a folio which
+//! was taken out or replaced in between is not handed out although a newer one
+//! stands there: then the walk begins again, at the same index.
+//!
+//! A [`ReadBatch`] is a place on the stack for 31 holds. Whatever way it goes
+//! out of scope, its holds are given back.
+//!
+//! Invariants:
+//!  1. The folios of a batch follow each other without a gap; the first covers the first index asked for.
+//!  2. All of them were readable when they were held, but for the one of [`End::FirstNotReady`] and those
+//!     of [`Mapping::get_folios_contig`].
+//!  3. No slot is read behind the folio that covers the last index.
+//!  4. Nothing waits, and no lock is taken.
+//!
+//! Not an invariant: that a held folio is still in the index; that [`End::Absent`] is a hole. Only the tree
+//! lock tells a hole.
+//!
+//! Cost: one descent for the first folio; a slot for each further one in the same leaf, and a slot to
+//! confirm each. A reader of one folio needs no batch: `Mapping::try_hold` is the same without.
+
+use crate::arena::{HoldRefused, Readable};
+use crate::folio::Held;
+use crate::units::{Frame, PageIndex};
+use crate::xarray::{Kind, RacySlots, Walker};
+
+use super::lookup::NODE_BITS;
+use super::owner::Mapping;
+
+/// The most folios that a batch holds.
+pub const BATCH_FOLIOS_MAX: usize = 31;
+
+/// How often a folio that changes under the reader is sought before it counts as absent.
+const TRIES: u32 = 8;
+
+/// Up to [`BATCH_FOLIOS_MAX`] held folios that follow each other. Dropping it gives all holds back, and so
+/// does the next use of it. It is not for keeping: as long as it lives, none of its folios is evicted.
+#[derive(Debug)]
+pub struct ReadBatch<'a> {
+    /// The first `len` are there.
+    folios: [Option<Held<'a>>; BATCH_FOLIOS_MAX],
+    len: usize,
+}
+
+/// Why a batch ends where it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Nothing of the range is left: the folio that covers its last index is in. Also of an empty range.
+    Covered,
+    /// No folio was found at the next index: a hole, a shadow, or one that kept changing. A hint.
+    Absent,
+    /// The folio at the first index is not ready. It is the only one, held, so that it can be waited for.
+    FirstNotReady,
+    /// The next folio is not ready. It is left out: take what is there, then come again.
+    NotReady,
+    /// The last folio carries the readahead marker. It may cover the last index as well.
+    Marked,
+    /// The batch is full.
+    Full,
+    /// The next folio has all the holds that it can have.
+    TooMany,
+}
+
+/// What ends a batch besides a hole and the end of its range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stops {
+    /// A folio that is not ready, and one with the marker: what a reader wants.
+    NotReadyOrMarked,
+    /// Nothing: folios are taken as they stand.
+    Nothing,
+}
+
+/// What is done behind the folio that covers the last index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtEnd {
+    /// Nothing.
+    Stop,
+    /// One more slot is read, for nothing. Only measurements want to know what that costs.
+    LookPast,
+}
+
+/// How a batch is gathered. Callers name constants of it, so what is not asked for is not compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// What ends it early.
+    pub stops: Stops,
+    /// What is done at its end.
+    pub at_end: AtEnd,
+    /// Folios at most, from 1 to [`BATCH_FOLIOS_MAX`].
+    pub folios_max: usize,
+}
+
+impl Rules {
+    /// Those of [`Mapping::get_read_batch`].
+    pub const READ: Self =
+        Self { stops: Stops::NotReadyOrMarked, at_end: AtEnd::Stop, folios_max: BATCH_FOLIOS_MAX };
+    /// Those of [`Mapping::get_folios_contig`].
+    pub const CONTIG: Self = Self { stops: Stops::Nothing, ..Self::READ };
+    /// One folio at a time.
+    pub const SINGLE: Self = Self { folios_max: 1, ..Self::READ };
+}
+
+impl<'a> ReadBatch<'a> {
+    /// A batch of nothing.
+    pub fn new() -> Self {
+        Self { folios: [const { None }; BATCH_FOLIOS_MAX], len: 0 }
+    }
+    /// How many folios it holds.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Its folios, in the order of their indices.
+    pub fn iter(&self) -> impl Iterator<Item = &Held<'a>> {
+        self.folios[..self.len].iter().flatten()
+    }
+    /// The last of them.
+    pub fn last(&self) -> Option<&Held<'a>> {
+        self.folios[..self.len].last()?.as_ref()
+    }
+    /// Takes the last of them out; its hold is the caller's.
+    pub fn pop(&mut self) -> Option<Held<'a>> {
+        self.len = self.len.checked_sub(1)?;
+        self.folios[self.len].take()
+    }
+    /// Takes all of them out, in the order of their indices; each hold is the caller's. What the caller
+    /// leaves in the iterator is given back with it.
+    pub fn drain(&mut self) -> impl Iterator<Item = Held<'a>> + use<'a> {
+        std::mem::take(self).folios.into_iter().flatten()
+    }
+    /// Gives all holds back.
+    pub fn clear(&mut self) {
+        self.folios[..self.len].fill_with(|| None);
+        self.len = 0;
+    }
+
+    /// Adds a folio that follows the last one.
+    ///
+    /// # Panics
+    /// If the batch is full.
+    pub(crate) fn push(&mut self, held: Held<'a>) {
+        self.folios[self.len] = Some(held);
+        self.len += 1;
+    }
+}
+
+impl Default for ReadBatch<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Mapping {
+    /// Gathers into `batch` the folios from the one that covers `index` to the one that covers `last`: the
+    /// ready ones, up to the first that is not, and up to the first with the readahead marker, which is
+    /// in. If the very first is not ready it is given alone. What the batch held before is given back.
+    ///
+    /// Takes no lock and waits for nothing.
+    pub fn get_read_batch<'a>(&'a self, index: PageIndex, last: PageIndex, batch: &mut ReadBatch<'a>) -> End {
+        self.gather(&self.arena().view().grown(), index, last, batch, Rules::READ)
+    }
+
+    /// As [`Mapping::get_read_batch`], but folios are taken as they are: filled or not, marked or not.
+    pub fn get_folios_contig<'a>(
+        &'a self,
+        index: PageIndex,
+        last: PageIndex,
+        batch: &mut ReadBatch<'a>,
+    ) -> End {
+        self.gather(&self.arena().view().grown(), index, last, batch, Rules::CONTIG)
+    }
+
+    /// What both of them are, by rules of the caller's, and with a keeper of nodes that sees every slot
+    /// read: for tests and measurements.
+    ///
+    /// # Panics
+    /// If `rules.folios_max` is out of its range.
+    #[inline]
+    pub fn gather<'a, S: RacySlots + ?Sized>(
+        &'a self,
+        slab: &S,
+        index: PageIndex,
+        last: PageIndex,
+        batch: &mut ReadBatch<'a>,
+        rules: Rules,
+    ) -> End {
+        assert!((1..=BATCH_FOLIOS_MAX).contains(&rules.folios_max), "a batch is of 1 to 31 folios");
+        batch.clear();
+        if index > last {
+            return End::Covered;
+        }
+        let mut walk = Walker::new(slab, &self.record().root, index.0);
+        loop {
+            // 1
+            let (held, readable) = match self.hold_at(&mut walk) {
+                Ok(held) => held,
+                Err(end) => return end,
+            };
+            // 2
+            let reads = rules.stops == Stops::NotReadyOrMarked;
+            if reads && readable != Readable::Yes {
+                return Self::stop_at_unready(held, batch);
+            }
+            walk.step_past(held.order().0);
+            let marked = held.has_marker();
+            batch.push(held);
+            // 3, 4
+            if walk.index() > last.0 && rules.at_end == AtEnd::LookPast {
+                std::hint::black_box(walk.load());
+            }
+            match () {
+                () if reads && marked => return End::Marked,
+                () if walk.index() > last.0 => return End::Covered,
+                () if batch.len() == rules.folios_max => return End::Full,
+                () => {}
+            }
+        }
+    }
+
+    /// Holds the folio that covers the walker's index, and says what may be done with it. A folio that left
+    /// between the slot and the hold refuses it. One that left right behind the hold is noticed by a second
+    /// look, at the slot, if it was replaced there, and at the descriptor, if the slot's node went as well.
+    /// It is sought anew, at the same index and from the root.
+    #[inline]
+    fn hold_at<S: RacySlots + ?Sized>(
+        &self,
+        walk: &mut Walker<'_, S, NODE_BITS>,
+    ) -> Result<(Held<'_>, Readable), End> {
+        for _ in 0..TRIES {
+            let found = walk.load();
+            let Kind::Folio(frame) = found.entry.kind() else { return Err(End::Absent) };
+            match Held::take(self.arena(), Frame(frame), self.id(), PageIndex(walk.index())) {
+                Ok(held) if walk.is_still(found) => match held.is_readable() {
+                    Readable::Never => walk.reset(),
+                    readable => return Ok((held, readable)),
+                },
+                Ok(_) => walk.reset(),
+                Err(HoldRefused::TooMany) => return Err(End::TooMany),
+                Err(HoldRefused::Mismatch | HoldRefused::Filling) => walk.reset(),
+            }
+        }
+        Err(End::Absent)
+    }
+
+    /// A folio that is being filled: the only one, or left out.
+    fn stop_at_unready<'a>(held: Held<'a>, batch: &mut ReadBatch<'a>) -> End {
+        if !batch.is_empty() {
+            return End::NotReady;
+        }
+        batch.push(held);
+        End::FirstNotReady
+    }
+}

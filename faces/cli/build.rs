@@ -26,6 +26,7 @@ const NOT_INHERITED: [&str; 12] = [
 ];
 
 fn main() {
+    println!("cargo::rustc-env=QUINION_COMPILER={}", compiler());
     let out = PathBuf::from(variable("OUT_DIR"));
     let object = out.join("preload.so");
     if is_supported() {
@@ -33,6 +34,15 @@ fn main() {
     } else {
         fs::write(&object, []).expect("OUT_DIR can be written");
     }
+}
+
+/// The compiler's name and version, for reports of measurements.
+fn compiler() -> String {
+    let output = Command::new(variable("RUSTC")).arg("--version").output();
+    output.map_or_else(
+        |_| "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
 }
 
 /// The interposer knows one machine and one C library; elsewhere `run` says so.

@@ -1,15 +1,17 @@
-//! The project's scripts, in Rust: `cargo xtask test`, `nightly` and `setup`.
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `record` and `setup`.
 //!
 //! ```text
-//!   main   what was asked for
-//!   plan   which steps that is; each is a command line that can be typed by hand
-//!   step   runs steps, counts, prints the summary
+//!   main           what was asked for
+//!   plan           which steps that is; each is a command line that can be typed by hand
+//!   step           runs steps, counts, prints the summary
+//!   instructions   what the hot paths take, beside what is recorded
 //! ```
 //!
 //! A plan is plain data, so that what continuous integration does can be read
 //! in one place. There are no dependencies: whoever clones the repository waits
 //! for the project to compile and for nothing else.
 
+mod instructions;
 mod plan;
 mod step;
 
@@ -20,6 +22,7 @@ use step::{Failure, OnFailure};
 const USAGE: &str = "\
 cargo xtask test [--keep-going] [STEP...]      all that must pass before a change is merged
 cargo xtask nightly [--keep-going] [STEP...]   the longer runs
+cargo xtask record                             counts the hot paths' instructions anew, and records them
 cargo xtask setup                              installs the system packages the tests use
 
 STEP names a step of the plan, as the run announces it; without one, all run.
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Request::Setup) => exit_code(plan::setup()),
+        Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
         Err(wrong) => {
             eprintln!("{wrong}\n\n{USAGE}");
@@ -79,6 +83,7 @@ enum Plan {
 enum Request {
     Help,
     Setup,
+    Record,
     Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
 }
 
@@ -88,6 +93,7 @@ impl Request {
         let plan = match verb.as_str() {
             "help" | "--help" | "-h" => return Ok(Self::Help),
             "setup" => return Ok(Self::Setup),
+            "record" => return Ok(Self::Record),
             "test" => Plan::Test,
             "nightly" => Plan::Nightly,
             other => return Err(format!("`{other}` is not a task of this project")),
@@ -117,6 +123,7 @@ mod tests {
         };
         assert_eq!(parse(""), Ok(Request::Help));
         assert_eq!(parse("setup"), Ok(Request::Setup));
+        assert_eq!(parse("record"), Ok(Request::Record));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::instructions;
 use crate::step::{Action, Failure, Step};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
@@ -19,7 +20,7 @@ const NIGHTLY_CASES: &str = "5120";
 /// The oldest compiler the project promises to build with.
 const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
-const PROGRAMS: [&str; 4] = ["cc", "c++", "sqlite3", "python3"];
+const PROGRAMS: [&str; 5] = ["cc", "c++", "sqlite3", "python3", "valgrind"];
 /// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
 /// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -63,6 +64,7 @@ pub fn test() -> Vec<Step> {
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
+        instructions::step(),
     ]
 }
 
@@ -104,12 +106,12 @@ pub fn setup_if_needed() -> Result<(), Failure> {
 
 // Commands.
 
-fn repository() -> PathBuf {
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
 }
 
 /// `cargo` with the words of `arguments`, in the repository.
-fn cargo(arguments: &str) -> Command {
+pub fn cargo(arguments: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(repository());
     command
@@ -273,7 +275,7 @@ fn fuzz(name: &'static str, seconds: u32) -> Step {
 }
 
 /// The first line that `rustc` prints and that begins with `prefix`, without it.
-fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
+pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
     let output = Command::new("rustc").arg(argument).output().ok()?;
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
     output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)

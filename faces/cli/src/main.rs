@@ -1,8 +1,9 @@
-//! The command `quinion`: cat, stat and run through a page cache you own.
+//! The command `quinion`: cat, stat, bench and run through a page cache you own.
 //!
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
+//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--dir DIR]
 //!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //! ```
 //!
@@ -19,10 +20,9 @@
 //! `run` ends with its program's code instead: 127 if there is no such program,
 //! 126 if it cannot be run, 128 + n if signal n ended it.
 
+mod bench;
 mod cat;
 mod progress;
-mod report;
-mod size;
 mod stat;
 mod sys;
 
@@ -34,9 +34,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use quinion_cli::run::{Format, OwnerNumbers, RunOptions};
-
-use size::Size;
+use quinion_cli::report::{self, Form};
+use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
@@ -64,6 +64,7 @@ struct CommandLine {
 enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
+    Bench(bench::Arguments),
     Run(RunArguments),
 }
 
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
     match CommandLine::parse().command {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
+        Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
     }
 }
@@ -115,8 +117,8 @@ fn run(arguments: RunArguments) -> ExitCode {
     let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
     let options = RunOptions {
         report: match arguments.report {
-            RunReport::Text => Some(Format::Text),
-            RunReport::Json => Some(Format::Json),
+            RunReport::Text => Some(Form::Text),
+            RunReport::Json => Some(Form::Json),
             RunReport::None => None,
         },
         report_file: arguments.report_file,

@@ -9,6 +9,7 @@
 //!
 //! A report is data; what is in it is decided by whoever fills it. The names in
 //! JSON are a promise: they carry their unit and do not change their meaning.
+//! All JSON that the command writes is written here.
 //!
 //! Invariant: text and JSON of one report say the same, and JSON is one line.
 
@@ -34,11 +35,20 @@ pub enum Value {
     /// So many bytes.
     Bytes(u64),
     /// `part` of `whole`; of nothing it is no number.
-    Share { part: u64, whole: u64 },
+    Share {
+        /// How many of them.
+        part: u64,
+        /// Of how many.
+        whole: u64,
+    },
+    /// A measured number, of which four digits are worth printing; unknown if it is not finite.
+    Real(f64),
     /// Whether it is so.
     Truth(bool),
     /// Words.
     Text(String),
+    /// Several of the same.
+    List(Vec<Value>),
     /// It could not be found out.
     Unknown,
     /// Lines of its own.
@@ -143,7 +153,11 @@ impl fmt::Display for Shown<'_> {
                 true => write!(f, "{}", c.escape_default()),
                 false => f.write_char(c),
             }),
-            Value::Unknown => f.write_str("unknown"),
+            Value::Real(number) if number.is_finite() => f.write_str(&digits(*number)),
+            Value::List(values) => values.iter().enumerate().try_for_each(|(number, value)| {
+                write!(f, "{}{}", if number > 0 { ", " } else { "" }, Shown(value))
+            }),
+            Value::Unknown | Value::Real(_) => f.write_str("unknown"),
             Value::Group(_) => Ok(()),
         }
     }
@@ -155,9 +169,28 @@ fn write_json_value(out: &mut String, value: &Value) -> fmt::Result {
         Value::Share { part, whole } if *whole > 0 => write!(out, "{:.4}", *part as f64 / *whole as f64),
         Value::Truth(truth) => write!(out, "{truth}"),
         Value::Text(text) => write_json_text(out, text),
+        Value::Real(number) if number.is_finite() => out.write_str(&digits(*number)),
+        Value::List(values) => write_json_list(out, values),
         Value::Group(group) => group.write_json(out),
-        Value::Unknown | Value::Share { .. } => out.write_str("null"),
+        Value::Unknown | Value::Share { .. } | Value::Real(_) => out.write_str("null"),
     }
+}
+
+fn write_json_list(out: &mut String, values: &[Value]) -> fmt::Result {
+    out.write_char('[')?;
+    for (number, value) in values.iter().enumerate() {
+        if number > 0 {
+            out.write_char(',')?;
+        }
+        write_json_value(out, value)?;
+    }
+    out.write_char(']')
+}
+
+/// A finite number with four digits that count, or all of those before its point.
+pub fn digits(number: f64) -> String {
+    let whole = if number == 0.0 { 1 } else { number.abs().log10().floor() as i32 + 1 };
+    format!("{number:.*}", (4 - whole).clamp(0, 12) as usize)
 }
 
 fn write_json_text(out: &mut String, text: &str) -> fmt::Result {
@@ -186,6 +219,7 @@ mod tests {
         report.add("kernel", "in the kernel's page cache", Value::Group(kernel));
         report.add("files", "files", Value::Number(3));
         report.add("hits", "hits", Value::Share { part: 0, whole: 0 });
+        report.add("ns", "time", Value::List(vec![Value::Real(7.25), Value::Real(f64::NAN)]));
         report
     }
 
@@ -199,6 +233,7 @@ in the kernel's page cache
   dirty     unknown
 files       3
 hits        -
+time        7.250, unknown
 ";
         assert_eq!(sample().printed(Form::Text), expected);
     }
@@ -206,8 +241,15 @@ hits        -
     #[test]
     fn json_is_one_line_with_everything_escaped() {
         let expected = "{\"file\":\"a \\\"b\\\"\\u000a\\\\c\",\"size_bytes\":1572864,\
-                        \"kernel\":{\"resident\":0.5000,\"dirty_pages\":null},\"files\":3,\"hits\":null}\n";
+                        \"kernel\":{\"resident\":0.5000,\"dirty_pages\":null},\"files\":3,\"hits\":null,\
+                        \"ns\":[7.250,null]}\n";
         assert_eq!(sample().printed(Form::Json), expected);
+    }
+
+    #[test]
+    fn four_digits_count() {
+        let shown = [0.0, 7.25, 31.0, 123456.7, 0.001234567, -2.0].map(digits);
+        assert_eq!(shown, ["0.000", "7.250", "31.00", "123457", "0.001235", "-2.000"]);
     }
 
     #[test]

@@ -25,12 +25,14 @@ use std::sync::Arc;
 
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
+use crate::report::Form;
+
 mod program;
 mod report;
 mod signals;
 
 pub use program::Kind;
-pub use report::{Format, OwnerNumbers, Report};
+pub use report::{OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
@@ -40,7 +42,7 @@ static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// Whether to report at the end, and how.
-    pub report: Option<Format>,
+    pub report: Option<Form>,
     /// Where to report; standard error if `None`.
     pub report_file: Option<PathBuf>,
     /// The program and its arguments.
@@ -114,10 +116,10 @@ pub fn run(
     drop(signals);
     let stats = session.owner.arena().stats();
     let totals = session.stop();
-    if let Some(format) = options.report {
+    if let Some(form) = options.report {
         let report =
-            Report { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
-        report.write(format, options.report_file.as_deref())?;
+            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
+        report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
 }

@@ -13,7 +13,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
-use quinion_cli::run::{Format, OwnerNumbers, RunOptions, run};
+use quinion_cli::report::Form;
+use quinion_cli::run::{OwnerNumbers, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -49,8 +50,8 @@ fn be_the_command() -> ! {
     };
     take("QUINION_TEST_RUN");
     let report = match take("QUINION_TEST_REPORT") {
-        Some(format) if format == "json" => Some(Format::Json),
-        Some(_) => Some(Format::Text),
+        Some(format) if format == "json" => Some(Form::Json),
+        Some(_) => Some(Form::Text),
         None => None,
     };
     let options = RunOptions {

@@ -29,15 +29,8 @@ use quinion::arena::control::Reason;
 use quinion::serve::ViewerTotals;
 
 use super::{Ended, Kind};
-
-/// In which form to report.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// For programs; the head of this module has the schema.
-    Json,
-}
+use crate::report::{Form, Report, Value};
+use crate::size;
 
 /// What the owner did for its viewers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,7 +51,7 @@ pub struct OwnerNumbers {
 
 /// Everything a report is made of.
 #[derive(Debug)]
-pub struct Report<'a> {
+pub struct RunReport<'a> {
     /// The program and its arguments.
     pub program: &'a [OsString],
     /// How it ended.
@@ -73,12 +66,12 @@ pub struct Report<'a> {
     pub owner: OwnerNumbers,
 }
 
-impl Report<'_> {
+impl RunReport<'_> {
     /// Writes the report to `file`, or to standard error.
-    pub fn write(&self, format: Format, file: Option<&Path>) -> io::Result<()> {
-        let text = match format {
-            Format::Text => self.text(),
-            Format::Json => self.json(),
+    pub fn write(&self, form: Form, file: Option<&Path>) -> io::Result<()> {
+        let text = match form {
+            Form::Text => self.text(),
+            Form::Json => self.json(),
         };
         match file {
             Some(path) => {
@@ -134,7 +127,7 @@ impl Report<'_> {
             "served",
             format!(
                 "{} in {} reads of {} files, {} processes",
-                bytes(totals.bytes),
+                size::shown(totals.bytes),
                 totals.reads,
                 totals.files,
                 totals.viewers
@@ -142,7 +135,7 @@ impl Report<'_> {
         );
         line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
         let owner = &self.owner;
-        line("device", format!("{} in {} reads", bytes(owner.device_bytes), owner.device_reads));
+        line("device", format!("{} in {} reads", size::shown(owner.device_bytes), owner.device_reads));
         line(
             "evicted",
             format!(
@@ -154,8 +147,8 @@ impl Report<'_> {
             "memory",
             format!(
                 "{} of {}, {:.0} % in 2 MiB pages",
-                bytes(self.stats.grown_bytes),
-                bytes(self.stats.bound_bytes),
+                size::shown(self.stats.grown_bytes),
+                size::shown(self.stats.bound_bytes),
                 100.0 * self.huge_share()
             ),
         );
@@ -168,46 +161,86 @@ impl Report<'_> {
 
     /// The report for programs.
     pub fn json(&self) -> String {
-        let (totals, stats, owner) = (&self.totals, &self.stats, &self.owner);
+        let (totals, number) = (&self.totals, |number: i32| Value::Number(number as u64));
         let (status, signal) = match self.ended {
-            Ended::Status(status) => (status.to_string(), "null".into()),
-            Ended::Signal(signal) => ("null".into(), signal.to_string()),
+            Ended::Status(status) => (number(status), Value::Unknown),
+            Ended::Signal(signal) => (Value::Unknown, number(signal)),
         };
-        let program = list(self.program.iter().map(|word| word.to_string_lossy().into_owned()));
-        let reasons: Vec<String> = Reason::ALL
-            .iter()
-            .zip(totals.reasons)
-            .map(|(&reason, count)| format!("\"{}\":{count}", key(reason)))
-            .collect();
-        format!(
-            "{{\"schema\":1,\"program\":{program},\"status\":{status},\"signal\":{signal},\"processes\":{},\
-             \"served\":{{\"reads\":{},\"hits\":{},\"bytes\":{},\"files\":{}}},\
-             \"asked\":{{\"reads\":{},\"questions\":{}}},\"device\":{{\"reads\":{},\"bytes\":{}}},\
-             \"evicted\":{{\"pages\":{},\"refaulted_pages\":{},\"activated_pages\":{},\
-             \"workingset_windows\":{}}},\
-             \"memory\":{{\"bound_bytes\":{},\"grown_bytes\":{},\"huge_share\":{:.3}}},\
-             \"kernel\":{{\"reads\":{},\"reasons\":{{{}}}}},\"notes\":{}}}\n",
-            totals.viewers,
-            totals.reads,
-            self.hits(),
-            totals.bytes,
-            totals.files,
-            totals.asked,
-            totals.misses,
-            owner.device_reads,
-            owner.device_bytes,
-            owner.evicted_pages,
-            owner.refaulted_pages,
-            owner.activated_pages,
-            owner.workingset_windows,
-            stats.bound_bytes,
-            stats.grown_bytes,
-            self.huge_share(),
-            totals.kernel_reads,
-            reasons.join(","),
-            list(self.notes().into_iter()),
-        )
+        let program = self.program.iter().map(|word| word.to_string_lossy().into_owned());
+        let mut report = Report::new();
+        report
+            .add("schema", "schema", Value::Number(1))
+            .add("program", "program", words_of(program))
+            .add("status", "status", status)
+            .add("signal", "signal", signal)
+            .add("processes", "processes", Value::Number(totals.viewers))
+            .add("served", "served", self.served())
+            .add("asked", "asked", numbers(&[("reads", totals.asked), ("questions", totals.misses)]))
+            .add("device", "device", self.device())
+            .add("evicted", "evicted", self.evicted())
+            .add("memory", "memory", self.memory())
+            .add("kernel", "kernel", self.kernel())
+            .add("notes", "notes", words_of(self.notes().into_iter()));
+        report.printed(Form::Json)
     }
+
+    fn served(&self) -> Value {
+        let totals = &self.totals;
+        numbers(&[
+            ("reads", totals.reads),
+            ("hits", self.hits()),
+            ("bytes", totals.bytes),
+            ("files", totals.files),
+        ])
+    }
+
+    fn device(&self) -> Value {
+        numbers(&[("reads", self.owner.device_reads), ("bytes", self.owner.device_bytes)])
+    }
+
+    fn evicted(&self) -> Value {
+        numbers(&[
+            ("pages", self.owner.evicted_pages),
+            ("refaulted_pages", self.owner.refaulted_pages),
+            ("activated_pages", self.owner.activated_pages),
+            ("workingset_windows", self.owner.workingset_windows),
+        ])
+    }
+
+    fn memory(&self) -> Value {
+        let stats = &self.stats;
+        let (part, whole) = (stats.extents_huge, stats.extents_huge + stats.extents_small);
+        let mut memory = Report::new();
+        memory.add("bound_bytes", "bound", Value::Bytes(stats.bound_bytes));
+        memory.add("grown_bytes", "grown", Value::Bytes(stats.grown_bytes));
+        memory.add("huge_share", "in 2 MiB pages", Value::Share { part, whole });
+        Value::Group(memory)
+    }
+
+    fn kernel(&self) -> Value {
+        let mut reasons = Report::new();
+        for (&reason, count) in Reason::ALL.iter().zip(self.totals.reasons) {
+            reasons.add(key(reason), words(reason), Value::Number(count));
+        }
+        let mut kernel = Report::new();
+        kernel.add("reads", "reads", Value::Number(self.totals.kernel_reads));
+        kernel.add("reasons", "descriptors left to it", Value::Group(reasons));
+        Value::Group(kernel)
+    }
+}
+
+/// A group of plain numbers.
+fn numbers(named: &[(&'static str, u64)]) -> Value {
+    let mut group = Report::new();
+    for &(name, number) in named {
+        group.add(name, name, Value::Number(number));
+    }
+    Value::Group(group)
+}
+
+/// A list of words.
+fn words_of(words: impl Iterator<Item = String>) -> Value {
+    Value::List(words.map(Value::Text).collect())
 }
 
 fn reasons_text(totals: &ViewerTotals) -> String {
@@ -255,51 +288,5 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
-    }
-}
-
-/// Bytes for people, in powers of 1024.
-fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = (count.max(1).ilog2() / 10).min(4) as usize;
-    if unit == 0 {
-        format!("{count} B")
-    } else {
-        format!("{:.1} {}", count as f64 / f64::from(1 << 10).powi(unit as i32), UNITS[unit])
-    }
-}
-
-/// A JSON array of strings.
-fn list(words: impl Iterator<Item = String>) -> String {
-    let quoted: Vec<String> = words.map(|word| quote(&word)).collect();
-    format!("[{}]", quoted.join(","))
-}
-
-fn quote(word: &str) -> String {
-    let mut quoted = String::from('"');
-    for letter in word.chars() {
-        match letter {
-            '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if u32::from(letter) < 0x20 => {
-                write!(quoted, "\\u{:04x}", u32::from(letter)).expect("a string takes it")
-            }
-            letter => quoted.push(letter),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strings_and_sizes_are_written_as_their_readers_expect() {
-        assert_eq!(quote("a\"b\\c\nd"), "\"a\\\"b\\\\c\\u000ad\"");
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(3 << 30), "3.0 GiB");
     }
 }

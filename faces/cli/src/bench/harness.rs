@@ -1,0 +1,373 @@
+//! Harness: cases, their alternatives, and the order in which they are run.
+//!
+//! ```text
+//!   experiment   one question
+//!     case       one situation: a size, an order, a number of threads
+//!       alternative   a way to do the same work: ours, or a peer's
+//!       metric        a number that each run of an alternative answers
+//!       comparison    two alternatives and a metric: a row of the result
+//!
+//!   repetition 0 (not counted)   A B C
+//!   repetition 1                   B C A          whoever is first changes, so that no one
+//!   repetition 2                     C A B        is always the one that finds a cold cache
+//! ```
+//!
+//! A case is prepared only when its turn comes, and what it was prepared with
+//! goes away with it: experiments need not fit into memory together.
+//!
+//! Invariants:
+//!  1. All alternatives of a case run in every repetition, one after another.
+//!  2. A ratio above 1 means that the first of a comparison is better, whatever the metric.
+//!
+//! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
+//! metric. What could not be measured is not a number, and shows as such.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::rows::{Row, Standing};
+use super::statistics::Quartiles;
+
+/// How much is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Seconds for an experiment: whether it runs, and an order of magnitude.
+    Quick,
+    /// What is worth recording.
+    Full,
+}
+
+/// What holds for all experiments of a run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How much is measured.
+    pub extent: Extent,
+    /// Counted repetitions of each case.
+    pub repeat: usize,
+    /// Where files are made.
+    pub folder: PathBuf,
+}
+
+impl Settings {
+    /// `full`, or `quick` in a quick run.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        match self.extent {
+            Extent::Quick => quick,
+            Extent::Full => full,
+        }
+    }
+}
+
+/// Why something was not measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Unmeasured {
+    /// This machine or this build cannot; what would help is in the text.
+    Missing(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+impl fmt::Display for Unmeasured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(why) | Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl From<quinion::Error> for Unmeasured {
+    fn from(error: quinion::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Unmeasured {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// A question, and the situations in which it is asked.
+pub struct Experiment {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it asks.
+    pub question: &'static str,
+    /// The situations.
+    pub cases: fn(&Settings) -> Vec<Case>,
+}
+
+/// Which of two values is the better one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Better {
+    /// The smaller.
+    Less,
+    /// The larger.
+    More,
+}
+
+/// A number that every run of an alternative answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metric {
+    /// What it is.
+    pub name: &'static str,
+    /// In what.
+    pub unit: &'static str,
+    /// Which way is better.
+    pub better: Better,
+}
+
+impl Metric {
+    /// A cost.
+    pub const fn cost(name: &'static str, unit: &'static str) -> Self {
+        Self { name, unit, better: Better::Less }
+    }
+    /// A yield.
+    pub const fn gain(name: &'static str, unit: &'static str) -> Self {
+        Self { name, unit, better: Better::More }
+    }
+}
+
+/// One run of an alternative, as its values for each metric of the case, in their order.
+pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
+
+/// A way to do the work of a case.
+pub struct Alternative {
+    name: &'static str,
+    run: Run<'static>,
+}
+
+impl Alternative {
+    /// `run` is given the number of the repetition, to seed what is random with.
+    pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
+        Self { name, run: Box::new(run) }
+    }
+}
+
+/// A row of the result: how `ours` compares with `peer` by a metric.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    metric: &'static str,
+    ours: &'static str,
+    peer: Option<&'static str>,
+    standing: Standing,
+    /// The ratio that is wanted at least.
+    goal: Option<f64>,
+}
+
+type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
+
+/// One situation.
+pub struct Case {
+    name: String,
+    metrics: Vec<Metric>,
+    comparisons: Vec<Comparison>,
+    warm_ups: usize,
+    /// Counted repetitions at most.
+    repeat_max: usize,
+    prepare: Prepare,
+}
+
+impl Case {
+    /// A situation in which `prepare` says what is run.
+    pub fn new(
+        name: impl Into<String>,
+        metrics: &[Metric],
+        prepare: impl FnOnce() -> Result<Vec<Alternative>, Unmeasured> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            metrics: metrics.to_vec(),
+            comparisons: Vec::new(),
+            warm_ups: 1,
+            repeat_max: usize::MAX,
+            prepare: Box::new(prepare),
+        }
+    }
+
+    /// No repetition is left uncounted: for runs that start from nothing anyway.
+    pub fn without_warm_up(mut self) -> Self {
+        self.warm_ups = 0;
+        self
+    }
+
+    /// One repetition says all: for what is counted and not timed.
+    pub fn once(self) -> Self {
+        Self { repeat_max: 1, ..self.without_warm_up() }
+    }
+
+    /// A row: `metric` of `ours` beside that of `peer`, with the ratio that is wanted at least.
+    pub fn compare(
+        mut self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: &'static str,
+        goal: Option<f64>,
+    ) -> Self {
+        self.comparisons.push(Comparison { metric, ours, peer: Some(peer), standing: Standing::Peer, goal });
+        self
+    }
+
+    /// A row beside what nothing can be better than: to come second is no loss.
+    pub fn bound(mut self, metric: &'static str, ours: &'static str, bound: &'static str) -> Self {
+        let standing = Standing::Bound;
+        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal: None });
+        self
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How often the case's alternatives are run together, counted or not.
+    pub fn repetitions(&self, settings: &Settings) -> usize {
+        self.warm_ups + settings.repeat.min(self.repeat_max)
+    }
+
+    /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows.
+    pub fn measure(
+        self,
+        experiment: &'static str,
+        settings: &Settings,
+        mut passed: impl FnMut(),
+    ) -> Result<Vec<Row>, Unmeasured> {
+        let repetitions = self.repetitions(settings);
+        let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
+        let mut taken: Vec<Taken> = prepare()?.into_iter().map(Taken::nothing).collect();
+        for repetition in 0..repetitions {
+            run_all(&mut taken, repetition)?;
+            if repetition + 1 == warm_ups {
+                taken.iter_mut().for_each(|taken| taken.values.clear());
+            }
+            passed();
+        }
+        let row = |comparison: &Comparison| comparison.row(experiment, &name, &metrics, &taken);
+        Ok(comparisons.iter().map(row).collect())
+    }
+}
+
+/// An alternative and what its runs answered.
+struct Taken {
+    alternative: Alternative,
+    values: Vec<Vec<f64>>,
+}
+
+impl Taken {
+    fn nothing(alternative: Alternative) -> Self {
+        Self { alternative, values: Vec::new() }
+    }
+
+    /// What each repetition answered for one metric.
+    fn of(&self, metric: usize) -> Vec<f64> {
+        self.values.iter().map(|values| values[metric]).collect()
+    }
+}
+
+/// Runs each alternative once, beginning with another one in each repetition.
+fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
+    let alternatives = taken.len();
+    for turn in 0..alternatives {
+        let taken = &mut taken[(repetition + turn) % alternatives];
+        let values = (taken.alternative.run)(repetition as u64)?;
+        taken.values.push(values);
+    }
+    Ok(())
+}
+
+impl Comparison {
+    fn row(&self, experiment: &'static str, case: &str, metrics: &[Metric], taken: &[Taken]) -> Row {
+        let at =
+            metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
+        let values = |name: &str| {
+            let taken = taken.iter().find(|taken| taken.alternative.name == name);
+            taken.expect("the case has the alternative").of(at)
+        };
+        let ours = values(self.ours);
+        let peer = self.peer.map(values);
+        let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
+        let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
+        let ratio = ratios.map(|ratios| ratios.median);
+        Row {
+            experiment,
+            case: format!("{case}: {}", self.ours),
+            metric: self.metric,
+            unit: metrics[at].unit,
+            quinion: Quartiles::of(&ours).map(|ours| ours.median),
+            peer: peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median),
+            peer_name: self.peer,
+            standing: self.standing,
+            ratio,
+            spread: spread.map(|spread| [spread.low, spread.high]),
+            goal: self.goal,
+            met: ratio.zip(self.goal).map(|(ratio, goal)| ratio >= goal),
+        }
+    }
+}
+
+/// How much better ours was than the peer in each repetition, above 1 if it was.
+fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
+    let ratio = |(ours, peer): (&f64, &f64)| match better {
+        Better::Less => peer / ours,
+        Better::More => ours / peer,
+    };
+    Quartiles::of(&ours.iter().zip(peer).map(ratio).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    fn settings(repeat: usize) -> Settings {
+        Settings { extent: Extent::Quick, repeat, folder: PathBuf::from(".") }
+    }
+
+    const TIME: Metric = Metric::cost("time", "ns");
+    const RATE: Metric = Metric::gain("rate", "GB/s");
+
+    #[test]
+    fn alternatives_take_turns_at_being_first_and_the_warm_up_is_not_counted() {
+        let order = Rc::new(RefCell::new(String::new()));
+        let seen = Rc::clone(&order);
+        let case = Case::new("x", &[TIME], move || {
+            let noting = |name: &'static str| {
+                let order = Rc::clone(&order);
+                Alternative::new(name, move |repetition| {
+                    order.borrow_mut().push_str(name);
+                    Ok(vec![if repetition == 0 { 1000.0 } else { 1.0 }])
+                })
+            };
+            Ok(vec![noting("a"), noting("b"), noting("c")])
+        });
+        let mut passes = 0;
+        let rows = case.compare("time", "a", "b", None).measure("e", &settings(3), || passes += 1);
+        assert_eq!(*seen.borrow(), "abcbcacababc");
+        assert_eq!(passes, 4);
+        assert_eq!(rows.expect("it runs")[0].quinion, Some(1.0));
+    }
+
+    #[test]
+    fn above_one_is_better_for_costs_and_for_gains() {
+        let case = Case::new("x", &[TIME, RATE], || {
+            let fixed = |name, values: [f64; 2]| Alternative::new(name, move |_| Ok(values.to_vec()));
+            Ok(vec![fixed("ours", [2.0, 6.0]), fixed("peer", [8.0, 3.0])])
+        });
+        let case = case.compare("time", "ours", "peer", Some(4.0)).compare("rate", "ours", "peer", Some(2.5));
+        let rows = case.measure("e", &settings(3), || {}).expect("it runs");
+        let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
+        assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_number() {
+        let case = Case::new("x", &[TIME], || {
+            let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+            Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
+        });
+        let rows = case.compare("time", "ours", "peer", Some(1.0)).measure("e", &settings(2), || {});
+        let row = &rows.expect("it runs")[0];
+        assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
+    }
+}

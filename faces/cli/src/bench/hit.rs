@@ -1,0 +1,233 @@
+//! Hit: what does a read of cached data cost, beside the kernel's own?
+//!
+//! ```text
+//!   pread        the kernel's, from its page cache
+//!   order 0      File::read_at, folios of a page         order 9   of up to 2 MiB
+//!   bare copy    the same bytes from memory in 2 MiB pages, without looking anything up: the bound
+//! ```
+//!
+//! One file, wholly cached by each of them; reads at places that are the same
+//! random ones for all in a repetition. CPU time counts, since threads only
+//! compute. The last cases ask what a second thread on the same page costs us.
+
+use std::cell::OnceCell;
+use std::fs::File as KernelFile;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+
+use quinion::{Cache, File};
+
+use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::scratch::{Scratch, is_from};
+use super::timing::together;
+use crate::sys::HugeMemory;
+
+const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
+const PREAD: &str = "pread";
+const ORDER_0: &str = "order 0";
+const ORDER_9: &str = "order 9";
+const COPY: &str = "bare copy";
+const TWO: &str = "order 0, 2 threads";
+/// A second thread on a page may make a read dearer by a tenth.
+const TWO_GOAL: f64 = 1.0 / 1.1;
+
+/// Which reads, and how many.
+#[derive(Clone, Copy)]
+struct Load {
+    name: &'static str,
+    bytes: usize,
+    /// Positions are multiples of this.
+    step: u64,
+    /// Positions lie in so many bytes from the start; in the whole file if `None`.
+    span: Option<u64>,
+    threads: usize,
+    /// Of each thread.
+    reads: usize,
+    /// The ratios to `pread` that are wanted at least, at order 0 and at order 9.
+    goals: [Option<f64>; 2],
+}
+
+const PAGE: usize = 4096;
+const LOADS: [Load; 10] = [
+    load("4 KiB random, DRAM, 1 thread", PAGE, None, 1, 200_000, [Some(1.7), Some(2.0)]),
+    load("4 KiB random, DRAM, 2 threads", PAGE, None, 2, 100_000, [Some(1.7), Some(2.0)]),
+    load("64 B random, DRAM", 64, None, 1, 400_000, [None; 2]),
+    load("4 KiB in 1 MiB (L2)", PAGE, Some(1 << 20), 1, 400_000, [Some(4.0); 2]),
+    load("64 B, one page", 64, Some(4096), 1, 1_000_000, [Some(12.0); 2]),
+    load("64 B, one page, 2 threads", 64, Some(4096), 2, 1_000_000, [None; 2]),
+    load("4 KiB, one page", PAGE, Some(4096), 1, 400_000, [None; 2]),
+    load("4 KiB, one page, 2 threads", PAGE, Some(4096), 2, 400_000, [Some(8.0); 2]),
+    load("64 KiB random, DRAM", 64 << 10, None, 1, 20_000, [None; 2]),
+    load("1 MiB random, DRAM", 1 << 20, None, 1, 1_000, [None; 2]),
+];
+
+const fn load(
+    name: &'static str,
+    bytes: usize,
+    span: Option<u64>,
+    threads: usize,
+    reads: usize,
+    goals: [Option<f64>; 2],
+) -> Load {
+    let step = if bytes < PAGE { bytes as u64 } else { PAGE as u64 };
+    Load { name, bytes, step, span, threads, reads, goals }
+}
+
+/// Sizes of reads, near and far.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let files = Shared::new(settings);
+    let fewer = settings.pick(20, 1);
+    let loads = LOADS.map(|load| Load { reads: load.reads / fewer, ..load });
+    let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
+    let beside_one = loads.iter().filter(|load| beside(load)).map(|load| beside_one(&files, *load));
+    loads.iter().map(|load| beside_pread(&files, *load)).chain(beside_one).collect()
+}
+
+fn beside_pread(files: &Shared, load: Load) -> Case {
+    let files = files.clone();
+    let case = Case::new(load.name, &METRICS, move || {
+        let files = files.get()?;
+        let of = |name, read: Read| alternative(&files, name, load, read);
+        Ok(vec![of(PREAD, pread), of(ORDER_0, order_0), of(ORDER_9, order_9), of(COPY, bare_copy)])
+    });
+    case.compare("cpu", ORDER_0, PREAD, load.goals[0])
+        .compare("cpu", ORDER_9, PREAD, load.goals[1])
+        .bound("cpu", ORDER_9, COPY)
+}
+
+/// What a second thread at the same place costs us.
+fn beside_one(files: &Shared, load: Load) -> Case {
+    let files = files.clone();
+    let goal = (load.bytes == PAGE).then_some(TWO_GOAL);
+    let case = Case::new(load.name, &METRICS, move || {
+        let files = files.get()?;
+        let alone = Load { threads: 1, ..load };
+        Ok(vec![alternative(&files, TWO, load, order_0), alternative(&files, "1 thread", alone, order_0)])
+    });
+    case.compare("cpu", TWO, "1 thread", goal)
+}
+
+/// The file, cached by everybody; made when the first case asks for it.
+#[derive(Clone)]
+struct Shared {
+    settings: Settings,
+    files: Rc<OnceCell<Result<Rc<Files>, Unmeasured>>>,
+}
+
+impl Shared {
+    fn new(settings: &Settings) -> Self {
+        Self { settings: settings.clone(), files: Rc::default() }
+    }
+
+    fn get(&self) -> Result<Rc<Files>, Unmeasured> {
+        self.files.get_or_init(|| Files::new(&self.settings).map(Rc::new)).clone()
+    }
+}
+
+struct Files {
+    bytes: u64,
+    kernel: KernelFile,
+    order_0: File,
+    order_9: File,
+    copy: HugeMemory,
+}
+
+impl Files {
+    fn new(settings: &Settings) -> Result<Self, Unmeasured> {
+        let bytes = settings.pick(32 << 20, 1 << 30);
+        let wanted = bytes * 4 + (512 << 20);
+        if quinion::process_limit() < wanted {
+            return Err(Unmeasured::Missing(format!(
+                "it takes {} MiB of memory, more than we may use; with --quick it takes less",
+                wanted >> 20
+            )));
+        }
+        let scratch = Scratch::new(&settings.folder, bytes)?;
+        let cached = |order| {
+            let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
+            let file = builder.folio_order_max(order).build()?.open(scratch.path())?;
+            warm(file)
+        };
+        let (order_0, order_9) = (cached(0)?, cached(9)?);
+        let kernel = KernelFile::open(scratch.path())?;
+        let mut copy = HugeMemory::new(bytes as usize)?;
+        kernel.read_exact_at(&mut copy, 0)?;
+        Ok(Self { bytes, kernel, order_0, order_9, copy })
+    }
+}
+
+/// The file once it is cached from end to end.
+fn warm(file: File) -> Result<File, Unmeasured> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut position = 0;
+    while let bytes @ 1.. = file.read_at(&mut buffer, position)? {
+        position += bytes as u64;
+    }
+    if file.cached_pages() == file.len() / PAGE as u64 {
+        return Ok(file);
+    }
+    Err(Unmeasured::Failed(format!("only {} pages of it were kept", file.cached_pages())))
+}
+
+type Read = fn(&Files, &mut [u8], u64);
+
+fn pread(files: &Files, buffer: &mut [u8], position: u64) {
+    files.kernel.read_exact_at(buffer, position).expect("the kernel has it");
+}
+fn order_0(files: &Files, buffer: &mut [u8], position: u64) {
+    assert_eq!(files.order_0.read_at(buffer, position).expect("it is cached"), buffer.len());
+}
+fn order_9(files: &Files, buffer: &mut [u8], position: u64) {
+    assert_eq!(files.order_9.read_at(buffer, position).expect("it is cached"), buffer.len());
+}
+fn bare_copy(files: &Files, buffer: &mut [u8], position: u64) {
+    buffer.copy_from_slice(&files.copy[position as usize..][..buffer.len()]);
+}
+
+fn alternative(files: &Rc<Files>, name: &'static str, load: Load, read: Read) -> Alternative {
+    let files = Rc::clone(files);
+    Alternative::new(name, move |repetition| {
+        let files: &Files = &files;
+        let work = |thread| read_all(files, load, read, repetition * 77 + thread as u64);
+        let spent = together(load.threads, 1, work, |_| {});
+        Ok(vec![spent.cpu_ns / (load.threads * load.reads) as f64])
+    })
+}
+
+/// The reads of one thread.
+fn read_all(files: &Files, load: Load, read: Read, seed: u64) {
+    let mut memory = vec![0; load.bytes + PAGE];
+    let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
+    let buffer = &mut memory[start..start + load.bytes];
+    let span = load.span.unwrap_or(files.bytes - load.bytes as u64 + load.step);
+    let mut places = Places(seed + 1);
+    let mut position = 0;
+    for _ in 0..load.reads {
+        position = places.next(span / load.step) * load.step;
+        read(files, buffer, position);
+        std::hint::black_box(&buffer);
+    }
+    assert!(is_from(buffer, position), "what was read is not what stands at {position}");
+}
+
+/// Numbers that look random, and are the same for every alternative.
+struct Places(u64);
+
+impl Places {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((u128::from(self.0 >> 11) * u128::from(below)) >> 53) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_stay_below_what_was_asked() {
+        let mut places = Places(1);
+        let seen: std::collections::BTreeSet<u64> = (0..1000).map(|_| places.next(7)).collect();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+    }
+}

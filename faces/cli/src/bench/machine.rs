@@ -1,0 +1,119 @@
+//! Machine: what a number depends on besides the code.
+//!
+//! Kernel, processor, memory, the file system and the device below it, whether
+//! there are large pages, the compiler, and how busy the machine was. What
+//! cannot be found out is said to be unknown; nothing here is an error.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use quinion_cli::report::{Form, Report, Value};
+use rustix::fs::{major, minor};
+
+/// The machine, and the file system of `folder`, as lines for people.
+pub fn described(folder: &Path) -> String {
+    let mut machine = Report::new();
+    machine
+        .add("kernel", "kernel", line("/proc/sys/kernel/osrelease"))
+        .add("processor", "processor", known(processor()))
+        .add("cores", "cores we may use", cores())
+        .add("memory_bytes", "memory we may use", Value::Bytes(quinion::process_limit()))
+        .add("file_system", "file system", known(file_system(folder)))
+        .add("read_ahead_kb", "read_ahead_kb", known(read_ahead(folder)))
+        .add("huge_pages", "2 MiB pages", chosen("/sys/kernel/mm/transparent_hugepage/enabled"))
+        .add(
+            "huge_shared",
+            "2 MiB pages, shared",
+            chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        )
+        .add("compiler", "compiler", Value::Text(env!("QUINION_COMPILER").to_owned()))
+        .add("checks", "build", build())
+        .add("load", "load at the start", line("/proc/loadavg"));
+    machine.printed(Form::Text)
+}
+
+fn known(text: Option<String>) -> Value {
+    text.map_or(Value::Unknown, Value::Text)
+}
+
+fn line(path: &str) -> Value {
+    known(fs::read_to_string(path).ok().map(|text| text.trim().to_owned()))
+}
+
+fn cores() -> Value {
+    std::thread::available_parallelism().map_or(Value::Unknown, |cores| Value::Number(cores.get() as u64))
+}
+
+fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// The word in brackets, as the kernel marks what is set.
+fn chosen(path: &str) -> Value {
+    known(fs::read_to_string(path).ok().and_then(|text| in_brackets(&text)))
+}
+
+fn in_brackets(text: &str) -> Option<String> {
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+fn build() -> Value {
+    let words = if cfg!(debug_assertions) {
+        "with checks: its times mean nothing; build with --release"
+    } else {
+        "release"
+    };
+    Value::Text(words.to_owned())
+}
+
+/// The numbers of the device that `folder` lies on, as the kernel's files name it.
+fn device(folder: &Path) -> Option<String> {
+    let device = fs::metadata(folder).ok()?.dev();
+    Some(format!("{}:{}", major(device), minor(device)))
+}
+
+fn read_ahead(folder: &Path) -> Option<String> {
+    let path = format!("/sys/class/bdi/{}/read_ahead_kb", device(folder)?);
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn file_system(folder: &Path) -> Option<String> {
+    mounted(&fs::read_to_string("/proc/self/mountinfo").ok()?, &device(folder)?)
+}
+
+/// Type and source of what is mounted from `device`.
+fn mounted(mounts: &str, device: &str) -> Option<String> {
+    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(device))?;
+    let mut words = line.split_once(" - ")?.1.split(' ');
+    Some(format!("{} on {}", words.next()?, words.next()?))
+}
+
+/// Bytes that the device below `folder` has read since it was there; `None` if there is no single one.
+pub fn device_bytes(folder: &Path) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{}/stat", device(folder)?)).ok()?;
+    let sectors: u64 = text.split_whitespace().nth(2)?.parse().ok()?;
+    Some(sectors * 512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_files_are_understood() {
+        assert_eq!(in_brackets("always [madvise] never\n").as_deref(), Some("madvise"));
+        assert_eq!(in_brackets("none"), None);
+        let mounts = "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n23 22 0:21 / /proc rw - proc proc rw\n";
+        assert_eq!(mounted(mounts, "254:0").as_deref(), Some("ext4 on /dev/vda"));
+        assert_eq!(mounted(mounts, "9:9"), None);
+    }
+
+    #[test]
+    fn every_line_says_something() {
+        let text = described(Path::new("."));
+        assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");
+    }
+}

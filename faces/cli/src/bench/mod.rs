@@ -1,0 +1,227 @@
+//! Bench: what Quinion does on this machine, beside its peers, and where it loses.
+//!
+//! ```text
+//!   mod          the command: which experiments, in which form
+//!   harness      cases, alternatives in turn, ratios            rows      lines and tables
+//!   timing       elapsed and CPU time, of threads together      machine   what the numbers depend on
+//!   statistics   medians and quartiles                          scratch   files without a name
+//!   index        a tree by itself                       stage     a mapping by itself
+//!   ready        such a mapping, filled
+//!   counted      pieces of work                         callgrind counts their instructions
+//!   hit  insert  split  readbatch  cold                                             the experiments
+//! ```
+//!
+//! To add an experiment: a file with its essay and a function that lists its
+//! cases, and a line in [`EXPERIMENTS`]. The tests run every experiment quickly.
+//!
+//! Invariants:
+//!  1. Nothing but results goes to standard output; in JSON, nothing but rows.
+//!  2. A run that is interrupted leaves no file: those of the experiments have no name.
+//!  3. What could not be measured is said on standard error, with what would help.
+
+mod callgrind;
+mod cold;
+mod counted;
+mod harness;
+mod hit;
+mod index;
+mod insert;
+mod machine;
+mod readbatch;
+mod ready;
+mod rows;
+mod scratch;
+mod split;
+mod stage;
+mod statistics;
+mod timing;
+
+use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::EXIT_FAILED;
+use crate::report::Form;
+use harness::{Experiment, Extent, Settings, Unmeasured};
+use rows::Row;
+
+/// All experiments, in the order in which they run.
+const EXPERIMENTS: [Experiment; 5] = [
+    Experiment {
+        name: "hit",
+        question: "hit: what does a read of cached data cost, beside the kernel's own?",
+        cases: hit::cases,
+    },
+    Experiment {
+        name: "insert",
+        question: "insert: what does it cost to put a folio into the index, alone and in batches?",
+        cases: insert::cases,
+    },
+    Experiment {
+        name: "split",
+        question: "split: what does it cost to insert into a larger shadow?",
+        cases: split::cases,
+    },
+    Experiment {
+        name: "readbatch",
+        question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
+        cases: readbatch::cases,
+    },
+    Experiment {
+        name: "cold",
+        question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
+        cases: cold::cases,
+    },
+];
+
+/// Repetitions that are counted, if not told otherwise.
+const REPEAT_QUICK: usize = 3;
+const REPEAT_FULL: usize = 9;
+
+/// Measure Quinion beside its peers, on this machine.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Seconds instead of minutes: whether it runs, and an order of magnitude.
+    #[arg(long)]
+    quick: bool,
+    /// Print one object of JSON a line for each row; a ratio above 1 means that Quinion is better.
+    #[arg(long)]
+    json: bool,
+    /// Counted repetitions of each case; 9 if not given, 3 in a quick run.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: Option<u16>,
+    /// Where experiments make their files, which have no name; the current directory if not given.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    /// Count the instructions of the recorded snippets, for `cargo xtask`.
+    #[arg(long, hide = true, exclusive = true)]
+    count: bool,
+    /// Run this snippet, inside callgrind.
+    #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
+    inside: Option<String>,
+    /// Which experiments; all if not given.
+    #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(EXPERIMENTS.map(|e| e.name)))]
+    experiments: Vec<String>,
+}
+
+/// Runs the command.
+pub fn main(arguments: Arguments) -> ExitCode {
+    if let Some(name) = &arguments.inside {
+        return callgrind::inside(name).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
+    }
+    if arguments.count {
+        return count();
+    }
+    let settings = settings(&arguments);
+    let wanted = |experiment: &&Experiment| {
+        arguments.experiments.is_empty() || arguments.experiments.iter().any(|name| name == experiment.name)
+    };
+    let experiments: Vec<&Experiment> = EXPERIMENTS.iter().filter(wanted).collect();
+    let mut bench = Bench::new(&experiments, settings, if arguments.json { Form::Json } else { Form::Text });
+    match bench.run(&experiments) {
+        Ok(()) => bench.code,
+        Err(code) => code,
+    }
+}
+
+/// Prints the instructions and branches of each recorded snippet, below the compiler's name.
+fn count() -> ExitCode {
+    let mut text = format!("{}\n", env!("QUINION_COMPILER"));
+    for snippet in counted::SNIPPETS.iter().filter(|snippet| snippet.is_recorded()) {
+        match callgrind::count(snippet) {
+            Ok(counted) => {
+                text.push_str(&format!(
+                    "{:8.1} {:8.1}  {}\n",
+                    counted.instructions, counted.branches, snippet.name
+                ));
+            }
+            Err(why) => return crate::complain(&why),
+        }
+    }
+    crate::print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+fn settings(arguments: &Arguments) -> Settings {
+    let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
+    let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
+    let repeat = arguments.repeat.map_or(usual, usize::from);
+    Settings { extent, repeat, folder: arguments.dir.clone() }
+}
+
+/// A run of experiments.
+struct Bench {
+    settings: Settings,
+    form: Form,
+    bar: ProgressBar,
+    lost: String,
+    code: ExitCode,
+}
+
+impl Bench {
+    fn new(experiments: &[&Experiment], settings: Settings, form: Form) -> Self {
+        let cases = experiments.iter().flat_map(|experiment| (experiment.cases)(&settings));
+        let repetitions: usize = cases.map(|case| case.repetitions(&settings)).sum();
+        let bar = bar(repetitions as u64);
+        Self { settings, form, bar, lost: String::new(), code: ExitCode::SUCCESS }
+    }
+
+    fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
+        if self.form == Form::Text {
+            crate::print(&machine::described(&self.settings.folder))?;
+        }
+        for experiment in experiments {
+            let rows = self.measure(experiment);
+            self.bar.suspend(|| self.print(experiment, &rows))?;
+            self.lost.push_str(&rows::losses(&rows));
+        }
+        self.bar.finish_and_clear();
+        if self.form == Form::Text && !self.lost.is_empty() {
+            crate::print(&format!("\nwhere we lose:\n{}", self.lost))?;
+        }
+        Ok(())
+    }
+
+    /// The rows of all cases that could be measured.
+    fn measure(&mut self, experiment: &Experiment) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for case in (experiment.cases)(&self.settings) {
+            let name = case.name().to_owned();
+            self.bar.set_message(format!("{}: {name}", experiment.name));
+            match case.measure(experiment.name, &self.settings, || self.bar.inc(1)) {
+                Ok(measured) => rows.extend(measured),
+                Err(why) => self.complain(experiment, &name, &why),
+            }
+        }
+        rows
+    }
+
+    fn complain(&mut self, experiment: &Experiment, case: &str, why: &Unmeasured) {
+        let what = match why {
+            Unmeasured::Missing(_) => "was not measured",
+            Unmeasured::Failed(_) => "failed",
+        };
+        self.bar.suspend(|| eprintln!("quinion: {}: {case} {what}: {why}", experiment.name));
+        if matches!(why, Unmeasured::Failed(_)) {
+            self.code = ExitCode::from(EXIT_FAILED);
+        }
+    }
+
+    fn print(&self, experiment: &Experiment, rows: &[Row]) -> Result<(), ExitCode> {
+        match self.form {
+            Form::Text => crate::print(&format!("\n{}", rows::table(experiment.question, rows))),
+            Form::Json => rows.iter().try_for_each(|row| crate::print(&row.json())),
+        }
+    }
+}
+
+/// How far it is and how long it takes yet, for who watches standard error.
+fn bar(repetitions: u64) -> ProgressBar {
+    let target =
+        if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let template = "[{bar:30}]  {elapsed} gone, {eta} left  {msg}";
+    let style = ProgressStyle::with_template(template).expect("the template is a constant");
+    ProgressBar::with_draw_target(Some(repetitions), target).with_style(style.progress_chars("=> "))
+}

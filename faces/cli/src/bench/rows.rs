@@ -1,0 +1,190 @@
+//! Rows: what was measured, as lines for programs and as a table for people.
+//!
+//! ```text
+//!   {"experiment":"insert","case":"index alone, order 0, 1 thread: batches of 32","metric":"time",
+//!    "unit":"ns/folio","quinion":7.1,"peer":31.2,"peer_name":"one at a time","ratio":4.4,
+//!    "spread":[4.3,4.5],"goal":4.0,"met":true}
+//! ```
+//!
+//! | key | is |
+//! |---|---|
+//! | `quinion`, `peer` | medians over the repetitions; null if it could not be measured |
+//! | `ratio` | the median of the repetitions' ratios; above 1 Quinion is better, whatever the metric |
+//! | `spread` | the quartiles of these ratios, or of the values where there is no peer |
+//! | `goal`, `met` | the ratio that is wanted at least, and whether it is reached; null without a goal |
+//!
+//! Invariant: the table has the rows that the lines have, and says nothing else
+//! but the machine and, at the end, where we lose.
+
+use std::fmt::Write;
+
+use quinion_cli::report::{Form, Report, Value, digits};
+
+/// What stands beside ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Another way to the same end: to be behind it is to lose.
+    Peer,
+    /// What nothing can be better than, or nothing.
+    Bound,
+}
+
+/// One number beside another.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row {
+    /// Which experiment.
+    pub experiment: &'static str,
+    /// Which situation, and which of our ways.
+    pub case: String,
+    /// What was measured.
+    pub metric: &'static str,
+    /// In what.
+    pub unit: &'static str,
+    /// Ours.
+    pub quinion: Option<f64>,
+    /// The other's.
+    pub peer: Option<f64>,
+    /// Who the other is.
+    pub peer_name: Option<&'static str>,
+    /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
+    pub standing: Standing,
+    /// Above 1: ours is better.
+    pub ratio: Option<f64>,
+    /// The quartiles of the ratio; of ours if there is no peer.
+    pub spread: Option<[f64; 2]>,
+    /// The ratio that is wanted at least.
+    pub goal: Option<f64>,
+    /// Whether it is reached.
+    pub met: Option<bool>,
+}
+
+impl Row {
+    /// The row as a line of JSON.
+    pub fn json(&self) -> String {
+        let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
+        let text = |text: &str| Value::Text(text.to_owned());
+        let spread = |spread: [f64; 2]| Value::List(spread.map(Value::Real).to_vec());
+        let mut line = Report::new();
+        line.add("experiment", "experiment", text(self.experiment))
+            .add("case", "case", text(&self.case))
+            .add("metric", "metric", text(self.metric))
+            .add("unit", "unit", text(self.unit))
+            .add("quinion", "quinion", number(self.quinion))
+            .add("peer", "peer", number(self.peer))
+            .add("peer_name", "peer's name", self.peer_name.map_or(Value::Unknown, text))
+            .add("ratio", "ratio", number(self.ratio))
+            .add("spread", "spread", self.spread.map_or(Value::Unknown, spread))
+            .add("goal", "goal", number(self.goal))
+            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth));
+        line.printed(Form::Json)
+    }
+
+    /// Whether the other is better, or a goal is missed.
+    fn is_lost(&self) -> bool {
+        match self.met {
+            Some(met) => !met,
+            None => self.standing == Standing::Peer && self.ratio.is_some_and(|ratio| ratio < 1.0),
+        }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let number = |number: Option<f64>| number.map_or("-".to_owned(), digits);
+        let peer = self.peer_name.map_or("-".to_owned(), |name| format!("{} ({name})", number(self.peer)));
+        let spread = self.spread.filter(|_| self.peer.is_some());
+        let spread = spread.map_or(String::new(), |[low, high]| format!(" [{low:.2} {high:.2}]"));
+        let ratio = self.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}x{spread}"));
+        let goal = self.goal.map_or("-".to_owned(), |goal| format!("{goal:.2}x"));
+        let verdict = match (self.met, self.is_lost()) {
+            (Some(true), _) => "met",
+            (Some(false), _) => "MISSED",
+            (None, true) => "worse",
+            (None, false) if self.standing == Standing::Bound && self.peer.is_some() => "(bound)",
+            (None, false) => "",
+        };
+        let metric = format!("{} {}", self.metric, self.unit);
+        [self.case.clone(), metric, number(self.quinion), peer, ratio, goal, verdict.to_owned()]
+    }
+}
+
+const HEADINGS: [&str; 7] = ["case", "metric", "quinion", "peer", "ratio [quartiles]", "goal", ""];
+
+/// The rows of one experiment as a table for people, with a heading.
+pub fn table(question: &str, rows: &[Row]) -> String {
+    let headings = HEADINGS.map(str::to_owned);
+    let lines: Vec<[String; 7]> = std::iter::once(headings).chain(rows.iter().map(Row::cells)).collect();
+    let width = |column: usize| lines.iter().map(|cells| cells[column].len()).max().unwrap_or(0);
+    let widths: [usize; 7] = std::array::from_fn(width);
+    let mut text = format!("{question}\n");
+    for cells in &lines {
+        let mut line = String::from(" ");
+        for (cell, width) in cells.iter().zip(widths) {
+            let _ = write!(line, " {cell:width$} ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Where the other is better or a goal is missed, in a few words a line; empty if nowhere.
+pub fn losses(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| row.is_lost()) {
+        let peer = row.peer_name.unwrap_or("the goal");
+        let ratio = row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
+        let goal = row.goal.map_or(String::new(), |goal| format!(", {goal:.2}x is wanted"));
+        let _ = writeln!(text, "  {} {}, {}: {ratio} of {peer}{goal}", row.experiment, row.case, row.metric);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(ratio: f64, goal: Option<f64>) -> Row {
+        Row {
+            experiment: "insert",
+            case: "one thread: batches".to_owned(),
+            metric: "time",
+            unit: "ns/folio",
+            quinion: Some(10.0),
+            peer: Some(10.0 * ratio),
+            peer_name: Some("one at a time"),
+            standing: Standing::Peer,
+            ratio: Some(ratio),
+            spread: Some([ratio, ratio]),
+            goal,
+            met: goal.map(|goal| ratio >= goal),
+        }
+    }
+
+    #[test]
+    fn a_line_has_its_keys_in_their_order() {
+        let expected = "{\"experiment\":\"insert\",\"case\":\"one thread: batches\",\"metric\":\"time\",\
+                        \"unit\":\"ns/folio\",\"quinion\":10.00,\"peer\":50.00,\
+                        \"peer_name\":\"one at a time\",\"ratio\":5.000,\"spread\":[5.000,5.000],\
+                        \"goal\":4.000,\"met\":true}\n";
+        assert_eq!(row(5.0, Some(4.0)).json(), expected);
+    }
+
+    #[test]
+    fn what_is_missing_is_null() {
+        let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
+        let line = nothing.json();
+        assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
+        assert!(line.ends_with("\"goal\":null,\"met\":null}\n"), "{line}");
+    }
+
+    #[test]
+    fn losses_are_told() {
+        let rows = [row(5.0, Some(4.0)), row(3.0, Some(4.0)), row(0.5, None)];
+        let lost = losses(&rows);
+        assert_eq!(lost.lines().count(), 2, "{lost}");
+        assert!(lost.contains("3.00x of one at a time, 4.00x is wanted"), "{lost}");
+        assert!(losses(&rows[..1]).is_empty());
+        assert!(losses(&[Row { standing: Standing::Bound, ..row(0.5, None) }]).is_empty());
+        let table = table("How dear?", &rows);
+        assert!(table.contains("MISSED") && table.contains("worse") && table.contains("met"), "{table}");
+    }
+}

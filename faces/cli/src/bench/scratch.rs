@@ -1,0 +1,104 @@
+//! Scratch: files without a name.
+//!
+//! An experiment's file has no name in any folder, so it is gone when the
+//! process is, however it ends: no signal has to be caught for that. Others
+//! open it through `/proc`, as long as we have it.
+//!
+//! What is in it tells its place: each 8 bytes hold their position, mixed with
+//! a constant, so that a read from the wrong place is seen.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
+
+use super::harness::Unmeasured;
+
+/// Bytes that are written at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A file without a name.
+pub struct Scratch {
+    file: File,
+    bytes: u64,
+}
+
+impl Scratch {
+    /// A file of `bytes`, a multiple of 1 MiB, in `folder`, written to the device.
+    pub fn new(folder: &Path, bytes: u64) -> Result<Self, Unmeasured> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let wrong = |error: std::io::Error| {
+            Unmeasured::Failed(format!(
+                "{}: cannot make a file of {} MiB without a name there: {error}; choose another folder by --dir",
+                folder.display(),
+                bytes >> 20
+            ))
+        };
+        let mut file =
+            open(folder, flags, Mode::RUSR | Mode::WUSR).map(File::from).map_err(|e| wrong(e.into()))?;
+        for start in (0..bytes).step_by(PIECE_BYTES as usize) {
+            file.write_all(&piece(start)).map_err(wrong)?;
+        }
+        file.sync_all().map_err(wrong)?;
+        Ok(Self { file, bytes })
+    }
+
+    /// A path by which it can be opened while this lives, by this process and others of its user.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Asks the kernel to keep nothing of it in memory.
+    pub fn drop_from_kernel(&self) -> Result<(), Unmeasured> {
+        fadvise(&self.file, 0, None, Advice::DontNeed).map_err(|error| Unmeasured::Failed(error.to_string()))
+    }
+}
+
+/// What stands at `position`, a multiple of 8.
+pub fn word_at(position: u64) -> u64 {
+    position ^ 0x5149_4e49_4f4e_0000
+}
+
+fn piece(start: u64) -> Vec<u8> {
+    (start..start + PIECE_BYTES).step_by(8).flat_map(|position| word_at(position).to_le_bytes()).collect()
+}
+
+/// Whether `bytes` begin with what stands at `position`.
+pub fn is_from(bytes: &[u8], position: u64) -> bool {
+    bytes.first_chunk::<8>().is_some_and(|&word| u64::from_le_bytes(word) == word_at(position))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_scratch_file_has_its_content_and_no_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scratch = Scratch::new(folder.path(), 2 << 20).expect("a file");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0);
+        let mut bytes = Vec::new();
+        File::open(scratch.path()).expect("by its path").read_to_end(&mut bytes).expect("it is read");
+        assert_eq!(bytes.len() as u64, scratch.bytes());
+        assert!(is_from(&bytes, 0) && is_from(&bytes[(1 << 20) + 4096..], (1 << 20) + 4096));
+        assert!(!is_from(&bytes[8..], 0) && !is_from(&[], 0));
+        scratch.drop_from_kernel().expect("it may be asked");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named_with_a_remedy() {
+        let wrong = Scratch::new(Path::new("no/such/folder"), 1 << 20).err().expect("it cannot be made");
+        assert!(
+            wrong.to_string().contains("no/such/folder") && wrong.to_string().contains("--dir"),
+            "{wrong}"
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! Statistics: the few numbers that stand for many repetitions.
+//!
+//! A ratio is taken within one repetition, because what slowed the machine then
+//! slowed both sides; the median of these ratios is what is reported, and their
+//! quartiles say how far to trust it. There are no means: one slow moment would
+//! move them.
+
+/// The middle of some numbers, and the quarters below and above it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Quartiles {
+    /// A quarter of the numbers lies below it.
+    pub low: f64,
+    /// Half of them does.
+    pub median: f64,
+    /// A quarter of them lies above it.
+    pub high: f64,
+}
+
+impl Quartiles {
+    /// Those of `numbers`; `None` if there are none, or one of them could not be measured.
+    pub fn of(numbers: &[f64]) -> Option<Self> {
+        if numbers.is_empty() || numbers.iter().any(|number| !number.is_finite()) {
+            return None;
+        }
+        let mut sorted = numbers.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |share| interpolated(&sorted, share);
+        Some(Self { low: at(0.25), median: at(0.5), high: at(0.75) })
+    }
+}
+
+/// What lies `share` of the way through `sorted`.
+fn interpolated(sorted: &[f64], share: f64) -> f64 {
+    let place = share * (sorted.len() - 1) as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * (place - place.floor())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_are_in_the_middle_of_what_was_given() {
+        let of = |numbers: &[f64]| Quartiles::of(numbers).map(|q| (q.low, q.median, q.high));
+        assert_eq!(of(&[3.0, 1.0, 2.0, 5.0, 4.0]), Some((2.0, 3.0, 4.0)));
+        assert_eq!(of(&[1.0, 2.0]), Some((1.25, 1.5, 1.75)));
+        assert_eq!(of(&[7.0]), Some((7.0, 7.0, 7.0)));
+    }
+
+    #[test]
+    fn what_was_not_measured_has_no_middle() {
+        assert_eq!(Quartiles::of(&[]), None);
+        assert_eq!(Quartiles::of(&[1.0, f64::NAN]), None);
+    }
+}

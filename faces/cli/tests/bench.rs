@@ -1,0 +1,130 @@
+//! `quinion bench` runs, says what it was asked to say, and leaves nothing behind.
+//!
+//! No number is looked at: how fast anything is, is not a promise, and this
+//! build has checks in it. That a row is there and can be read is.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The keys of every row, in their order.
+const KEYS: [&str; 11] = [
+    "experiment",
+    "case",
+    "metric",
+    "unit",
+    "quinion",
+    "peer",
+    "peer_name",
+    "ratio",
+    "spread",
+    "goal",
+    "met",
+];
+
+/// Every experiment there is.
+const EXPERIMENTS: [&str; 5] = ["hit", "insert", "split", "readbatch", "cold"];
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.arg("bench").args(arguments).output().expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("it prints UTF-8")
+}
+
+/// The keys and values of an object of JSON that holds no other object; the values as they are written.
+fn members(line: &str) -> Vec<(String, String)> {
+    let inside = line.strip_prefix('{').and_then(|line| line.strip_suffix('}'));
+    let inside = inside.unwrap_or_else(|| panic!("{line} is no object"));
+    let mut members = Vec::new();
+    let (mut start, mut depth, mut is_quoted) = (0, 0, false);
+    for (at, character) in inside.char_indices().chain([(inside.len(), ',')]) {
+        match character {
+            '"' if !inside[..at].ends_with('\\') => is_quoted = !is_quoted,
+            '[' if !is_quoted => depth += 1,
+            ']' if !is_quoted => depth -= 1,
+            ',' if !is_quoted && depth == 0 => {
+                let (key, value) = inside[start..at].split_once(':').expect("a key and a value");
+                members.push((key.trim_matches('"').to_owned(), value.to_owned()));
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(!is_quoted && depth == 0, "{line}");
+    members
+}
+
+/// What a value of a row may look like.
+fn is_right(key: &str, value: &str) -> bool {
+    let is_number = |text: &str| text.parse::<f64>().is_ok();
+    let is_text = value.len() >= 2 && value.starts_with('"') && value.ends_with('"');
+    match key {
+        "experiment" | "case" | "metric" | "unit" => is_text,
+        _ if value == "null" => true,
+        "peer_name" => is_text,
+        "met" => value == "true" || value == "false",
+        "spread" => {
+            let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
+            inside.is_some_and(|inside| inside.split(',').count() == 2 && inside.split(',').all(is_number))
+        }
+        _ => is_number(value),
+    }
+}
+
+fn names_in(folder: &Path) -> Vec<std::ffi::OsString> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+#[test]
+fn every_experiment_prints_rows_that_can_be_read() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for experiment in EXPERIMENTS {
+        let dir = folder.path().to_str().unwrap();
+        let output = bench(&["--quick", "--repeat", "1", "--json", "--dir", dir, experiment]);
+        assert!(output.status.success(), "{experiment}: {}", text(&output.stderr));
+        let lines = text(&output.stdout);
+        let excused = text(&output.stderr).contains("was not measured");
+        assert!(lines.lines().count() > 0 || excused, "{experiment} has no row: {}", text(&output.stderr));
+        for line in lines.lines() {
+            let members = members(line);
+            let keys: Vec<&str> = members.iter().map(|(key, _)| key.as_str()).collect();
+            assert_eq!(keys, KEYS, "{line}");
+            assert_eq!(members[0].1, format!("\"{experiment}\""), "{line}");
+            let wrong = members.iter().find(|(key, value)| !is_right(key, value));
+            assert!(wrong.is_none(), "{wrong:?} in {line}");
+        }
+    }
+    assert!(names_in(folder.path()).is_empty(), "{:?}", names_in(folder.path()));
+}
+
+#[test]
+fn the_text_names_the_machine_and_the_columns() {
+    let output = bench(&["--quick", "--repeat", "1", "split"]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    for word in ["kernel", "cores we may use", "memory we may use", "file system", "read_ahead_kb"] {
+        assert!(printed.lines().any(|line| line.starts_with(word)), "{word} is missing in\n{printed}");
+    }
+    for word in ["split: what", "ratio [quartiles]", "single walk", "three public calls"] {
+        assert!(printed.contains(word), "{word} is missing in\n{printed}");
+    }
+}
+
+#[test]
+fn an_experiment_that_there_is_not_is_refused_with_the_names_there_are() {
+    let output = bench(&["inserts"]);
+    let wrong = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{wrong}");
+    assert!(output.stdout.is_empty());
+    for name in EXPERIMENTS {
+        assert!(wrong.contains(name), "{wrong}");
+    }
+}
+
+#[test]
+fn nothing_is_measured_no_times() {
+    let output = bench(&["--repeat", "0", "split"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+}

@@ -224,6 +224,7 @@ impl Desk {
 
     /// The poller's life.
     fn poll(&self) {
+        crate::sys::signal::block_all();
         while let Some(task) = self.next_task() {
             match task {
                 Task::Lead(backend) => self.lead(&*backend),

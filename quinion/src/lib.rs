@@ -21,7 +21,7 @@
 //! The modules below stand in the order of the architecture, from the ground
 //! floor up: a module names only modules declared before it, and a test sees to
 //! that. Programs use what is exported here at the top: [`Cache`], [`File`],
-//! [`ReadOptions`], [`Pinned`], [`Stats`], [`Error`].
+//! [`BatchRead`], [`ReadOptions`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Ground floor: numbers, errors, locks, system calls, memory.
@@ -78,7 +78,7 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{Builder, Cache, File, ReadFuture, ReadOptions, Stats};
+pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -87,5 +87,7 @@ pub use filemap::Prefetch;
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Insertion, NodeReserve, Tuning};

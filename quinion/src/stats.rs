@@ -80,7 +80,13 @@ impl Counters {
     /// Counts a read call of `bytes` bytes that was a hit.
     #[inline]
     pub fn add_hit(&self, bytes: u64) {
-        self.add_all([(Count::Bytes, bytes), (Count::Hits, 1)]);
+        self.add_hits(1, bytes);
+    }
+
+    /// Counts `reads` read calls that were hits, of `bytes` bytes together.
+    #[inline]
+    pub fn add_hits(&self, reads: u64, bytes: u64) {
+        self.add_all([(Count::Bytes, bytes), (Count::Hits, reads)]);
     }
 
     #[inline]

@@ -23,7 +23,7 @@ use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
 use quinion::filemap::{Filemap, Patience};
 use quinion::mapping::{Added, AddedFolio, Leave, Mapping, NewFolio, SPARE_MAX, Shape};
-use quinion::readahead::Readahead;
+use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Locks, Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, Orders};
@@ -421,7 +421,7 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
         for mapping in &mappings {
             let filemap = &filemap;
             scope.spawn(move || {
-                let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(64));
+                let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
                 let mut page = [0; 4096];
                 for at in 0..FILE_PAGES as u64 {
                     let read = filemap.read(mapping, &readahead, Patience::Wait, at * PAGE, &mut page);

@@ -169,7 +169,7 @@ fn each_request_in_turn(fault: Fault, way: Way) {
         // (A file that seemed to end is looked at, and forgotten since it does not.)
         assert!(file.cached_pages() == PAGES || matches!(fault, Fault::IsShort(_)));
         if !backend.is_over() {
-            return assert!(number > 3, "there were requests to break");
+            return assert!(number > 2, "there were requests to break");
         }
     }
 }

@@ -47,6 +47,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/src/folio/",
     "quinion/src/backend/",
     "quinion/src/filemap/hit.rs",
+    "quinion/src/filemap/hits.rs",
     "quinion/src/filemap/fill.rs",
     "quinion/src/viewer.rs",
     "quinion/src/viewer/",

@@ -14,7 +14,9 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{Entry, Inserted, Kind, Mark, Split, Stored, Value};
+use quinion::xarray::{
+    ENTRY_ORDER_MAX, Entry, INDICES_MAX, Inserted, Kind, Mark, Split, Stop, Stored, Value,
+};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -112,59 +114,71 @@ fn a04_holes_among_the_shadows_do_not_matter() {
     }
 }
 
-/// A05 and A06 for one case: an order-`big` shadow, a folio of order `small` somewhere in it.
-fn insert_inside<const BITS: u32>(big: u8, small: u8, place: u64) {
-    let forest = forest::<BITS>();
+/// A05, A06 and A18 for one case: an order-`big` shadow, a folio of order `small` somewhere in it. Leaves the
+/// forest empty.
+fn insert_inside<const BITS: u32>(forest: &Forest<BITS>, big: u8, small: u8, place: u64) {
     let (base, value) = (3 << big, Value::shadow(big, 77));
-    put(&forest, base, big, Entry::value(value));
+    put(forest, base, big, Entry::value(value));
     let index = base + (place << small);
     let (got, descents) = forest.descents(|tree| tree.insert(index, small, folio(1, small)));
     assert_eq!(got, done(Some(value.with_order(small))));
     assert_eq!(descents, 1, "A18: one way down, split or not");
-    let mut pages = 0;
+    let mut next = base;
     for (first, entry, order) in forest.tree().range(0, u64::MAX) {
-        pages += 1u64 << order;
+        assert_eq!(first, next, "the pieces and the folio lie side by side");
+        next += 1u64 << order;
         if first == index {
             assert_eq!((entry, order), (Entry::folio(folio(1, small)), small));
         } else {
             assert_eq!(entry, Entry::value(value.with_order(order)));
         }
     }
-    assert_eq!(pages, 1 << big, "the pieces and the folio are as large as the whole was");
-    for covered in base..base + (1 << big) {
+    assert_eq!(next - base, 1 << big, "the pieces and the folio are as large as the whole was");
+    forest.check();
+    load_every_index(forest, base, index, (big, small));
+    forest.tree().erase_range(0, INDICES_MAX, |_, _, _| {});
+    assert_eq!(forest.keeper.live(), 0);
+}
+
+/// Each index that the shadow covered loads the folio or the shadow's value, under the lock and without: all
+/// of them where it was small, those around the edges where it was large.
+fn load_every_index<const BITS: u32>(forest: &Forest<BITS>, base: u64, index: u64, (big, small): (u8, u8)) {
+    let edges = [base, index.max(base + 1) - 1, index, index + (1 << small) - 1, index + (1 << small)];
+    let (all, last) = (base..base + (1 << big), base + (1 << big) - 1);
+    let probes: Vec<u64> = if big <= 7 { all.collect() } else { edges.map(|i| i.min(last)).to_vec() };
+    for covered in probes {
         let inside = covered >> small == index >> small;
         let found = forest.tree().load(covered);
         assert_eq!(found == Entry::folio(folio(1, small)), inside);
         assert_eq!(matches!(found.kind(), Kind::Value(v) if v.payload() == 77), !inside);
         assert_eq!(forest.walk(covered), found);
     }
-    forest.check();
 }
 
 #[test]
 fn a05_a_page_at_every_index_of_a_shadow_of_every_order() {
-    for order in 1..=9 {
-        (0..1 << order).for_each(|place| insert_inside::<6>(order, 0, place));
-    }
-    for order in 10..=15 {
-        for place in [0, 1, 63, 64, 77, 512, (1 << order) - 1] {
-            insert_inside::<6>(order, 0, place);
+    fn at_every_index<const BITS: u32>() {
+        let forest = forest::<BITS>();
+        for order in 1..=ENTRY_ORDER_MAX {
+            (0..1 << order).for_each(|place| insert_inside(&forest, order, 0, place));
         }
     }
+    at_every_index::<2>();
+    at_every_index::<6>();
 }
 
 #[test]
 fn a06_a_folio_of_every_smaller_order_at_every_place() {
-    for big in 1..=8 {
-        for small in 0..big {
-            for place in 0..1 << (big - small) {
-                insert_inside::<1>(big, small, place);
-                insert_inside::<2>(big, small, place);
-                insert_inside::<3>(big, small, place);
-                insert_inside::<6>(big, small, place);
-            }
+    fn at_every_place<const BITS: u32>(order_max: u8) {
+        let forest = forest::<BITS>();
+        for (big, small) in (1..=order_max).flat_map(|big| (0..big).map(move |small| (big, small))) {
+            (0..1 << (big - small)).for_each(|place| insert_inside(&forest, big, small, place));
         }
     }
+    at_every_place::<1>(11);
+    at_every_place::<2>(11);
+    at_every_place::<3>(11);
+    at_every_place::<6>(ENTRY_ORDER_MAX);
 }
 
 #[test]
@@ -268,21 +282,60 @@ fn a18_an_insertion_without_a_split_takes_one_way_down_and_no_node() {
 }
 
 #[test]
+fn a18_a_split_takes_the_nodes_of_its_way_down_and_no_more() {
+    fn from_every_order<const BITS: u32>() {
+        for (big, small) in (1..=ENTRY_ORDER_MAX).flat_map(|big| (0..big).map(move |small| (big, small))) {
+            let forest = forest::<BITS>();
+            put(&forest, 3 << big, big, shadow(big, 1));
+            let steps = u32::from(big) / BITS - u32::from(small) / BITS; // levels between the two
+            let before = forest.keeper.live();
+            let got =
+                forest.with_budget(u64::from(steps), |tree| tree.insert(3 << big, small, folio(1, small)));
+            assert!(matches!(got, Inserted::Done { .. }), "{steps} nodes suffice");
+            assert_eq!(forest.keeper.live(), before + steps, "a node for each level, for {big} to {small}");
+        }
+    }
+    from_every_order::<1>();
+    from_every_order::<2>();
+    from_every_order::<6>();
+}
+
+#[test]
 fn a19_a_spill_is_present_and_is_never_split() {
-    for order in 0..=9u8 {
-        let forest = forest::<3>();
-        let spill = Entry::value(Value::spill(order, 4));
-        put(&forest, 512, order, spill);
-        let before = forest.tree().dump_nodes();
-        for smaller in 0..=order {
-            assert_eq!(forest.tree().insert(512, smaller, folio(1, smaller)), Inserted::Present(spill));
+    fn of_every_order<const BITS: u32>() {
+        for order in 0..=ENTRY_ORDER_MAX {
+            let forest = forest::<BITS>();
+            let (base, spill) = (1 << 16, Entry::value(Value::spill(order, 4)));
+            put(&forest, base, order, spill);
+            let before = forest.tree().dump_nodes();
+            refuse_all_but_the_whole(&forest, base, order, spill);
+            assert_eq!(forest.tree().dump_nodes(), before);
+            forest.check();
         }
-        assert_eq!(forest.tree().insert(512, 9, folio(1, 9)), Inserted::Present(spill));
-        if order > 0 {
-            let refused = forest.tree().store(512, 0, shadow(0, 1), |_, _, _| {});
-            assert_eq!(refused, Stored::Present(spill), "a store inside it would split it");
+    }
+    of_every_order::<2>();
+    of_every_order::<3>();
+    of_every_order::<6>();
+}
+
+/// Whatever is inserted over the spill or into it, or stored into it, is told of it.
+fn refuse_all_but_the_whole<const BITS: u32>(forest: &Forest<BITS>, base: u64, order: u8, spill: Entry) {
+    let last = base + (1 << order) - 1;
+    for other in 0..=ENTRY_ORDER_MAX {
+        for index in [base, last].map(|index| index >> other << other) {
+            assert_eq!(forest.tree().insert(index, other, folio(1, other)), Inserted::Present(spill));
+            if other < order {
+                let got = forest.tree().store(index, other, shadow(other, 1), |_, _, _| {});
+                assert_eq!(got, Stored::Present(spill), "a store inside it would split it");
+            }
         }
-        assert_eq!(forest.tree().dump_nodes(), before);
+    }
+    let mut tree = forest.tree();
+    let stopped = tree.insert_range(base, [(0, folio(1, 0))], |_, _| panic!("a spill is no shadow"));
+    assert_eq!((stopped.added, stopped.stop), (0, Stop::Present(spill)));
+    if order > 0 {
+        tree.erase_range(base, last, |_, _, _| panic!("part of it was not meant"));
+        tree.erase_range(base + 1, last + 1, |_, _, _| panic!("part of it was not meant"));
     }
 }
 

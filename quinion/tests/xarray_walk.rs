@@ -97,8 +97,8 @@ fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
                 let mut random = Random(seed);
                 while !stop.load(Relaxed) {
                     let index = random.below(SPAN);
-                    let entry = forest.walk(index);
-                    if !is_legal(index, entry) {
+                    let entries = [forest.walk(index), forest.walk_by_steps(index).0];
+                    if !entries.iter().all(|entry| is_legal(index, *entry)) {
                         wrong.fetch_add(1, Relaxed);
                     }
                 }
@@ -110,6 +110,28 @@ fn race<const BITS: u32>(forest: &Forest<BITS>, steps: u32) -> u64 {
     });
     forest.check();
     wrong.into_inner()
+}
+
+/// Whether both ways of walking find the same everywhere near the entries of a tree that stands still.
+fn steps_find_what_walks_find<const BITS: u32>() {
+    let forest = Forest::<BITS>::new(60_000, Reuse::Never);
+    let same = |index| {
+        let (entry, levels) = forest.walk_by_steps(index);
+        assert_eq!(entry, forest.walk(index), "at {index}");
+        assert!(levels <= 64 / BITS + 1);
+    };
+    (0..4).chain([u64::MAX]).for_each(same);
+    for round in 0..20 {
+        write(&forest, 40 + round);
+        (0..SPAN + 70).for_each(same);
+        [1 << 30, (1 << 30) + 1, 1 << 40, u64::MAX - 1, u64::MAX].into_iter().for_each(same);
+    }
+}
+
+#[test]
+fn a_walk_in_steps_finds_what_a_walk_finds() {
+    steps_find_what_walks_find::<2>();
+    steps_find_what_walks_find::<6>();
 }
 
 #[test]

@@ -20,7 +20,14 @@ const NIGHTLY_CASES: &str = "5120";
 /// The oldest compiler the project promises to build with.
 const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
-const PROGRAMS: [&str; 4] = ["cc", "sqlite3", "python3", "valgrind"];
+const PROGRAMS: [&str; 5] = ["cc", "c++", "sqlite3", "python3", "valgrind"];
+/// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
+/// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
+const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+const FUZZ_SECONDS: u32 = 60;
+const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 
 /// What ThreadSanitizer reports and is no race, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
@@ -34,8 +41,9 @@ pub fn test() -> Vec<Step> {
     vec![
         Step::new("format", Action::Run(cargo("fmt --all --check"))),
         Step::new("clippy", Action::Run(cargo("clippy --workspace --all-targets -- -D warnings"))),
-        preload("preload-fmt", "fmt --check"),
-        preload("preload", "clippy --release -- -D warnings"),
+        apart("preload-fmt", "faces/preload", "fmt --check"),
+        apart("preload", "faces/preload", "clippy --release -- -D warnings"),
+        apart("fuzz-fmt", "fuzz", "fmt --check"),
         Step::new(
             "docs",
             Action::Run(with("RUSTDOCFLAGS", "-D warnings", cargo("doc --no-deps -p quinion --lib"))),
@@ -52,6 +60,7 @@ pub fn test() -> Vec<Step> {
                 "test -p quinion --release --test model_hit --test xarray_model --target-dir target/model",
             )),
         ),
+        fuzz("fuzz", FUZZ_SECONDS),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
@@ -67,6 +76,7 @@ pub fn nightly() -> Vec<Step> {
             Action::Run(with("PROPTEST_CASES", NIGHTLY_CASES, cargo("test --workspace --release"))),
         ),
         Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
+        fuzz("fuzz-hour", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
     ]
@@ -126,14 +136,14 @@ fn model(arguments: &str) -> Command {
     flagged("--cfg quinion_model", arguments)
 }
 
-/// A step on the interposer, which is a package of its own.
-fn preload(name: &'static str, arguments: &str) -> Step {
-    let folder = repository().join("faces/preload");
-    if !folder.join("Cargo.toml").exists() {
-        return Step::new(name, Action::Skip("there is no interposer in this tree".to_owned()));
+/// A step on a package that is no part of the workspace.
+fn apart(name: &'static str, folder: &str, arguments: &str) -> Step {
+    let path = repository().join(folder);
+    if !path.join("Cargo.toml").exists() {
+        return Step::new(name, Action::Skip(format!("there is no {folder} in this tree")));
     }
     let mut command = cargo(arguments);
-    command.current_dir(folder);
+    command.current_dir(path);
     Step::new(name, Action::Run(command))
 }
 
@@ -239,6 +249,29 @@ fn tsan_host() -> Result<String, String> {
     let is_runtime = |file: fs::DirEntry| file.file_name().to_string_lossy().ends_with("_rt.tsan.a");
     let has_runtime = fs::read_dir(folder).is_ok_and(|files| files.flatten().any(is_runtime));
     if has_runtime { Ok(host) } else { Err(format!("this compiler has no ThreadSanitizer for {host}")) }
+}
+
+/// Runs the fuzz target for so many seconds. What it learns stays in target/fuzz/corpus, for the next run; an
+/// input that fails is left in target/fuzz/failures, and the output says how to run it again.
+///
+/// The host is named as the target, so that the counters stay out of build scripts.
+fn fuzz(name: &'static str, seconds: u32) -> Step {
+    let step = |action| Step::new(name, action);
+    let Some(host) = rustc_line("-vV", "host: ") else {
+        return step(Action::Skip("rustc does not say what it runs on".to_owned()));
+    };
+    let (corpus, failures) = ("target/fuzz/corpus/xarray_ops", "target/fuzz/failures/");
+    for folder in [corpus, failures] {
+        if let Err(error) = fs::create_dir_all(repository().join(folder)) {
+            return step(Action::Fail(Failure::new(format!("{folder} cannot be made: {error}"))));
+        }
+    }
+    let arguments = format!(
+        "run --release --locked --manifest-path fuzz/Cargo.toml --bin xarray_ops --target {host} \
+         --target-dir target/fuzz -- -max_total_time={seconds} -rss_limit_mb=1024 -verbosity=0 \
+         -print_final_stats=1 -artifact_prefix={failures} {corpus}"
+    );
+    step(Action::Run(flagged(COVERAGE, &arguments)))
 }
 
 /// The first line that `rustc` prints and that begins with `prefix`, without it.

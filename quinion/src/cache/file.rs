@@ -11,9 +11,9 @@ use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Prefetch, Progress, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Polled, Prefetch, Stopped, read_hits_into, touch};
 use crate::folio::Pinned;
-use crate::readahead::Readahead;
+use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -53,7 +53,7 @@ impl ReadOptions {
         self
     }
 
-    fn patience(self) -> Patience {
+    pub(super) fn patience(self) -> Patience {
         match (self.cached_only, self.nowait) {
             (true, _) => Patience::CacheOnly,
             (false, true) => Patience::Now,
@@ -66,25 +66,26 @@ impl ReadOptions {
 #[derive(Debug)]
 pub struct File {
     // What a hit needs, side by side.
-    view: KeepingView,
-    cell: CellNumber,
-    id: MappingId,
-    process: ForkGuard,
-    counters: Arc<Counters>,
-    handle: Arc<Handle>,
-    readahead: RankedMutex<Readahead>,
+    pub(super) view: KeepingView,
+    pub(super) cell: CellNumber,
+    pub(super) id: MappingId,
+    pub(super) process: ForkGuard,
+    pub(super) counters: Arc<Counters>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
 }
 
 impl File {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            readahead: RankedMutex::new(Rank::Readahead, Readahead::new(handle.shared.readahead_pages_max)),
+            readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
         }
@@ -147,7 +148,7 @@ impl File {
 
     pub(super) fn poll_read(
         &self,
-        progress: &mut Progress,
+        progress: &mut Polled,
         buffer: &mut [u8],
         position: u64,
         context: &Context<'_>,
@@ -199,6 +200,30 @@ impl File {
             return Err(Repr::Forked.into());
         }
         shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+    }
+
+    /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
+    /// window is as configured again. Waits for nobody but a reader of this handle who starts a window.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn advise(&self, hint: Hint) -> Result<()> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        self.readahead.lock().set_hint(hint);
+        Ok(())
+    }
+
+    /// What readahead knows of this handle and did for it. Waits as [`File::advise`] does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn readahead_report(&self) -> Result<ReadaheadReport> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(self.readahead.lock().report())
     }
 
     /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it: for

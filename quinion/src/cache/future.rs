@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::error::Result;
-use crate::filemap::Progress;
+use crate::filemap::Polled;
 
 use super::File;
 
@@ -22,12 +22,12 @@ pub struct ReadFuture<'a> {
     file: &'a File,
     buffer: &'a mut [u8],
     position: u64,
-    progress: Progress,
+    progress: Polled,
 }
 
 impl<'a> ReadFuture<'a> {
     pub(super) fn new(file: &'a File, buffer: &'a mut [u8], position: u64) -> Self {
-        Self { file, buffer, position, progress: Progress::default() }
+        Self { file, buffer, position, progress: Polled::default() }
     }
 }
 

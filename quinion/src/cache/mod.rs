@@ -2,10 +2,10 @@
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
 //! clone, file and pin is gone. A [`File`] is one stream through one file; it
-//! is in `file.rs` beside. The table here says which file is which mapping:
-//! two opens of one file share folios, and a file that changed between two
-//! opens is read anew (**close-to-open**: an open sees all that was written and
-//! closed before it).
+//! is in `file.rs` beside, and several reads in one call are in `batch.rs`.
+//! The table here says which file is which mapping: two opens of one file share
+//! folios, and a file that changed between two opens is read anew
+//! (**close-to-open**: an open sees all that was written and closed before it).
 //!
 //! ```text
 //!   open(path) -> backend -> identity --table--> mapping of that file     version as known: share it
@@ -29,18 +29,24 @@ use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mecha
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
+use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
-use crate::units::{EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE};
 
+mod batch;
 mod file;
 mod future;
 
+pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+
+/// The largest readahead window that can be asked for, in bytes.
+const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
 /// A page cache of this process. Cheap to clone; clones share it.
 #[derive(Clone, Debug)]
@@ -55,7 +61,7 @@ pub(crate) struct Shared {
     engine: Engine,
     table: RankedMutex<Table>,
     pub(crate) process: ForkGuard,
-    pub(crate) readahead_pages_max: u32,
+    pub(crate) readahead: Config,
     idle_files_max: usize,
     tuning: Tuning,
 }
@@ -82,6 +88,7 @@ struct Known {
 pub struct Builder {
     memory: Option<u64>,
     readahead: u64,
+    readahead_style: ReadaheadStyle,
     idle_files_max: usize,
     folio_orders: Orders,
     engine: EngineOptions,
@@ -98,10 +105,17 @@ impl Builder {
         self
     }
     /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most a sixteenth
-    /// of `memory` is used. The default is 4 MiB.
+    /// of `memory` is used, and at most 8 MiB. The default is 4 MiB.
     #[must_use]
     pub fn readahead(mut self, bytes: u64) -> Self {
         self.readahead = bytes;
+        self
+    }
+    /// How readahead judges. The default knows several streams of each handle apart; the other way is there to
+    /// compare with.
+    #[must_use]
+    pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {
+        self.readahead_style = style;
         self
     }
     /// How many files that nobody has open keep their pages, and a descriptor of the system each. The
@@ -154,13 +168,21 @@ impl Builder {
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let filemap = Filemap::new(Arc::new(arena), room, self.folio_orders, self.tuning);
-        let readahead = self.readahead.min(memory / 16) / PAGE_SIZE as u64;
+        let readahead_bytes = self.readahead.min(memory / 16).min(READAHEAD_BYTES_MAX);
+        let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
+        let readahead = match self.readahead_style {
+            ReadaheadStyle::Streams => Config::new(readahead_pages),
+            ReadaheadStyle::KernelLike => {
+                Config::kernel_like(readahead_pages, EXTENT_PAGES, self.folio_orders.max)
+            }
+        };
+        let readahead = readahead.orders(self.folio_orders.min, self.folio_orders.max);
         let shared = Shared {
             filemap: Arc::new(filemap),
             engine,
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             process,
-            readahead_pages_max: readahead as u32,
+            readahead,
             idle_files_max: self.idle_files_max,
             tuning: self.tuning,
         };
@@ -173,6 +195,7 @@ impl Default for Builder {
         Self {
             memory: None,
             readahead: 4 << 20,
+            readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
             folio_orders: Orders::PAGES,
             engine: EngineOptions::default(),

@@ -181,7 +181,7 @@ impl Filemap {
         let start = window.start.align_down(min);
         let end = window.start.plus(u64::from(window.pages)).align_up(min);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
-        Window { start, pages: (end.0 - start.0) as u32, marker }
+        Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
     /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two. Under more
@@ -277,7 +277,9 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        let shape = Shape { orders: self.folio_orders, marker: window.marker, purpose: Purpose::Read };
+        let Orders { min, max } = self.folio_orders;
+        let orders = Orders { min, max: max.min(window.order).max(min) };
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read };
         let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {
             Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),

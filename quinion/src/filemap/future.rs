@@ -33,16 +33,14 @@ use crate::sync::RankedMutex;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;
-use super::read::Patience;
+use super::read::{Patience, Reading};
 
 /// How far a pending read has come.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
-    /// Bytes that are in the buffer.
-    done: usize,
+pub(crate) struct Polled {
+    read: Reading,
     waited: Waited,
     end: End,
-    is_miss: bool,
 }
 
 /// What a read waits for.
@@ -86,7 +84,7 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
-        progress: &mut Progress,
+        progress: &mut Polled,
         position: u64,
         to: &mut [u8],
         context: &Context<'_>,
@@ -96,23 +94,23 @@ impl Filemap {
             match self.poll_waited(mapping, progress, context) {
                 Ok(Poll::Pending) => return Poll::Pending,
                 Ok(Poll::Ready(())) => {}
-                Err(error) => return self.finish(progress, Err(error)),
+                Err(error) => return self.end_polls(progress, Err(error)),
             }
             // 2
-            match self.read_on(mapping, readahead, progress, position, to) {
+            match self.read_ready(mapping, readahead, &mut progress.read, position, to) {
                 // 3
                 Ok(Some(Obstacle::Page(position))) => progress.waited = Waited::Page { position, word: None },
-                Ok(Some(Obstacle::End)) if progress.done == 0 && progress.end == End::AsKnown => {
+                Ok(Some(Obstacle::End)) if progress.read.done == 0 && progress.end == End::AsKnown => {
                     progress.end = End::LookedAt;
                     let sent = self.send(mapping, progress, context, |filemap, mapping| {
                         filemap.look_at_the_end(mapping).map(drop)
                     });
                     if let Err(error) = sent {
-                        return self.finish(progress, Err(error));
+                        return self.end_polls(progress, Err(error));
                     }
                 }
-                Ok(Some(Obstacle::End) | None) => return self.finish(progress, Ok(())),
-                Err(error) => return self.finish(progress, Err(error)),
+                Ok(Some(Obstacle::End) | None) => return self.end_polls(progress, Ok(())),
+                Err(error) => return self.end_polls(progress, Err(error)),
             }
         }
     }
@@ -121,7 +119,7 @@ impl Filemap {
     fn poll_waited(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        progress: &mut Progress,
+        progress: &mut Polled,
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
         match std::mem::take(&mut progress.waited) {
@@ -157,25 +155,19 @@ impl Filemap {
     }
 
     /// Reads what is there and starts what is not. `None`: all of it was read.
-    fn read_on(
+    fn read_ready(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
-        progress: &mut Progress,
+        read: &mut Reading,
         position: u64,
         to: &mut [u8],
     ) -> Result<Option<Obstacle>, Error> {
-        let at = position + progress.done as u64;
-        let rest = &mut to[progress.done..];
-        let rest_len = rest.len();
-        let (bytes, hit, outcome) = self.read_uncounted(mapping, readahead, Patience::Start, at, rest);
-        progress.done += bytes;
-        progress.is_miss |= !hit;
-        match outcome {
-            Ok(()) if bytes == rest_len => Ok(None),
+        match self.read_on(mapping, readahead, Patience::Start, position, to, read) {
+            Ok(()) if read.done == to.len() => Ok(None),
             Ok(()) => Ok(Some(Obstacle::End)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                Ok(Some(Obstacle::Page(position + progress.done as u64)))
+                Ok(Some(Obstacle::Page(position + read.done as u64)))
             }
             Err(error) => Err(error),
         }
@@ -185,7 +177,7 @@ impl Filemap {
     fn await_page(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        progress: &mut Progress,
+        progress: &mut Polled,
         position: u64,
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
@@ -205,7 +197,7 @@ impl Filemap {
     fn send(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        progress: &mut Progress,
+        progress: &mut Polled,
         context: &Context<'_>,
         errand: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
@@ -224,9 +216,9 @@ impl Filemap {
         Ok(())
     }
 
-    fn finish(&self, progress: &mut Progress, outcome: Result<(), Error>) -> Poll<Result<usize, Error>> {
-        let Progress { done, is_miss, .. } = std::mem::take(progress);
-        self.count_read(done, !is_miss);
+    fn end_polls(&self, progress: &mut Polled, outcome: Result<(), Error>) -> Poll<Result<usize, Error>> {
+        let Reading { done, hit } = std::mem::take(progress).read;
+        self.count_read(done, hit);
         Poll::Ready(if done > 0 { Ok(done) } else { outcome.map(|()| 0) })
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::mapping::{Mapping, MappingGuard};
 use crate::readahead::Window;
 use crate::stats::Count;
-use crate::units::{PageIndex, pages_of_bytes};
+use crate::units::{Order, PageIndex, pages_of_bytes};
 
 use super::fill::{Filemap, Need};
 use super::read::Patience;
@@ -63,7 +63,8 @@ impl Filemap {
     fn fetch_piece(self: &Arc<Self>, mapping: &Arc<Mapping>, from: PageIndex, end: PageIndex) -> Prefetch {
         let missing = missing(&mapping.lock(), from, end);
         if missing > 0 {
-            let window = Window { start: from, pages: (end.0 - from.0) as u32, marker: None };
+            let pages = (end.0 - from.0) as u32;
+            let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
             let _ = self.fill_window(mapping, window, Need::Ahead, Patience::Start);
         }

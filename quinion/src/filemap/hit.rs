@@ -101,11 +101,8 @@ unsafe fn read_within_page(
     to: *mut u8,
     len: usize,
 ) -> Option<Frame> {
-    let (in_page, end) = (position as usize % PAGE_SIZE, position.checked_add(len as u64)?);
-    // Acquire, partner: as at 1 of the long way, the Release by which a file's growth stores its size.
-    if in_page + len > PAGE_SIZE || end > record.size.load(Ordering::Acquire) {
-        return None;
-    }
+    let in_page = position as usize % PAGE_SIZE;
+    let end = end_within_page(record, position, len)?;
     let index = PageIndex::of_byte(position);
     let Kind::Folio(number) = find(&grown, record, index).kind() else { return None };
     let frame = Frame(number);
@@ -121,13 +118,39 @@ unsafe fn read_within_page(
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
-        let inside = (position - ticket.first.first_byte()) as usize;
-        grown.bytes(frame.plus((inside / PAGE_SIZE) as u32))?;
-        // SAFETY: as above; the frame that holds this page of the folio was just asked for.
-        unsafe { copy_out(from.add(inside), to, len) };
+        let from = page_of(grown, frame, ticket, index)?;
+        // SAFETY: as above, and the range is within the page.
+        unsafe { copy_out(from.add(in_page), to, len) };
     }
-    let same = descriptor.end_read(ticket) && record.size.load(Ordering::Relaxed) >= end && is(record, id);
-    same.then_some(frame)
+    is_still(descriptor, ticket, record, id, end).then_some(frame)
+}
+
+/// Where a range ends, if it lies within one page and within the file.
+#[inline(always)]
+pub(super) fn end_within_page(record: &Record, position: u64, len: usize) -> Option<u64> {
+    let end = position.checked_add(len as u64)?;
+    let within_page = position as usize % PAGE_SIZE + len <= PAGE_SIZE;
+    // Acquire, partner: as at 1 of the long way, the Release by which a file's growth stores its size.
+    (within_page && end <= record.size.load(Ordering::Acquire)).then_some(end)
+}
+
+/// The address of the page at `index` of a folio that covers it, by its ticket; `None` if no such frame exists.
+#[inline(always)]
+pub(super) fn page_of(grown: Grown<'_>, frame: Frame, ticket: Ticket, index: PageIndex) -> Option<*mut u8> {
+    grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
+}
+
+/// The looks after a copy: was it this folio all the while, and does this mapping's file still reach to `end`?
+#[inline(always)]
+pub(super) fn is_still(
+    descriptor: &Descriptor,
+    ticket: Ticket,
+    record: &Record,
+    id: MappingId,
+    end: u64,
+) -> bool {
+    // The acquire fence in `end_read` stands before the loads of the record, too.
+    descriptor.end_read(ticket) && record.size.load(Ordering::Relaxed) >= end && is(record, id)
 }
 
 /// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the

@@ -16,7 +16,8 @@
 //! room. `fill.rs` is steps 3 to 5 and the end of a fill, with `refault.rs` for folios
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
-//! to wait with.
+//! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
+//! and `start.rs` what happens to those of a batch that missed.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -29,6 +30,7 @@ mod fill;
 #[cfg(feature = "std")]
 mod future;
 mod hit;
+mod hits;
 #[cfg(feature = "std")]
 mod hint;
 #[cfg(feature = "std")]
@@ -37,15 +39,20 @@ mod pin;
 mod read;
 #[cfg(feature = "std")]
 mod refault;
+#[cfg(feature = "std")]
+mod start;
 
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]
-pub(crate) use future::Progress;
+pub(crate) use future::Polled;
 #[cfg(feature = "std")]
 pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
+pub use hits::{GROUP_MAX, Served, Wanted, read_group};
 #[cfg(feature = "std")]
 pub use read::Patience;
 #[cfg(feature = "std")]
 pub(crate) use read::touch;
+#[cfg(feature = "std")]
+pub(crate) use start::{Progress, Span};

@@ -38,12 +38,12 @@ use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
-use crate::readahead::{Readahead, Window};
+use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Batch, Filemap, Filled, Need};
+use super::fill::{Filemap, Filled, Need};
 use super::hit::{Stopped, read_hits_into};
 
 /// How far a read may go for bytes that are not there.
@@ -93,6 +93,17 @@ pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
     }
 }
 
+/// What readahead may ask: hints, by the lookup without a lock.
+impl Cached for Mapping {
+    fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
+        let max = index.0.min(u64::from(max)) as u32;
+        (0..max).find(|&i| !self.is_cached(PageIndex(index.0 - 1 - u64::from(i)))).unwrap_or(max)
+    }
+    fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
+        (0..u64::from(max)).map(|i| index.plus(i)).find(|&at| !self.is_cached(at))
+    }
+}
+
 impl Filemap {
     /// Reads up to `to.len()` bytes at `position`. Returns how many: fewer than asked at the end of the
     /// file, or if bytes were read before something went wrong or would have had to be waited for.
@@ -104,61 +115,51 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
-        let (done, hit, outcome) = self.read_uncounted(mapping, readahead, patience, position, to);
-        self.count_read(done, hit);
+        let mut run = Reading::default();
+        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut run);
+        self.count_read(run.done, run.hit);
         // What was read counts; the error comes again with the next call.
-        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+        if run.done > 0 { Ok(run.done) } else { outcome.map(|()| 0) }
     }
 
-    /// As [`Filemap::read`], uncounted: how many bytes, whether all of them were hits, and how it ended.
-    pub(super) fn read_uncounted(
+    /// Goes on with a read of `to.len()` bytes at `position` of which `run.done` are there, and steps `run`.
+    pub(crate) fn read_on(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
-    ) -> (usize, bool, Result<(), Error>) {
-        let mut done = 0;
-        let mut hit = true;
+        run: &mut Reading,
+    ) -> Result<(), Error> {
         let mut end_checked = false;
-        let outcome = loop {
+        loop {
             let view = self.arena.view();
-            let rest = &mut to[done..];
-            let at = position + done as u64;
+            let rest = &mut to[run.done..];
+            let at = position + run.done as u64;
             let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
-            done += hits.bytes;
+            run.done += hits.bytes;
             if let Some(page) = hits.marker {
                 self.advance(mapping, readahead, page, patience);
             }
             match hits.stopped {
-                Stopped::Full => break Ok(()),
-                Stopped::EndOfFile(_) if done > 0 || end_checked || patience != Patience::Wait => {
-                    break Ok(());
+                Stopped::Full => return Ok(()),
+                Stopped::EndOfFile(_) if run.done > 0 || end_checked || patience != Patience::Wait => {
+                    return Ok(());
                 }
                 Stopped::EndOfFile(_) => {
                     end_checked = true;
-                    if let Err(error) = self.look_at_the_end(mapping) {
-                        break Err(error);
-                    }
+                    self.look_at_the_end(mapping)?;
                 }
                 Stopped::Absent | Stopped::Filling | Stopped::Stale => {
                     debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
-                    hit = false;
-                    match self.read_slowly(
-                        mapping,
-                        readahead,
-                        patience,
-                        position + done as u64,
-                        &mut to[done..],
-                    ) {
-                        Ok(bytes) => done += bytes,
-                        Err(error) => break Err(error),
-                    }
+                    run.hit = false;
+                    let at = position + run.done as u64;
+                    let rest = &mut to[run.done..];
+                    run.done += self.read_slowly(mapping, readahead, patience, at, rest)?;
                 }
             }
-        };
-        (done, hit, outcome)
+        }
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
@@ -254,7 +255,7 @@ impl Filemap {
         mapping: &Arc<Mapping>,
         position: u64,
     ) -> Result<(), Error> {
-        let none = RankedMutex::new(Rank::Readahead, Readahead::new(1));
+        let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let miss = Miss { index: PageIndex::of_byte(position), position, len: 1, reach: Reach::Page };
         self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
@@ -320,30 +321,33 @@ impl Filemap {
         if patience == Patience::CacheOnly {
             return Err(would_block());
         }
-        let window = match reach {
-            Reach::Page => Window { start: index, pages: 1, marker: None },
+        let windows = match reach {
+            Reach::Page => Windows::one(Window::exact(index, 1)),
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
-                let size_pages = mapping.size_pages();
-                if index.0 >= size_pages {
-                    return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
-                }
-                let asked = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
-                guard.on_miss(
-                    index,
-                    asked.clamp(1, size_pages - index.0).min(u64::from(u32::MAX)) as u32,
-                    size_pages,
-                )
+                let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
+                let pages = pages.min(u64::from(u32::MAX)) as u32;
+                guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
             }
         };
+        let Some((&window, ahead)) = windows.split_first() else {
+            return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
+        };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        match self.fill_window(mapping, window, need, patience) {
+        let filled = self.fill_window(mapping, window, need, patience);
+        if matches!(filled, Filled::Busy | Filled::NoMemory)
+            && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
+        {
+            state.on_refused(index);
+        }
+        match filled {
             Filled::Nothing => Ok(Missed::Again(reach)),
             Filled::Busy => Err(would_block()),
             Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
+                self.fill_ahead(mapping, ahead, patience);
                 if let Ok(held) = mapping.try_hold(index) {
                     match self.wait_readable(mapping, &held, patience) {
                         Readable::Yes => return Ok(Missed::Ready(held)),
@@ -351,7 +355,12 @@ impl Filemap {
                         Readable::Never => {}
                     }
                 }
-                judge_failure(&batch, miss).map(Missed::Again)
+                let failure = batch.take_failure(index);
+                if failure.is_some() && reach == Reach::Window {
+                    let state = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+                    state.into_iter().for_each(|mut state| state.on_failure());
+                }
+                judge_failure(failure, miss).map(Missed::Again)
             }
         }
     }
@@ -373,12 +382,30 @@ impl Filemap {
             return;
         }
         let before = *state;
-        let Some(window) = state.on_marker(page, mapping.size_pages()) else { return };
-        match self.fill_window(mapping, window, Need::Ahead, patience) {
-            Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
-            Filled::Nothing => {}
-            Filled::NoMemory | Filled::Busy => *state = before, // the stream goes on with a miss
+        let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
+        let windows = state.on_marker(asked, &**mapping);
+        match self.fill_ahead(mapping, &windows, patience) {
+            Ahead::Started => {}
+            Ahead::Refused => *state = before, // the stream goes on with a miss
         }
+    }
+
+    /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy.
+    pub(super) fn fill_ahead(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        windows: &[Window],
+        patience: Patience,
+    ) -> Ahead {
+        for (at, &window) in windows.iter().enumerate() {
+            match self.fill_window(mapping, window, Need::Ahead, patience) {
+                Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
+                Filled::Nothing => {}
+                Filled::NoMemory | Filled::Busy if at == 0 => return Ahead::Refused,
+                Filled::NoMemory | Filled::Busy => break,
+            }
+        }
+        Ahead::Started
     }
 
     /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
@@ -438,6 +465,21 @@ fn shown(mapping: &Mapping, position: u64, bytes: usize) -> usize {
     left.min(bytes as u64) as usize
 }
 
+/// How far a read is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// Bytes that are in the reader's buffer.
+    pub done: usize,
+    /// Whether the cache alone has given them.
+    pub hit: bool,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self { done: 0, hit: true }
+    }
+}
+
 /// A page that is not there, and the read that wants it.
 #[derive(Clone, Copy, Debug)]
 struct Miss {
@@ -456,6 +498,15 @@ enum Reach {
     Page,
 }
 
+/// What came of windows that nobody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ahead {
+    /// All, or the first of them, are on their way or there.
+    Started,
+    /// Not even the first.
+    Refused,
+}
+
 /// What came of a miss.
 enum Missed<'m> {
     /// The folio, filled.
@@ -465,8 +516,8 @@ enum Missed<'m> {
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
-fn judge_failure(batch: &Batch, miss: Miss) -> Result<Reach, Error> {
-    match (batch.take_failure(miss.index), miss.reach) {
+fn judge_failure(failure: Option<std::io::Error>, miss: Miss) -> Result<Reach, Error> {
+    match (failure, miss.reach) {
         (Some(source), Reach::Page) => {
             Err(Repr::Read { position: miss.position, len: miss.len, source }.into())
         }

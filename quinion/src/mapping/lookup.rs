@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU32;
 
 use crate::arena::{CellNumber, Grown, Record};
 use crate::units::PageIndex;
-use crate::xarray::{Entry, Finder, RacySlots, load_root, walk};
+use crate::xarray::{Entry, Finder, RacySlots, Steps, load_root, walk};
 
 /// Bits of an index that one level of the cache's trees resolves.
 pub const NODE_BITS: u32 = 6;
@@ -32,4 +32,10 @@ pub fn find(grown: &Grown<'_>, record: &Record, index: PageIndex) -> Entry {
 #[inline]
 pub fn finder<'a>(grown: &'a Grown<'a>, record: &'a Record) -> FolioFinder<'a> {
     Finder::new(grown, &record.root)
+}
+
+/// As [`find`], to be led level by level.
+#[inline]
+pub fn seek<'a>(grown: &'a Grown<'a>, record: &Record, index: PageIndex) -> Steps<'a, NODE_BITS> {
+    Steps::new(grown, load_root(&record.root), index.0)
 }

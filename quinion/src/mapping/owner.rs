@@ -212,6 +212,11 @@ impl Mapping {
         descriptor.begin_read(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
     }
 
+    /// Whether a folio seems to stand at `index`, filled or not: a hint, by a look without a lock.
+    pub fn is_cached(&self, index: PageIndex) -> bool {
+        self.find_frame(index).is_some()
+    }
+
     /// Whether the page at `index` is ready to be read, as far as can be seen without a lock.
     pub fn probe(&self, index: PageIndex) -> Result<(), NotReady> {
         self.find(index).ok_or(NotReady::Mismatch)?.begin_read(self.id, index).map(drop)

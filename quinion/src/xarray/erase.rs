@@ -32,9 +32,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let Some(at) = self.leaf(index) else { return Entry::EMPTY };
         let entry = self.get(at);
         if !entry.is_empty() {
-            self.clear_run(at, entry);
-            self.prune(at.home);
-            self.shrink();
+            self.remove(at, entry);
         }
         entry
     }
@@ -88,14 +86,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// If the two are not of the same order, or `expected` is empty: to fill a hole, insert.
     pub fn compare_exchange(&mut self, index: u64, expected: Entry, new: Entry) -> Exchanged {
         assert!(!expected.is_empty(), "a hole is filled by an insertion");
-        let found = self.load(index);
+        let Some(at) = self.leaf(index) else { return Exchanged::Found(Entry::EMPTY) };
+        let found = self.get(at);
         if found != expected {
             return Exchanged::Found(found);
         }
         if new.is_empty() {
-            self.erase(index);
+            self.remove(at, found);
         } else {
-            self.swap_run(self.leaf(index).expect("it was found"), found, new);
+            self.swap_run(at, found, new);
         }
         Exchanged::Done
     }
@@ -136,14 +135,19 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         base
     }
 
+    /// Takes the entry around `at` out, and the nodes and levels that go with it.
+    fn remove(&self, at: At, entry: Entry) {
+        self.clear_run(at, entry);
+        self.prune(at.home);
+        self.shrink();
+    }
+
     /// Empties the slots of the entry around `at`. The node stays, empty or not.
     fn clear_run(&self, at: At, entry: Entry) {
         let order = self.order_of(entry);
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
-        for slot in first.slot..first.slot + run {
-            self.put(At { slot, ..first }, Entry::EMPTY);
-        }
+        self.put_run(first, run, Entry::EMPTY);
         self.account(at.home, -(run as i32), if is_shadow(entry) { -(run as i32) } else { 0 });
     }
 
@@ -156,9 +160,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         );
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
-        for slot in first.slot..first.slot + run {
-            self.put(At { slot, ..first }, new);
-        }
+        self.put_run(first, run, new);
         self.account(at.home, 0, run as i32 * (i32::from(is_shadow(new)) - i32::from(is_shadow(old))));
         self.settle(at.home);
     }

@@ -211,7 +211,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             if !fits {
                 break Some((order, folio));
             }
-            if (slot..slot + run).all(|slot| node.get(slot).is_empty()) {
+            if node.is_vacant(slot, run) {
                 filled += run as i32;
             } else if let Some(shadow) = shadow_of(node.get(slot))
                 && shadow.order() == order
@@ -223,7 +223,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 break Some((order, folio));
             }
             self.slab.placing(folio, index + (u64::from(slot - first) << shift), order);
-            (slot..slot + run).for_each(|slot| node.put(slot, Entry::folio(folio)));
+            node.put_run(slot, run, Entry::folio(folio));
             slot += run;
             done.count(order);
         };
@@ -441,9 +441,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
         let run = Self::run_of(order);
         self.announce(index, order, entry);
-        for slot in low.slot..low.slot + run {
-            self.put(At { slot, ..low }, entry);
-        }
+        self.put_run(low, run, entry);
         self.account(low.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
         self.settle(low.home);
         self.put(at, Entry::node(numbers[0]));
@@ -527,7 +525,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Ok(())
     }
 
-    /// Steps 3 to 5, in the slots that the entry fills. `at` is the first of them.
+    /// Steps 3 to 5, in the slots that the entry fills. `at` is the first of them. Where nothing stands,
+    /// nothing is in the way, displaced or marked.
     #[inline]
     fn fill(
         &self,
@@ -540,17 +539,21 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     ) -> Result<At, Refused> {
         let shift = at.shift;
         let run = Self::run_of(order);
-        // 3
-        let found = self.get(at);
-        if !found.is_empty() || run > 1 {
-            self.check_run(at, index, order, over)?;
-            // 4
-            let _all = self.each_in_run(at, index, run, &mut |first, entry, order| {
-                displaced(first, entry, order);
-                ControlFlow::Continue(())
-            });
-            self.unmark_all(at, run);
+        if self.is_vacant(at, run) {
+            self.announce(index, order, entry);
+            self.put_run(at, run, entry);
+            self.account(at.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
+            self.settle(at.home);
+            return Ok(at);
         }
+        // 3
+        self.check_run(at, index, order, over)?;
+        // 4
+        let _all = self.each_in_run(at, index, run, &mut |first, entry, order| {
+            displaced(first, entry, order);
+            ControlFlow::Continue(())
+        });
+        self.unmark_all(at, run);
         // 5
         self.announce(index, order, entry);
         let (mut slots, mut shadows) = (0, 0);

@@ -10,7 +10,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::{Entry, Kind};
 use super::mark::Mark;
-use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
+use super::tree::{At, Home, Slab, XArray, is_shadow};
 
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry,
@@ -24,40 +24,37 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
 
     /// The last entry that meets `from..=to`; see [`next`](XArray::next).
     pub fn prev(&self, from: u64, to: u64) -> Option<(u64, Entry, u8)> {
-        let reach = 1u64.checked_shl(self.top().shift).unwrap_or(INDICES_MAX);
-        let mut index = to.min(reach - 1);
-        let mut at = self.leaf(index)?;
-        while index >= from {
-            let entry = self.get(at);
-            if !entry.is_empty() {
-                return Some(self.canonical(index, entry));
-            }
-            let first = index >> at.shift << at.shift;
-            let last = index;
-            index = first.checked_sub(1)?;
-            at = self.across(at, last, index)?;
-        }
-        None
+        self.range(from, to).next_back()
     }
 
     /// The entries that meet `from..=to`, in rising order, each once: also what an insertion there would
-    /// conflict with.
+    /// conflict with. From the back they come in falling order; from both ends each still comes once.
     pub fn range(&self, from: u64, to: u64) -> Range<'_, 'a, S, BITS> {
-        Range { tree: self, cursor: Cursor::new(self), from, to }
+        Range { tree: self, front: Cursor::new(self), back: None, from, to }
     }
 
     /// The first entry that carries the mark and meets `from..=to`; see [`next`](XArray::next).
+    #[inline]
     pub fn next_marked(&self, from: u64, to: u64, mark: Mark) -> Option<(u64, Entry, u8)> {
-        if !self.is_marked(mark) || from > to {
-            return None;
+        self.marked(from, to, mark).next()
+    }
+
+    /// The entries that carry the mark and meet `from..=to`, in rising order, each once. Where nothing in the
+    /// tree carries the mark it costs one load; else one way down and steps along marked slots only.
+    pub fn marked(&self, from: u64, to: u64, mark: Mark) -> Marked<'_, 'a, S, BITS> {
+        let place = if self.is_marked(mark) && from <= to { self.marked_start(from) } else { None };
+        Marked { tree: self, mark, place, passed: 0, to }
+    }
+
+    /// Where a search for marks begins: at the slot of `from`, or the first one of the entry there.
+    fn marked_start(&self, from: u64) -> Option<(At, u64)> {
+        let at = self.leaf(from)?;
+        let entry = self.get(at);
+        if entry.is_empty() {
+            return Some((at, from));
         }
-        let Some((at, entry)) = self.marked_place(from) else { return self.seek_marked(from, to, mark) };
-        let found @ (first, _, order) = self.canonical(from, entry);
-        if self.marks_at(at) & mark.bit() != 0 {
-            Some(found)
-        } else {
-            self.seek_marked(first + (1 << order), to, mark)
-        }
+        let (first, _, order) = self.canonical(from, entry);
+        Some((Self::first_slot(at, order), first))
     }
 
     /// The first of `pages` indices from `from` on where an insertion would find nothing in its way: a hole
@@ -76,69 +73,42 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The last of `pages` indices, `from` and those before it, where an insertion would find nothing in
     /// its way. `None` also if it is all taken down to index 0.
     pub fn prev_gap(&self, from: u64, pages: u64) -> Option<u64> {
+        let lowest = from.saturating_sub(pages.checked_sub(1)?);
         let mut gap = from;
-        while from - gap < pages {
-            match self.entry_at(gap) {
-                Some((first, entry, _)) if !is_shadow(entry) => gap = first.checked_sub(1)?,
-                _ => return Some(gap),
+        for (first, entry, order) in self.range(lowest, from).rev() {
+            if is_shadow(entry) || first + (1 << order) <= gap {
+                break;
             }
+            gap = first.checked_sub(1)?;
         }
-        None
+        (lowest <= gap).then_some(gap)
     }
 
-    /// From a slot that covers `last` to the lowest that covers `index`, as high up as it must go.
-    #[inline]
-    fn across(&self, mut at: At, last: u64, index: u64) -> Option<At> {
-        while let Home::Node(node) = at.home {
-            if (index ^ last) >> (at.shift + BITS) == 0 {
-                at.slot = Self::slot_of(index, at.shift);
-                return Some(self.descend(at, index));
-            }
-            at = self.above(node, at.shift);
-        }
-        (index >> at.shift == 0).then(|| self.descend(at, index))
-    }
-
-    /// The first marked entry whose first index lies in `from..=to`, where none reaches over `from`.
-    fn seek_marked(&self, from: u64, to: u64, mark: Mark) -> Option<(u64, Entry, u8)> {
-        let (mut at, mut index) = (self.top(), from);
-        if index >> at.shift != 0 {
-            return None;
-        }
-        while index <= to {
-            // Down, along slots that are marked.
-            let entry = self.get(at);
-            match entry.kind() {
-                Kind::Node(node) => at = Self::down(at, node, index),
-                _ => return Some(self.canonical(index, entry)),
-            }
-            // Right to the next marked slot, and up where a node has none left.
-            (at, index) = self.marked_right(at, index, mark)?;
-        }
-        None
-    }
-
-    /// From `at`, the slot of `index`, to the next marked one: itself, one to the right of it, or one to
-    /// the right of those above it.
-    fn marked_right(&self, mut at: At, mut index: u64, mark: Mark) -> Option<(At, u64)> {
-        let mut passed = 0; // slots of the node at hand that are done with: `at` itself, after a climb
+    /// From `at`, the slot of `index`, to the first entry with a marked slot, `passed` slots or more to the
+    /// right: right where there is one, up where a node has none left, down where one holds a node.
+    fn marked_right(&self, mut at: At, mut index: u64, mut passed: u32, mark: Mark) -> Option<(At, u64)> {
         while let Home::Node(node) = at.home {
             let right = self.node(node).marks(mark).checked_shr(at.slot + passed).unwrap_or(0);
-            if right != 0 {
-                let skip = passed + right.trailing_zeros();
-                if skip > 0 {
-                    index = ((index >> at.shift) + u64::from(skip)) << at.shift;
-                }
-                return Some((At { slot: at.slot + skip, ..at }, index));
+            if right == 0 {
+                (at, passed) = (self.above(node, at.shift), 1);
+                continue;
             }
-            (at, passed) = (self.above(node, at.shift), 1);
+            let skip = passed + right.trailing_zeros();
+            if skip > 0 {
+                (at.slot, index) = (at.slot + skip, ((index >> at.shift) + u64::from(skip)) << at.shift);
+            }
+            match self.get(at).kind() {
+                Kind::Node(below) => (at, passed) = (Self::down(at, below, index), 0),
+                _ => return Some((at, index)),
+            }
         }
-        None
+        // The root's word, which holds the only entry of all unless this came up to it.
+        (passed == 0).then_some((at, index))
     }
 }
 
-/// A place in a tree that moves to the right. The tree may change under it, as long as no node on the way
-/// down to it goes.
+/// A place in a tree that moves to the right or to the left. The tree may change under it, as long as
+/// no node on the way down to it goes.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     /// The slot it is at.
@@ -187,6 +157,39 @@ impl<'a> Cursor<'a> {
         None
     }
 
+    /// Moves to the last slot down from that of `to`, to that of `from`, that holds an entry.
+    pub fn find_back<S: Slab, const BITS: u32>(
+        &mut self,
+        tree: &XArray<'a, S, BITS>,
+        from: u64,
+        mut to: u64,
+    ) -> Option<Entry> {
+        while from <= to {
+            let entry = match self.at.home {
+                Home::Node(node) if (to ^ self.index) >> (self.at.shift + BITS) != 0 => {
+                    self.enter(tree, tree.above(node, self.at.shift));
+                    continue;
+                }
+                Home::Node(_) => {
+                    self.at.slot = XArray::<S, BITS>::slot_of(to, self.at.shift);
+                    Entry::from_bits(self.slots[self.at.slot as usize].load(Ordering::Relaxed))
+                }
+                Home::Root if to >> self.at.shift != 0 => {
+                    to = (1 << self.at.shift) - 1; // beyond what the tree reaches there is nothing
+                    continue;
+                }
+                Home::Root => tree.root().entry,
+            };
+            self.index = to;
+            match entry.kind() {
+                Kind::Node(node) => self.enter(tree, XArray::<S, BITS>::down(self.at, node, to)),
+                Kind::Empty => to = (to >> self.at.shift << self.at.shift).checked_sub(1)?,
+                Kind::Folio(_) | Kind::Value(_) => return Some(entry),
+            }
+        }
+        None
+    }
+
     #[inline]
     fn enter<S: Slab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: At) {
         self.at = at;
@@ -201,7 +204,10 @@ impl<'a> Cursor<'a> {
 #[derive(Debug)]
 pub struct Range<'t, 'a, S: Slab, const BITS: u32> {
     tree: &'t XArray<'a, S, BITS>,
-    cursor: Cursor<'a>,
+    front: Cursor<'a>,
+    /// Made when the first entry is asked for from the back.
+    back: Option<Cursor<'a>>,
+    /// What is left: `from..=to`, nothing if `from` is larger.
     from: u64,
     to: u64,
 }
@@ -211,9 +217,48 @@ impl<S: Slab, const BITS: u32> Iterator for Range<'_, '_, S, BITS> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        let entry = self.cursor.find(self.tree, self.from, self.to)?;
-        let found @ (first, _, order) = self.tree.canonical(self.cursor.index, entry);
+        let entry = self.front.find(self.tree, self.from, self.to)?;
+        let found @ (first, _, order) = self.tree.canonical(self.front.index, entry);
         self.from = first + (1 << order);
         Some(found)
+    }
+}
+
+impl<S: Slab, const BITS: u32> DoubleEndedIterator for Range<'_, '_, S, BITS> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        let back = self.back.get_or_insert_with(|| Cursor::new(self.tree));
+        let entry = back.find_back(self.tree, self.from, self.to)?;
+        let found @ (first, ..) = self.tree.canonical(back.index, entry);
+        match first.checked_sub(1) {
+            Some(last) => self.to = last,
+            None => (self.from, self.to) = (1, 0),
+        }
+        Some(found)
+    }
+}
+
+/// An iteration over entries that carry a mark, made by [`XArray::marked`].
+#[derive(Debug)]
+pub struct Marked<'t, 'a, S: Slab, const BITS: u32> {
+    tree: &'t XArray<'a, S, BITS>,
+    mark: Mark,
+    /// The slot to go on from and an index of it; none at the end.
+    place: Option<(At, u64)>,
+    /// Slots from there on that are done with.
+    passed: u32,
+    to: u64,
+}
+
+impl<S: Slab, const BITS: u32> Iterator for Marked<'_, '_, S, BITS> {
+    type Item = (u64, Entry, u8);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (at, index) = self.place.take()?;
+        let found @ (at, index) = self.tree.marked_right(at, index, self.passed, self.mark)?;
+        if index > self.to {
+            return None;
+        }
+        (self.place, self.passed) = (Some(found), 1); // the first slot of an entry is its only marked one
+        Some(self.tree.canonical(index, self.tree.get(at)))
     }
 }

@@ -90,14 +90,14 @@ mod reserve;
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{Finder, Found, RacySlots, Walker, load_root, walk};
+pub use walk::{Finder, Found, RacySlots, Steps, Walker, load_root, walk};
 
 #[cfg(feature = "std")]
 pub use erase::{Exchanged, Forgotten};
 #[cfg(feature = "std")]
 pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]
-pub use iter::Range;
+pub use iter::{Marked, Range};
 #[cfg(feature = "std")]
 pub use mark::Mark;
 #[cfg(feature = "std")]

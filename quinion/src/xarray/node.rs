@@ -75,6 +75,27 @@ impl<'a> Node<'a> {
         self.slots[slot as usize].store(entry.bits(), order);
     }
 
+    /// Stores `entry` in `run` slots from `slot` on; see [`put`](Self::put).
+    #[inline]
+    pub fn put_run(&self, slot: u32, run: u32, entry: Entry) {
+        if run == 1 {
+            return self.put(slot, entry); // a page: by far the most frequent
+        }
+        for slot in &self.slots[slot as usize..][..run as usize] {
+            // Release, partner: as in `put`.
+            slot.store(entry.bits(), Ordering::Release);
+        }
+    }
+    /// Whether nothing stands in `run` slots from `slot` on.
+    #[inline]
+    pub fn is_vacant(&self, slot: u32, run: u32) -> bool {
+        if run == 1 {
+            return self.get(slot).is_empty();
+        }
+        let mut slots = self.slots[slot as usize..][..run as usize].iter();
+        slots.all(|slot| Entry::from_bits(slot.load(Ordering::Relaxed)).is_empty())
+    }
+
     /// Slots that are not empty.
     #[inline]
     pub fn count(&self) -> u32 {

@@ -187,6 +187,18 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             Home::Node(node) => self.node(node).put(at.slot, entry),
         }
     }
+    /// Stores at `run` positions side by side, from `at` on; see [`put`](Self::put).
+    #[inline]
+    pub(super) fn put_run(&self, at: At, run: u32, entry: Entry) {
+        let Home::Node(node) = at.home else { return self.put(at, entry) };
+        self.node(node).put_run(at.slot, run, entry);
+    }
+    /// Whether nothing stands at `run` positions side by side, from `at` on.
+    #[inline]
+    pub(super) fn is_vacant(&self, at: At, run: u32) -> bool {
+        let Home::Node(node) = at.home else { return self.is_empty() };
+        self.node(node).is_vacant(at.slot, run)
+    }
     /// From `at` down to the lowest slot that covers `index`.
     #[inline]
     pub(super) fn descend(&self, mut at: At, index: u64) -> At {

@@ -223,3 +223,66 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
         self.finder.is_still(found)
     }
 }
+
+/// A walk that is led one level at a time, so that several go side by side: while one waits for its slot to
+/// come from memory, the others' are on their way. Finds what [`walk`] finds.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps<'a, const BITS: u32> {
+    index: u64,
+    /// Bits of the index below the level that `slot` is of.
+    shift: u32,
+    /// What the last step read.
+    entry: Entry,
+    /// Where the next one reads.
+    slot: Option<&'a AtomicU32>,
+}
+
+impl<'a, const BITS: u32> Steps<'a, BITS> {
+    /// A walk for `index`, at the top of a tree.
+    #[inline]
+    pub fn new<S: RacySlots + ?Sized>(slab: &'a S, root: Root, index: u64) -> Self {
+        let shift = u32::from(root.levels).min(64 / BITS + 1) * BITS;
+        let outside = index.checked_shr(shift).is_some_and(|above| above != 0);
+        let entry = if outside { Entry::EMPTY } else { root.entry };
+        let mut steps = Self { index, shift, entry, slot: None };
+        steps.descend(slab);
+        steps
+    }
+
+    /// The slot that the next step reads, to be fetched early; `None` once the walk has ended.
+    #[inline]
+    pub fn slot(&self) -> Option<&'a AtomicU32> {
+        self.slot
+    }
+
+    /// Goes one level down, if the walk has not ended.
+    #[inline]
+    pub fn step<S: RacySlots + ?Sized>(&mut self, slab: &'a S) {
+        if let Some(slot) = self.slot {
+            self.entry = Entry::from_bits(slab.read_slot(slot));
+            self.descend(slab);
+        }
+    }
+
+    /// What was found: a hint, once the walk has ended.
+    #[inline]
+    pub fn entry(&self) -> Entry {
+        self.entry
+    }
+
+    /// Turns to the slot in the node that was met, if it was one and a level is left for it.
+    #[inline]
+    fn descend<S: RacySlots + ?Sized>(&mut self, slab: &'a S) {
+        let Kind::Node(node) = self.entry.kind() else {
+            self.slot = None;
+            return;
+        };
+        let slots = if self.shift == 0 { None } else { slab.racy_slots(node) };
+        let Some(slots) = slots else {
+            (self.entry, self.slot) = (Entry::EMPTY, None);
+            return;
+        };
+        self.shift -= BITS;
+        self.slot = Some(&slots[(self.index >> self.shift) as usize & ((1 << BITS) - 1)]);
+    }
+}

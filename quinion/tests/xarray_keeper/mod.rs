@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use quinion::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, XArray, walk};
+use quinion::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, Steps, XArray, walk};
 
 /// What becomes of a node that comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +167,18 @@ impl<const BITS: u32> Forest<BITS> {
         // Acquire, partner: the tree's store of its root.
         let root = Root::from_bits(self.root.load(std::sync::atomic::Ordering::Acquire));
         walk::<_, BITS>(&self.keeper, root, index)
+    }
+    /// As [`Forest::walk`], a level at a time; also how many levels that were.
+    pub fn walk_by_steps(&self, index: u64) -> (Entry, u32) {
+        // Acquire, partner: the tree's store of its root.
+        let root = Root::from_bits(self.root.load(std::sync::atomic::Ordering::Acquire));
+        let mut steps = Steps::<BITS>::new(&self.keeper, root, index);
+        let mut levels = 0;
+        while steps.slot().is_some() {
+            steps.step(&self.keeper);
+            levels += 1;
+        }
+        (steps.entry(), levels)
     }
     /// Checks the tree, that no node leaked, and that the hook was called as promised.
     #[track_caller]

@@ -1,0 +1,378 @@
+//! Batch: several reads in one call.
+//!
+//! ```text
+//!   1 groups of 16   walked side by side; what is plainly a hit is read here and never seen again
+//!   2 look           the rest, one by one: what the cache holds of each
+//!   3 start          the missing pages of all of them, without waiting     a wave at a time, so that a
+//!   4 finish         each in order; waits as its options say               batch does not evict itself
+//! ```
+//!
+//! Each read is answered as `File::read_at_with` would answer it; the call gives
+//! the processor and the device several of them to work on at a time, and that is
+//! all it is. No heap is used, and 2 to 4 happen only if something is left for them.
+//!
+//! Invariants:
+//!  1. After the call every read has an answer, and one read's error is no other's.
+//!
+//! Not an invariant: that all reads see the file at one moment, or in order.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Repr, Result};
+use crate::filemap::{GROUP_MAX, Patience, Progress, Span, Wanted, read_group, touch};
+use crate::units::FILE_BYTES_MAX;
+
+use super::{Cache, File, Handle, ReadOptions};
+
+/// One read of a batch: where from, where to, and once it was made, what came of it.
+pub struct BatchRead<'b> {
+    buffer: &'b mut [u8],
+    position: u64,
+    answer: Answer,
+}
+
+/// What is known of a read's outcome.
+enum Answer {
+    Read(usize),
+    Unread,
+    Missing(usize),
+    Failed(Error),
+}
+
+impl<'b> BatchRead<'b> {
+    /// A read of up to `buffer.len()` bytes at byte `position` into `buffer`.
+    #[inline]
+    pub fn new(buffer: &'b mut [u8], position: u64) -> Self {
+        Self { buffer, position, answer: Answer::Unread }
+    }
+    /// The byte of the file that it begins at.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+    /// Moves it to another byte of the file, for the next batch; its answer is forgotten.
+    #[inline]
+    pub fn set_position(&mut self, position: u64) {
+        (self.position, self.answer) = (position, Answer::Unread);
+    }
+    /// How many bytes were read, as [`File::read_at`] counts them; 0 before it was made.
+    ///
+    /// # Errors
+    /// Those of [`File::read_at_with`]; nothing was read then.
+    #[inline]
+    pub fn result(&self) -> std::result::Result<usize, &Error> {
+        match &self.answer {
+            Answer::Read(bytes) => Ok(*bytes),
+            Answer::Unread | Answer::Missing(_) => Ok(0),
+            Answer::Failed(error) => Err(error),
+        }
+    }
+    /// As [`BatchRead::result`], with the error itself.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_result(self) -> Result<usize> {
+        match self.answer {
+            Answer::Read(bytes) => Ok(bytes),
+            Answer::Unread | Answer::Missing(_) => Ok(0),
+            Answer::Failed(error) => Err(error),
+        }
+    }
+    /// The bytes that were read; none before it was made, or if it failed.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.result().unwrap_or(0)]
+    }
+
+    /// What of it is to be started: the pages from its first missing byte on.
+    fn missing(&self) -> Option<Span> {
+        let Answer::Missing(done) = self.answer else { return None };
+        Some(Span::of(self.position + done as u64, self.buffer.len() - done))
+    }
+}
+
+impl fmt::Debug for BatchRead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("BatchRead");
+        text.field("position", &self.position).field("len", &self.buffer.len());
+        text.field("result", &self.result()).finish()
+    }
+}
+
+impl File {
+    /// Makes several reads of this file at once; each is answered in its [`BatchRead`] as
+    /// [`File::read_at`] would answer it.
+    ///
+    /// Hits are found side by side, which hides most of the waiting for memory. That pays where the file is
+    /// much larger than the processor's caches and the positions are scattered; a few pages that are read
+    /// over and over are read faster one by one. Of pages that are missing the device is asked for all
+    /// before the first is waited for. Any number of reads, in any order, of any length; reads of ascending
+    /// positions let neighbouring missing pages be read as one.
+    pub fn read_batch(&self, reads: &mut [BatchRead<'_>]) {
+        self.read_batch_with(reads, ReadOptions::default());
+    }
+
+    /// As [`File::read_batch`], with options, which hold for each read.
+    pub fn read_batch_with(&self, reads: &mut [BatchRead<'_>], options: ReadOptions) {
+        read_all(self, reads, |read| (self, read), options.patience());
+    }
+}
+
+impl Cache {
+    /// As [`File::read_batch`], of several files of this cache.
+    pub fn read_batch(&self, reads: &mut [(&File, BatchRead<'_>)]) {
+        self.read_batch_with(reads, ReadOptions::default());
+    }
+
+    /// As [`Cache::read_batch`], with options. (A file of another cache is read, too, but not side by side
+    /// with others.)
+    pub fn read_batch_with(&self, reads: &mut [(&File, BatchRead<'_>)], options: ReadOptions) {
+        let Some((leader, _)) = reads.iter().find(|(file, _)| Arc::ptr_eq(&file.handle.shared, &self.shared))
+        else {
+            return reads.iter_mut().for_each(|(file, read)| {
+                file.read_batch_with(std::slice::from_mut(read), options);
+            });
+        };
+        let leader: &File = leader;
+        read_all(leader, reads, |(file, read)| (*file, read), options.patience());
+    }
+}
+
+/// The story at the top of this file. `parts` tells an item's file and read; `leader` is a file of the cache
+/// whose files' reads go side by side.
+#[inline]
+fn read_all<'f, 'b: 'f, T>(
+    leader: &'f File,
+    items: &mut [T],
+    parts: impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
+    patience: Patience,
+) {
+    if leader.process.is_forked() {
+        items.iter_mut().map(&parts).for_each(|(_, read)| read.answer = Answer::Unread);
+        return read_rest(items, &parts, patience);
+    }
+    let left: usize = items.chunks_mut(GROUP_MAX).map(|group| read_hits(leader, group, &parts)).sum();
+    if left > 0 {
+        read_rest(items, &parts, patience);
+    }
+}
+
+/// 1: reads what of a group is plainly a hit; how many reads are left.
+#[inline]
+fn read_hits<'f, 'b: 'f, T>(
+    leader: &'f File,
+    group: &mut [T],
+    parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
+) -> usize {
+    let mut wanted = [const { Wanted::nothing() }; GROUP_MAX];
+    let reads = group.len();
+    for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
+        let (file, read) = parts(item);
+        if Arc::ptr_eq(&file.counters, &leader.counters) {
+            *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
+        }
+    }
+    let served = read_group(&leader.view, &mut wanted[..reads], touch);
+    let mut bytes = 0;
+    for (nth, item) in group.iter_mut().enumerate() {
+        let (_, read) = parts(item);
+        read.answer = Answer::Unread;
+        if served.has(nth) {
+            read.answer = Answer::Read(read.buffer.len());
+            bytes += read.buffer.len();
+        }
+    }
+    leader.counters.add_hits(u64::from(served.count()), bytes as u64);
+    reads - served.count() as usize
+}
+
+/// 2 to 4: looks at what is left, then starts and finishes it, a wave at a time.
+#[cold]
+fn read_rest<'f, 'b: 'f, T>(
+    items: &mut [T],
+    parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
+    patience: Patience,
+) {
+    for (file, read) in items.iter_mut().map(parts) {
+        read.look(file, patience); // 2
+    }
+    let mut rest = items;
+    while !rest.is_empty() {
+        let started = start_wave(rest, parts, patience); // 3
+        let (wave, behind) = rest.split_at_mut(started);
+        for (file, read) in wave.iter_mut().map(parts) {
+            read.finish(file, patience); // 4
+        }
+        rest = behind;
+    }
+}
+
+/// 3: starts what is missing of as many reads as one wave has room for, at least one; returns how many reads
+/// that are, those that miss nothing among them.
+fn start_wave<'f, 'b: 'f, T>(
+    items: &mut [T],
+    parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
+    patience: Patience,
+) -> usize {
+    let mut pages = 0;
+    let mut gathered: Option<(&File, Span)> = None;
+    let mut reads = 0;
+    for (file, read) in items.iter_mut().map(parts) {
+        if let Some(span) = read.missing() {
+            pages += span.pages();
+            if reads > 0 && pages > file.started_pages_max() {
+                break;
+            }
+            let joined = gathered.and_then(
+                |(of, before)| {
+                    if std::ptr::eq(of, file) { before.joined(span) } else { None }
+                },
+            );
+            if let (None, Some((of, before))) = (joined, gathered) {
+                of.start(before, patience);
+            }
+            gathered = Some((file, joined.unwrap_or(span)));
+        }
+        reads += 1;
+    }
+    if let Some((file, span)) = gathered {
+        file.start(span, patience);
+    }
+    reads
+}
+
+impl BatchRead<'_> {
+    /// 2: takes what the cache holds.
+    fn look(&mut self, file: &File, patience: Patience) {
+        if !matches!(self.answer, Answer::Unread) {
+            return;
+        }
+        self.answer = if file.process.is_forked() {
+            Answer::Failed(Repr::Forked.into())
+        } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
+            Answer::Read(0)
+        } else {
+            let Handle { shared, mapping } = &*file.handle;
+            match shared.filemap.look(mapping, &file.readahead, patience, self.position, self.buffer) {
+                Progress::Unread => Answer::Unread,
+                Progress::Read(bytes) => Answer::Read(bytes),
+                Progress::Missing(done) => Answer::Missing(done),
+            }
+        };
+    }
+
+    /// 4: takes the ordinary way to the end.
+    fn finish(&mut self, file: &File, patience: Patience) {
+        let Handle { shared, mapping } = &*file.handle;
+        let (filemap, readahead, position) = (&shared.filemap, &file.readahead, self.position);
+        let result = match self.answer {
+            Answer::Read(_) | Answer::Failed(_) => return,
+            Answer::Unread => filemap.read(mapping, readahead, patience, position, self.buffer),
+            Answer::Missing(done) => {
+                filemap.finish(mapping, readahead, patience, position, self.buffer, done)
+            }
+        };
+        self.answer = match result {
+            Ok(bytes) => Answer::Read(bytes),
+            Err(error) => Answer::Failed(error),
+        };
+    }
+}
+
+impl File {
+    fn start(&self, span: Span, patience: Patience) {
+        let Handle { shared, mapping } = &*self.handle;
+        shared.filemap.start(mapping, &self.readahead, patience, span);
+    }
+    fn started_pages_max(&self) -> u64 {
+        self.handle.shared.filemap.started_pages_max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use crate::backend::MemoryFile;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Four pages that are in the cache.
+    fn cached() -> (Cache, File) {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache");
+        let backend =
+            Arc::new(MemoryFile::new((0..4 * PAGE).map(|at| (at / PAGE) as u8).collect::<Vec<_>>()));
+        let file = cache.open_backend(backend).expect("it opens");
+        assert_eq!(file.read_at(&mut [1; 4 * PAGE], 0).expect("a read"), 4 * PAGE);
+        (cache, file)
+    }
+
+    /// Reads pages 0, 1 and 2 as a group, with `meanwhile` done after the first is served and before the others
+    /// are copied; which were served.
+    fn served(file: &File, meanwhile: impl FnOnce()) -> [bool; 3] {
+        let mut buffers = [[9; PAGE]; 3];
+        let mut at = 0;
+        let mut wanted = buffers.each_mut().map(|buffer| {
+            at += PAGE;
+            Wanted::new(file.cell, file.id, (at - PAGE) as u64, buffer)
+        });
+        let mut meanwhile = Some(meanwhile);
+        let touch = |_: crate::arena::Grown<'_>, _| {
+            if let Some(act) = meanwhile.take() {
+                act();
+            }
+        };
+        let served = read_group(&file.view, &mut wanted, touch);
+        let served = [0, 1, 2].map(|nth| served.has(nth));
+        assert!(!served[0] || buffers[0] == [0; PAGE]);
+        served
+    }
+
+    #[test]
+    fn a_group_serves_what_is_there() {
+        let (_cache, file) = cached();
+        assert_eq!(served(&file, || {}), [true; 3]);
+    }
+
+    #[test]
+    fn a_folio_that_goes_between_its_looks_is_not_served() {
+        let (_cache, file) = cached();
+        let Handle { shared, mapping } = &*file.handle;
+        let forget = || shared.filemap.invalidate(mapping).expect("it is forgotten");
+        assert_eq!(served(&file, forget), [true, false, false]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_between_the_looks_is_cut() {
+        let (_cache, file) = cached();
+        let shrink = || file.handle.mapping.shrink_size(2 * PAGE as u64);
+        assert_eq!(served(&file, shrink), [true, true, false]);
+    }
+
+    #[test]
+    fn a_record_that_goes_between_the_looks_ends_all_reads() {
+        let (_cache, file) = cached();
+        let record = file.view.record(file.cell).expect("an open file has one");
+        let id = record.id.load(Ordering::Relaxed);
+        assert_eq!(served(&file, || record.id.store(0, Ordering::Relaxed)), [true, false, false]);
+        record.id.store(id, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn what_is_no_plain_hit_is_left_alone() {
+        let (_cache, file) = cached();
+        let mut buffers = [[9; PAGE]; 5];
+        let places = [(PAGE - 1, 2), (4 * PAGE - 1, 2), (1 << 40, 1), (0, 0), (PAGE, PAGE)];
+        let mut wanted: Vec<_> = buffers
+            .iter_mut()
+            .zip(places)
+            .map(|(buffer, (at, len))| Wanted::new(file.cell, file.id, at as u64, &mut buffer[..len]))
+            .collect();
+        let served = read_group(&file.view, &mut wanted, touch);
+        assert_eq!((served.count(), served.has(4)), (1, true));
+        assert!(buffers[..4].iter().all(|buffer| *buffer == [9; PAGE]));
+    }
+}

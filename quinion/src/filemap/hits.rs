@@ -1,0 +1,268 @@
+//! Hits: several hits side by side, so that the waits for memory of one are the work time of the others.
+//!
+//! A hit waits for memory four times in a row: for a slot of the tree, for the
+//! descriptor, for the page, and for what the copy before it left in the way. The
+//! processor looks only a few hundred instructions ahead, less than one copy of
+//! 4 KiB; so hits one after another wait one after another. Here each
+//! step is done for all reads of a **group** before the next step begins for any,
+//! and what the next step needs is asked for in advance:
+//!
+//! ```text
+//!              read 0      read 1      read 2   ...            asks for
+//!   1 size       .           .           .                     the top node's slot
+//!   2 walk       .  level by level, all reads a level          the slot of the next level
+//!   3 found      .           .           .                     descriptor, referenced byte
+//!   4 look       .           .           .                     the first lines of the page
+//!   5 copy, look, touch, size                                  nothing: the copy fetches the rest itself
+//! ```
+//!
+//! What makes a hit sound is kept for each read by itself, by the functions of
+//! `hit.rs`: its size is looked at before its walk and after its copy, its first
+//! look comes before its copy and its second after it, and the record is asked last whether it
+//! is still the mapping's. That steps of other reads lie between these is no
+//! more than a slow reader: nothing here is held, and nobody waits.
+//!
+//! Only what is plainly a hit is served: a range within one page and within
+//! the file, of a folio that is there, filled, and carries no marker. The rest
+//! is left as it was, for the ordinary way.
+//!
+//! Invariants:
+//!  1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.
+//!  2. Nothing is read through an address that was not checked; to ask for a line early is no access.
+//!
+//! Not an invariant: that the reads of a group see the file at one moment. Each is a read of its own.
+
+use core::marker::PhantomData;
+use core::sync::atomic::AtomicU32;
+
+use crate::arena::{CellNumber, Descriptor, Grown, Record, Ticket, View};
+use crate::folio::copy::copy_out;
+use crate::mapping::{NODE_BITS, seek};
+use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
+use crate::xarray::{Kind, Steps};
+
+use super::hit::{end_within_page, is_still, page_of};
+
+/// The most reads that go side by side; more of them would push each other's lines out of the first cache.
+pub const GROUP_MAX: usize = 16;
+
+/// How many lines of a page are asked for at the first look; the rest follows the copy by itself.
+const LINES_AT_LOOK: usize = 4;
+/// Bytes in a line of the processor's caches.
+const LINE: usize = 64;
+
+/// One read of a group.
+#[derive(Debug)]
+pub struct Wanted<'b> {
+    cell: CellNumber,
+    id: MappingId,
+    position: u64,
+    to: *mut u8,
+    len: usize,
+    buffer: PhantomData<&'b mut [u8]>,
+}
+
+impl<'b> Wanted<'b> {
+    /// `to.len()` bytes at `position` of the file whose record is in `cell` and is of `id`. (No slice overlaps an
+    /// arena but those that a pin lends, and these cannot be written.)
+    #[inline]
+    pub fn new(cell: CellNumber, id: MappingId, position: u64, to: &'b mut [u8]) -> Self {
+        Self { cell, id, position, to: to.as_mut_ptr(), len: to.len(), buffer: PhantomData }
+    }
+    /// As [`Wanted::new`], to an address.
+    ///
+    /// # Safety
+    /// `to` is valid for `len` bytes of writes during `'b`, by nobody else, and does not overlap the arena.
+    #[inline]
+    pub unsafe fn from_raw(cell: CellNumber, id: MappingId, position: u64, to: *mut u8, len: usize) -> Self {
+        Self { cell, id, position, to, len, buffer: PhantomData }
+    }
+    /// A read that is never served; fills the end of an array.
+    #[inline]
+    pub const fn nothing() -> Self {
+        let to = core::ptr::NonNull::dangling().as_ptr();
+        Self { cell: CellNumber(0), id: MappingId::NONE, position: 0, to, len: 0, buffer: PhantomData }
+    }
+    #[inline]
+    fn index(&self) -> PageIndex {
+        PageIndex::of_byte(self.position)
+    }
+}
+
+/// Which reads of a group were served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Served(u32);
+
+const _: () = assert!(GROUP_MAX <= 32);
+
+impl Served {
+    /// Whether the `nth` read, counted from 0, was served: all its bytes are in its buffer.
+    #[inline]
+    pub fn has(self, nth: usize) -> bool {
+        self.0 >> nth & 1 != 0
+    }
+    /// How many were served.
+    #[inline]
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+    #[inline]
+    fn add(&mut self, nth: usize) {
+        self.0 |= 1 << nth;
+    }
+}
+
+/// Serves those of `wanted` that are plainly hits; see the top of this file. `touch` is told the first frame of
+/// the folio of each.
+///
+/// # Panics
+/// If there are more than [`GROUP_MAX`].
+#[inline]
+pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(Grown<'_>, Frame)) -> Served {
+    assert!(wanted.len() <= GROUP_MAX, "a group has at most {GROUP_MAX} reads");
+    let grown = view.grown();
+    let mut seeks = [const { None }; GROUP_MAX];
+    let mut founds = [const { None }; GROUP_MAX];
+    let mut ready = [const { None }; GROUP_MAX];
+    for (seek, wanted) in seeks.iter_mut().zip(wanted.iter()) {
+        *seek = Seek::begin(&grown, wanted); // 1
+    }
+    let seeks = &mut seeks[..wanted.len()];
+    walk_all(&grown, seeks); // 2
+    for (found, seek) in founds.iter_mut().zip(seeks) {
+        *found = seek.as_ref().and_then(|seek| seek.found(grown)); // 3
+    }
+    for ((ready, found), wanted) in ready.iter_mut().zip(&founds).zip(wanted.iter()) {
+        *ready = found.as_ref().and_then(|found| found.look(grown, wanted)); // 4
+    }
+    let mut served = Served::default();
+    for (nth, (ready, wanted)) in ready.iter().zip(wanted.iter_mut()).enumerate() {
+        // 5
+        if let Some(ready) = ready
+            && ready.copy(wanted)
+        {
+            touch(grown, ready.frame);
+            served.add(nth);
+        }
+    }
+    served
+}
+
+/// Leads every walk to its end, a level of each at a time.
+#[inline]
+fn walk_all<'a>(grown: &'a Grown<'a>, seeks: &mut [Option<Seek<'a>>]) {
+    let mut under_way = true;
+    while under_way {
+        under_way = false;
+        for seek in seeks.iter_mut().flatten() {
+            seek.walk.step(grown);
+            under_way |= seek.fetch_slot();
+        }
+    }
+}
+
+/// A read on its way down the tree.
+#[derive(Debug)]
+struct Seek<'a> {
+    record: &'a Record,
+    /// Where the range ends, in the file.
+    end: u64,
+    walk: Steps<'a, NODE_BITS>,
+}
+
+impl<'a> Seek<'a> {
+    /// Looks at the size and begins the walk, if it is the kind of read that is served here.
+    #[inline]
+    fn begin(grown: &'a Grown<'a>, wanted: &Wanted<'_>) -> Option<Self> {
+        let record = grown.record(wanted.cell)?;
+        let end = end_within_page(record, wanted.position, wanted.len).filter(|_| wanted.len > 0)?;
+        let seek = Self { record, end, walk: seek(grown, record, wanted.index()) };
+        seek.fetch_slot();
+        Some(seek)
+    }
+
+    /// Asks for the slot of the next step; whether there is one.
+    #[inline]
+    fn fetch_slot(&self) -> bool {
+        let slot = self.walk.slot();
+        if let Some(slot) = slot {
+            fetch(core::ptr::from_ref::<AtomicU32>(slot).cast());
+        }
+        slot.is_some()
+    }
+
+    /// What the walk ended at, if it is a folio's frame.
+    #[inline]
+    fn found(&self, grown: Grown<'a>) -> Option<Found<'a>> {
+        let Kind::Folio(number) = self.walk.entry().kind() else { return None };
+        let frame = Frame(number);
+        let descriptor = grown.descriptor(frame)?;
+        fetch(core::ptr::from_ref(descriptor).cast());
+        fetch(core::ptr::from_ref(grown.referenced(frame)?).cast());
+        Some(Found { record: self.record, end: self.end, frame, descriptor })
+    }
+}
+
+/// A read whose frame is known, by a hint.
+#[derive(Debug)]
+struct Found<'a> {
+    record: &'a Record,
+    end: u64,
+    frame: Frame,
+    descriptor: &'a Descriptor,
+}
+
+impl<'a> Found<'a> {
+    /// The first look.
+    #[inline]
+    fn look(&self, grown: Grown<'a>, wanted: &Wanted<'_>) -> Option<Ready<'a>> {
+        let index = wanted.index();
+        let ticket = self.descriptor.begin_read(wanted.id, index).ok()?;
+        if ticket.has_marker() {
+            return None;
+        }
+        let page = page_of(grown, self.frame, ticket, index)?;
+        let in_page = wanted.position as usize % PAGE_SIZE;
+        let from = page.wrapping_add(in_page).cast_const();
+        for at in (0..wanted.len).step_by(LINE).take(LINES_AT_LOOK) {
+            fetch(from.wrapping_add(at));
+        }
+        let &Self { record, end, frame, descriptor } = self;
+        Some(Ready { record, end, frame, descriptor, ticket, from })
+    }
+}
+
+/// A read that can be copied.
+#[derive(Debug)]
+struct Ready<'a> {
+    record: &'a Record,
+    end: u64,
+    frame: Frame,
+    descriptor: &'a Descriptor,
+    ticket: Ticket,
+    /// The first byte, in a page of the arena that exists; the range ends within that page.
+    from: *const u8,
+}
+
+impl Ready<'_> {
+    /// Copies and looks again; whether what was copied is the file's.
+    #[inline]
+    fn copy(&self, wanted: &mut Wanted<'_>) -> bool {
+        // SAFETY: the source lies within a grown frame, as `look` and `end_within_page` saw; the destination is
+        // the caller's, by the promise that made `wanted`.
+        unsafe { copy_out(self.from, wanted.to, wanted.len) };
+        is_still(self.descriptor, self.ticket, self.record, wanted.id, self.end)
+    }
+}
+
+/// Asks for the line at an address; what lies there, if anything, is neither read nor waited for.
+#[inline(always)]
+fn fetch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the instruction is part of every x86-64, and at no address does it fault or change anything.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}

@@ -1,0 +1,185 @@
+//! Start: the reads of a batch that missed, from the first look to their end.
+//!
+//! A read by itself waits for its page before the next read asks for its own, so
+//! a device that could serve thirty-two at a time serves one. The reads of a
+//! batch are known together:
+//!
+//! ```text
+//!   look      each read that was no plain hit: what the cache holds of it, as far as it goes
+//!   start     the first missing page of each and what follows it: neighbours join into one span;
+//!             readahead judges each span, once; its window goes to the device          nobody waits
+//!   finish    each read in order, the ordinary way: it finds its page there, on its way, or gone again
+//! ```
+//!
+//! Joining is what tells a batch of scattered positions from a stream: two
+//! neighbours in one batch are one wish of two pages, not a second read that
+//! continues the first. A batch that begins where the last one ended does
+//! continue it, and its windows grow like those of a stream of long reads.
+//!
+//! Invariants:
+//!  1. A page is asked of the device at most once by a start, and not again by the finish, unless it failed
+//!     or was evicted between the two.
+//!  2. A start waits for no device and no memory, and says nothing of what went wrong: the finish meets it.
+//!
+//! Not an invariant: that every span starts. What finds no memory or no room at the device is filled
+//! when its read is finished.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::mapping::{Mapping, find};
+use crate::readahead::{Asked, Readahead};
+use crate::sync::RankedMutex;
+use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::xarray::Kind;
+
+use super::fill::{Filemap, Filled, Need};
+use super::hit::{Stopped, read_hits_into};
+use super::read::{Patience, Reading, touch};
+
+/// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
+const JOINED_PAGES_MAX: u64 = 256;
+
+/// How far a read of a batch is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    /// Nobody has looked, or the file seemed to end before its first byte: the whole story is to come.
+    Unread,
+    /// The cache held all of it, or all that the file has: so many bytes.
+    Read(usize),
+    /// After so many bytes the cache does not hold it.
+    Missing(usize),
+}
+
+/// Pages that reads of one file want: those from `first` to before `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    first: PageIndex,
+    end: PageIndex,
+}
+
+impl Span {
+    /// The pages of `len` bytes (at least 1) at `position`.
+    pub(crate) fn of(position: u64, len: usize) -> Self {
+        debug_assert!(len > 0);
+        let first = PageIndex::of_byte(position);
+        let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
+        Self { first, end: first.plus(pages) }
+    }
+    /// How many pages there are.
+    pub(crate) fn pages(self) -> u64 {
+        self.end.0 - self.first.0
+    }
+    /// Both as one, if `next` begins in this one or right behind it, and one window can cover them.
+    pub(crate) fn joined(self, next: Span) -> Option<Span> {
+        let joins = self.first <= next.first && next.first <= self.end;
+        let both = Span { first: self.first, end: self.end.max(next.end) };
+        (joins && both.pages() <= JOINED_PAGES_MAX).then_some(both)
+    }
+}
+
+impl Filemap {
+    /// Copies what the cache holds of `to.len()` bytes at `position`, and says how far that goes. Counts the
+    /// read if that is all of it.
+    pub(crate) fn look(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+    ) -> Progress {
+        let view = self.arena.view();
+        let hits = read_hits_into(view, mapping.cell(), mapping.id(), position, to, touch);
+        if let Some(page) = hits.marker {
+            self.advance(mapping, readahead, page, patience);
+        }
+        match hits.stopped {
+            Stopped::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
+            Stopped::Full | Stopped::EndOfFile(_) => {
+                self.count_read(hits.bytes, true);
+                Progress::Read(hits.bytes)
+            }
+            Stopped::Absent | Stopped::Filling | Stopped::Stale => Progress::Missing(hits.bytes),
+        }
+    }
+
+    /// Starts filling what of `span` is not there, and what readahead adds. Waits for locks as `patience`
+    /// says, and for nothing else.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        span: Span,
+    ) {
+        let size_pages = mapping.size_pages();
+        if patience == Patience::CacheOnly || span.first.0 >= size_pages {
+            return;
+        }
+        let pages = span.pages().min(size_pages - span.first.0).min(u64::from(u32::MAX)) as u32;
+        let judge = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+        let Some(mut judge) = judge else { return };
+        let before = *judge;
+        let windows = judge.on_miss(Asked { index: span.first, pages, file_pages: size_pages }, &**mapping);
+        let Some((&window, ahead)) = windows.split_first() else { return };
+        match self.fill_window(mapping, window, Need::Ahead, patience) {
+            Filled::Submitted(_) | Filled::Nothing => {
+                self.touch_asked(mapping, span.first, pages);
+                let _ = self.fill_ahead(mapping, ahead, patience); // what is refused comes by a miss
+            }
+            Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
+        }
+    }
+
+    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them.
+    fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
+        let grown = self.arena.view().grown();
+        let Some(record) = grown.record(mapping.cell()) else { return };
+        for page in 0..u64::from(pages) {
+            // A hint may name the frame of another folio by now; that one is spared once, then.
+            if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
+                touch(grown, Frame(number));
+            }
+        }
+    }
+
+    /// Ends a read of a batch of which the cache held the first `done` bytes only.
+    pub(crate) fn finish(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+        done: usize,
+    ) -> Result<usize, Error> {
+        let mut reading = Reading { done, hit: false };
+        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut reading);
+        self.count_read(reading.done, reading.hit);
+        if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
+    }
+
+    /// How many pages a batch may have started and not yet read: few enough that the last of them do not
+    /// evict the first.
+    pub(crate) fn started_pages_max(&self) -> u64 {
+        self.pages_max() / 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_join_and_others_do_not() {
+        let span = |position, len| Span::of(position, len);
+        assert_eq!(span(4095, 2).pages(), 2);
+        assert_eq!(span(4096, 4096).pages(), 1);
+        let two = span(0, 4096).joined(span(4096, 1)).expect("right behind it");
+        assert_eq!(two.pages(), 2);
+        assert_eq!(two.joined(span(100, 1)), Some(two), "a part of it adds nothing");
+        assert_eq!(span(8192, 1).joined(span(4096, 1)), None, "one before it is another wish");
+        assert_eq!(span(0, 4096).joined(span(8192, 1)), None, "a page lies between");
+    }
+}

@@ -1,0 +1,352 @@
+//! Readahead: which pages to fetch besides those that were asked for.
+//!
+//! Pure judgement: numbers in, [`Windows`] out. No input, no output, no lock,
+//! no clock, no memory but the few numbers of one open handle.
+//!
+//! ```text
+//!      miss                  marker                            marker
+//!       v                      v                                 v
+//!   |   asked   | . . . . . . [M] . . . . . |  next window      [M] ...
+//! ```
+//!
+//! A stream gets a window, then another before it has used up the first: the
+//! **marker** sits on a page some way ahead, and whoever reads that page starts
+//! the next window without waiting for it. Windows grow from a few pages to the
+//! largest. A miss that belongs to no stream reads exactly what was asked.
+//!
+//! Two judges stand behind one face. `streams` is the default: several streams
+//! for each handle, forward, backward, in steps, in laps. `kernel_like` draws
+//! the windows of Linux, to compare with. What both share is here: hints, the
+//! largest window and how trouble shrinks it, the count of what was done.
+//!
+//! Trouble is a read that failed, which makes the largest window a quarter, or
+//! a window that was gone before it was read, which halves it. After
+//! [`CALM_WINDOWS`] windows without trouble it doubles again, up to what was
+//! configured. (Kernel-like, it stays until a hint is given.)
+//!
+//! Invariants:
+//!  1. After a miss the first window begins with the missed page. (Around a page fault it covers it.)
+//!  2. No window reaches past the file's last page, and none is empty.
+//!  3. A marker is on a page of its window, and there is something left to read after that window.
+//!
+//! Not an invariant: that a window is filled. It is a wish; a shortage shows as
+//! a miss inside it.
+
+mod kernel_like;
+mod recent;
+mod stream;
+mod streams;
+mod window;
+
+#[cfg(test)]
+mod simulator;
+#[cfg(test)]
+mod tests;
+
+pub use window::{Asked, Cached, NothingCached, Window, Windows};
+
+use std::ops::Range;
+
+use crate::units::{Order, PageIndex};
+
+use kernel_like::KernelLike;
+use streams::Streams;
+use window::Limits;
+
+/// So many windows in a row without trouble make the largest window grow again.
+const CALM_WINDOWS: u32 = 16;
+
+/// What a handle's user says about its reads to come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Hint {
+    /// Nothing: readahead sees for itself.
+    #[default]
+    Normal,
+    /// They go forward: windows from the first read on, and twice as large.
+    Sequential,
+    /// They go anywhere: exactly what is asked for is read.
+    Random,
+    /// They come once: as [`Hint::Normal`] here, and whoever evicts may look at it.
+    NoReuse,
+}
+
+/// What a handle's reads look like, by its newest ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Class {
+    /// Nothing in particular.
+    Random,
+    /// Forward, page after page.
+    Sequential,
+    /// Backward, page before page.
+    Backward,
+    /// Pieces at a constant distance.
+    Strided,
+    /// Forward, and again from where it began.
+    Looping,
+}
+
+/// How readahead judges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum ReadaheadStyle {
+    /// Several streams of each handle are known: forward, backward, in steps, in laps.
+    #[default]
+    Streams,
+    /// As Linux does it, to compare with: one forward stream for each handle.
+    KernelLike,
+}
+
+/// How readahead is done, for all handles of a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    style: ReadaheadStyle,
+    pages_max: u32,
+    io_pages: u32,
+    order_min: Order,
+    order_max: Order,
+}
+
+impl Config {
+    /// The default judge, with windows of at most `pages_max` pages; 0 reads nothing that was not asked for.
+    pub const fn new(pages_max: u32) -> Self {
+        let (order_min, order_max) = (Order::ZERO, Order::MAX);
+        Self { style: ReadaheadStyle::Streams, pages_max, io_pages: pages_max, order_min, order_max }
+    }
+
+    /// As the kernel does it: windows of at most `pages_max` pages, requests to the device of at most
+    /// `io_pages`, and folios of at most `order_max` (order 0 for a file system without large folios).
+    pub const fn kernel_like(pages_max: u32, io_pages: u32, order_max: Order) -> Self {
+        Self { style: ReadaheadStyle::KernelLike, pages_max, io_pages, order_min: Order::ZERO, order_max }
+    }
+
+    /// The smallest and the largest folio that windows ask for.
+    #[must_use]
+    pub const fn orders(mut self, order_min: Order, order_max: Order) -> Self {
+        (self.order_min, self.order_max) = (order_min, order_max);
+        self
+    }
+}
+
+/// What readahead knows of a handle and did for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ReadaheadReport {
+    /// What its newest reads look like.
+    pub class: Class,
+    /// What its user said last.
+    pub hint: Hint,
+    /// The largest window as things are, in pages.
+    pub pages_max: u32,
+    /// Judgements that had windows with pages nobody had asked for.
+    pub windows: u64,
+    /// Pages of these that nobody had asked for.
+    pub prefetched_pages: u64,
+    /// Judgements that were exactly what was asked for.
+    pub exact: u64,
+    /// Windows that were gone before they were read.
+    pub lost_windows: u64,
+    /// Reads that failed.
+    pub failures: u64,
+}
+
+impl ReadaheadReport {
+    const fn new(config: &Config) -> Self {
+        Self {
+            class: Class::Random,
+            hint: Hint::Normal,
+            pages_max: config.pages_max,
+            windows: 0,
+            prefetched_pages: 0,
+            exact: 0,
+            lost_windows: 0,
+            failures: 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "the large one is the default, and a handle has one")]
+enum Judge {
+    Streams(Streams),
+    KernelLike(KernelLike),
+}
+
+/// The readahead state of one open handle.
+#[derive(Clone, Copy, Debug)]
+pub struct Readahead {
+    config: Config,
+    hint: Hint,
+    /// The largest window as things are, in pages.
+    pages_max: u32,
+    /// Windows since there was trouble or the largest window grew.
+    calm: u32,
+    judge: Judge,
+    /// Of this, only what counts.
+    done: ReadaheadReport,
+}
+
+impl Readahead {
+    /// The state of a handle that has read nothing.
+    pub fn new(config: Config) -> Self {
+        let judge = match config.style {
+            ReadaheadStyle::Streams => Judge::Streams(Streams::new()),
+            ReadaheadStyle::KernelLike => Judge::KernelLike(KernelLike::new()),
+        };
+        let (hint, pages_max, done) = (Hint::Normal, config.pages_max, ReadaheadReport::new(&config));
+        Self { config, hint, pages_max, calm: 0, judge, done }
+    }
+
+    /// What is known of the handle, and what was done for it so far. The kernel-like judge knows no classes
+    /// and says random.
+    pub fn report(&self) -> ReadaheadReport {
+        let class = match &self.judge {
+            Judge::Streams(streams) => streams.class(),
+            Judge::KernelLike(_) => Class::Random,
+        };
+        ReadaheadReport { class, hint: self.hint, pages_max: self.pages_max, ..self.done }
+    }
+
+    /// The user says how the handle will be read. The largest window is as configured again, or twice that
+    /// for sequential reads; what was known of streams is forgotten.
+    pub fn set_hint(&mut self, hint: Hint) {
+        let done = self.done;
+        *self = Self { hint, done, ..Self::new(self.config) };
+        self.pages_max = self.configured_max();
+    }
+
+    /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
+    /// and nobody waits for the others. No window only if the file ends before `asked.index`.
+    pub fn on_miss(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
+        if asked.index.0 >= asked.file_pages {
+            return Windows::none();
+        }
+        let (limits, clamped) = (self.limits(), asked.clamped());
+        let windows = match &mut self.judge {
+            Judge::Streams(streams) => streams.on_miss(&limits, clamped, cached),
+            Judge::KernelLike(kernel) => kernel.on_miss(&limits, clamped, cached),
+        };
+        self.note(&windows, clamped.index..clamped.end());
+        windows
+    }
+
+    /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
+    /// may start. No window if the file ends, or what would be fetched is there.
+    pub fn on_marker(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
+        if asked.index.0 >= asked.file_pages {
+            return Windows::none();
+        }
+        let (limits, clamped) = (self.limits(), asked.clamped());
+        let windows = match &mut self.judge {
+            Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
+            Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
+        };
+        let wanted_end = match &self.judge {
+            Judge::Streams(streams) => streams.wanted_end(),
+            Judge::KernelLike(_) => clamped.end(),
+        };
+        self.note(&windows, clamped.index..wanted_end);
+        windows
+    }
+
+    /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
+    /// there is the stream's again.
+    pub fn on_refused(&mut self, index: PageIndex) {
+        if let Judge::Streams(streams) = &mut self.judge {
+            streams.on_refused(index);
+        }
+    }
+
+    /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the
+    /// map. The default judges it like a read of one page; kernel-like, the window lies around the page.
+    pub fn on_fault(
+        &mut self,
+        index: PageIndex,
+        hint: Hint,
+        file_pages: u64,
+        cached: &dyn Cached,
+    ) -> Windows {
+        if index.0 >= file_pages {
+            return Windows::none();
+        }
+        let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
+        let windows = match &mut self.judge {
+            Judge::Streams(streams) => streams.on_miss(&limits, asked, cached),
+            Judge::KernelLike(kernel) => kernel.on_fault(&limits, asked, cached),
+        };
+        self.note(&windows, index..asked.end());
+        windows
+    }
+
+    /// A page fault found its page in the cache.
+    pub fn on_fault_hit(&mut self) {
+        if let Judge::KernelLike(kernel) = &mut self.judge {
+            kernel.on_fault_hit();
+        }
+    }
+
+    /// A read ended before byte `position`. Only the kernel-like judge wants to know; the default learns all
+    /// it needs from misses and markers.
+    pub fn on_read_end(&mut self, position: u64) {
+        if let Judge::KernelLike(kernel) = &mut self.judge {
+            kernel.on_read_end(position);
+        }
+    }
+
+    /// The device failed to read a page of a window: windows become a quarter as large.
+    pub fn on_failure(&mut self) {
+        self.done.failures += 1;
+        let min = match self.judge {
+            Judge::Streams(_) => stream::PAGES_MIN.min(self.config.pages_max),
+            Judge::KernelLike(_) => 0,
+        };
+        self.pages_max = (self.pages_max / 4).max(min);
+        self.calm = 0;
+    }
+
+    fn limits(&self) -> Limits {
+        let Config { io_pages, order_min, order_max, .. } = self.config;
+        Limits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
+    }
+
+    /// Counts what was judged for a request of `wanted`.
+    fn note(&mut self, windows: &Windows, wanted: Range<PageIndex>) {
+        let ahead = |window: &Window| {
+            let (from, to) = (window.start.max(wanted.start), window.end().min(wanted.end));
+            u64::from(window.pages) - to.0.saturating_sub(from.0)
+        };
+        match windows.iter().map(ahead).sum() {
+            0 if windows.is_empty() => {}
+            0 => self.done.exact += 1,
+            pages => {
+                self.done.windows += 1;
+                self.done.prefetched_pages += pages;
+                self.calm += 1;
+            }
+        }
+        self.adapt();
+    }
+
+    /// The largest window follows trouble, and its absence.
+    fn adapt(&mut self) {
+        let Judge::Streams(streams) = &mut self.judge else { return };
+        let lost = streams.take_lost();
+        if lost > 0 {
+            self.done.lost_windows += lost;
+            self.pages_max = (self.pages_max / 2).max(stream::PAGES_MIN.min(self.config.pages_max));
+            self.calm = 0;
+        } else if self.calm >= CALM_WINDOWS {
+            self.pages_max = self.pages_max.saturating_mul(2).min(self.configured_max());
+            self.calm = 0;
+        }
+    }
+
+    /// The largest window without trouble.
+    fn configured_max(&self) -> u32 {
+        match self.hint {
+            Hint::Sequential => self.config.pages_max.saturating_mul(2),
+            Hint::Normal | Hint::Random | Hint::NoReuse => self.config.pages_max,
+        }
+    }
+}

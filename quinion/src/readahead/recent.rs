@@ -1,0 +1,145 @@
+//! Recent: the last requests that no stream expected, and what they hint at.
+//!
+//! ```text
+//!   [100,101)  [5000,5001)  [101,102)?   right behind the first: a forward stream
+//!   [5002,5003) d=2   [5004,5005) d=2,1   [5006,5007) d=2,2   equal distances: a strided one
+//! ```
+//!
+//! A request alone says nothing. Two that touch are a stream going forward or
+//! backward, unless the handle has read at random lately: then it takes three.
+//! Four with three equal distances between them are a strided one, or eight if
+//! others came between. The distance
+//! of a request is the one to the nearest of the newest few, so that streams
+//! which take turns do not hide each other's.
+//!
+//! Invariants: at most [`RECENT_MAX`] requests are remembered, the oldest is
+//! forgotten first, and one that became a stream is forgotten at once.
+
+use crate::units::PageIndex;
+
+use super::window::Asked;
+
+/// How many requests are remembered.
+pub(super) const RECENT_MAX: usize = 16;
+/// Among so many of the newest a distance is looked for: more, and steps are seen where there are none.
+const DISTANCE_LOOKS: usize = 4;
+/// So many further distances equal to the first make a strided stream: where the requests follow each other,
+/// and where others lie between them. (Requests in an order that a simple formula makes, which look random
+/// and are, lie at equal distances by the half dozen.)
+const REPEATS_MIN: u8 = 2;
+const REPEATS_APART_MIN: u8 = 6;
+
+/// A request that was read exactly.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    first: PageIndex,
+    end: PageIndex,
+    /// Pages from the nearest request before it in time, and how many times in a row it was the same.
+    distance: i64,
+    repeats: u8,
+    /// How many requests in a row touched each other, and where the first of them began.
+    links: u8,
+    origin: PageIndex,
+}
+
+/// What a request looks like beside the remembered ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hunch {
+    /// It begins where another ended; the first of those that touch began at this page.
+    Forward(PageIndex),
+    /// It ends where another began.
+    Backward,
+    /// It lies as far from another as that did from a third, and so on.
+    Strided(i64),
+    /// Nothing.
+    None,
+}
+
+/// The requests that no stream expected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recent {
+    requests: [Option<Request>; RECENT_MAX],
+    oldest: usize,
+}
+
+impl Recent {
+    pub fn new() -> Self {
+        Self { requests: [None; RECENT_MAX], oldest: 0 }
+    }
+
+    /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. What
+    /// becomes a stream is not noted, and what it grew from is forgotten.
+    pub fn note(&mut self, asked: Asked, links_min: u8) -> Hunch {
+        if let Some((at, hunch)) = self.touching(asked) {
+            let request = self.requests[at].take().expect("it was just found");
+            if request.links + 1 >= links_min {
+                return hunch;
+            }
+            self.remember(Request {
+                links: request.links + 1,
+                origin: request.origin,
+                ..Request::alone(asked)
+            });
+            return Hunch::None;
+        }
+        if let Some((age, Request { distance, repeats, .. })) = self.in_step(asked.index) {
+            let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
+            if repeats + 1 >= repeats_min {
+                return Hunch::Strided(distance);
+            }
+            self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
+            return Hunch::None;
+        }
+        self.remember(Request { distance: self.nearest(asked.index), ..Request::alone(asked) });
+        Hunch::None
+    }
+
+    fn touching(&self, asked: Asked) -> Option<(usize, Hunch)> {
+        let end = asked.end();
+        self.requests.iter().enumerate().find_map(|(at, request)| {
+            let request = request.as_ref()?;
+            match () {
+                () if request.end == asked.index => Some((at, Hunch::Forward(request.origin))),
+                // Requests of odd lengths share a page.
+                () if asked.index < request.first && end >= request.first && end <= request.end => {
+                    Some((at, Hunch::Backward))
+                }
+                () => None,
+            }
+        })
+    }
+
+    /// The newest request from which it is as far to `index` as it was to that request, and its place among
+    /// the newest, 0 for the very last.
+    fn in_step(&self, index: PageIndex) -> Option<(usize, Request)> {
+        let expects = |request: &Request| {
+            request.distance != 0 && request.first.0.checked_add_signed(request.distance) == Some(index.0)
+        };
+        self.newest().enumerate().find(|(_, request)| expects(request))
+    }
+
+    /// The newest requests, the newest first.
+    fn newest(&self) -> impl Iterator<Item = Request> {
+        let places = (1..=DISTANCE_LOOKS).map(|age| (self.oldest + RECENT_MAX - age) % RECENT_MAX);
+        places.filter_map(|at| self.requests[at])
+    }
+
+    /// The distance from the nearest of the newest requests; 0 if there is none.
+    fn nearest(&self, index: PageIndex) -> i64 {
+        let distances = self.newest().map(|request| index.0 as i64 - request.first.0 as i64);
+        distances.min_by_key(|distance| distance.unsigned_abs()).unwrap_or(0)
+    }
+
+    fn remember(&mut self, request: Request) {
+        self.requests[self.oldest] = Some(request);
+        self.oldest = (self.oldest + 1) % RECENT_MAX;
+    }
+}
+
+impl Request {
+    /// A request that has nothing to do with others.
+    fn alone(asked: Asked) -> Self {
+        let (first, end) = (asked.index, asked.end());
+        Self { first, end, distance: 0, repeats: 0, links: 0, origin: first }
+    }
+}

@@ -1,0 +1,401 @@
+//! Stream: one reader's way through a file, and what was fetched for it.
+//!
+//! ```text
+//!   forward        seen             edge            [M] is the marker
+//!        ---read---->[ . . [M] . . . )next window
+//!
+//!   backward       edge             seen
+//!        next window[ . . . . . [M]) <---read---
+//!
+//!   strided    [..]      [M.]      [..]      [..]      next, next + distance, ...
+//! ```
+//!
+//! A window that was missed begins with what was asked for; the marker sits on
+//! the first page after that which nobody has yet. A window that a marker
+//! started is ahead as a whole, and its marker is on the page that the reader
+//! meets first: so there are two windows in flight at most.
+//!
+//! What is cached already is stepped over, and a stream that finds all of its
+//! next window cached waits for the reader to miss.
+//!
+//! Invariants:
+//!  1. No window of a stream reaches past the file, or past `until`.
+//!  2. A window has a marker only if there is something left to read after it.
+//!  3. A marker is on a page that was not cached when the window was judged.
+
+use crate::units::{Order, PageIndex};
+
+use super::window::{Asked, Cached, Limits, Window, Windows, clamp, first_size, next_size};
+
+/// The smallest window of a stream, in pages.
+pub(super) const PAGES_MIN: u32 = 4;
+/// What was asked for is no readahead: so many pages of it, 1 MiB, are read at once however small the largest
+/// window is.
+const ASKED_PAGES_MAX: u32 = 256;
+/// From so many pages asked for at once on, 64 KiB, they may share a folio.
+const ASKED_FOLIO_PAGES_MIN: u32 = 16;
+/// Pieces that a strided stream fetches ahead at first, and at most.
+const PIECES_FIRST: u32 = 2;
+const PIECES_MAX: u32 = Windows::MAX as u32 - 1;
+/// A stream was at least so long, in pages, if coming back to its origin is a lap.
+const LAP_PAGES_MIN: u64 = 16;
+/// How far a stream looks for its reader behind pages that were cached before, in pages.
+const ISLAND_LOOKS_MAX: u32 = 64;
+/// The order grows by so much with each window that a marker starts.
+const ORDER_STEP: u8 = 2;
+/// The end of a stream that goes on as long as the file.
+const NO_END: PageIndex = PageIndex(u64::MAX);
+
+/// Where a stream is going.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    Forward,
+    Backward,
+    /// Pieces of `pages` pages, each `distance` after the one before; `next` was not fetched yet.
+    Strided {
+        next: i64,
+        distance: i64,
+        pages: u32,
+    },
+}
+
+/// One stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub way: Way,
+    /// Where it began.
+    pub origin: PageIndex,
+    /// Where its reader was when it was heard of last.
+    seen: PageIndex,
+    /// Where what was fetched for it ends: forward the first page behind, backward the last page that is there.
+    edge: PageIndex,
+    marker: Option<PageIndex>,
+    /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
+    until: PageIndex,
+    /// Pages of the request that missed last.
+    asked_pages: u32,
+    /// The newest window in pages, or pieces ahead of a strided stream.
+    size: u32,
+    order: Order,
+    /// How often it began again.
+    pub laps: u32,
+    /// When it was used last, by its owner's clock.
+    pub used: u64,
+}
+
+impl Stream {
+    /// A stream that began at `origin` and for which nothing was fetched yet.
+    pub fn begin(way: Way, origin: PageIndex, asked: Asked, limits: &Limits) -> Self {
+        let size = match way {
+            Way::Strided { .. } => PIECES_FIRST,
+            Way::Forward | Way::Backward => ramp_start(asked.pages, limits),
+        };
+        Self {
+            way,
+            origin,
+            seen: asked.index,
+            edge: asked.index,
+            marker: None,
+            until: NO_END,
+            asked_pages: asked.pages,
+            size,
+            order: limits.order_min,
+            laps: 0,
+            used: 0,
+        }
+    }
+
+    /// A request that is longer than a piece, and no stream.
+    pub fn long_request(asked: Asked, limits: &Limits) -> Self {
+        let mut stream = Self::begin(Way::Forward, asked.index, asked, limits);
+        (stream.until, stream.size) = (asked.end(), piece_pages(limits));
+        stream
+    }
+
+    /// Whether it ends though the file may go on.
+    pub fn is_long_request(&self) -> bool {
+        self.until != NO_END
+    }
+
+    /// The page after the last one that is known to be wanted; page 0 if the stream is a guess as a whole.
+    pub fn wanted_end(&self) -> PageIndex {
+        if self.is_long_request() { self.until } else { PageIndex(0) }
+    }
+
+    /// Whether it is a long request that has been fetched as a whole.
+    pub fn is_complete(&self) -> bool {
+        self.edge >= self.until
+    }
+
+    /// Whether page `index` was fetched for it and its reader has not come so far yet.
+    pub fn has_ahead(&self, index: PageIndex) -> bool {
+        self.way == Way::Forward && !self.is_long_request() && self.seen < index && index < self.edge
+    }
+
+    /// Whether its reader has been at `index` before, on a way of some length.
+    pub fn has_been_at(&self, index: PageIndex) -> bool {
+        let length = self.edge.0.saturating_sub(self.origin.0);
+        let is_long = self.way == Way::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
+        is_long && self.origin <= index && index <= self.seen
+    }
+
+    /// Whether its reader, who is at `index`, begins again.
+    pub fn begins_again(&self, index: PageIndex) -> bool {
+        index == self.origin && self.has_been_at(index)
+    }
+
+    /// Whether the marker is on the folio that begins with page `first`. The fill may put it on the folio that
+    /// covers its page or, where folios have a least size, on the one behind.
+    pub fn has_marker_on(&self, first: PageIndex) -> bool {
+        self.marker.is_some_and(|marker| first.0.abs_diff(marker.0) < u64::from(self.order.pages()))
+    }
+
+    /// Whether it goes forward and `index` is the first page that was not fetched for it.
+    pub fn ends_at(&self, index: PageIndex) -> bool {
+        self.way == Way::Forward && self.edge == index
+    }
+
+    /// Whether a miss of `asked` is the stream's reader, who has come to the end of what was fetched.
+    pub fn continues(&self, asked: Asked, limits: &Limits, cached: &dyn Cached) -> bool {
+        let index = asked.index;
+        match self.way {
+            Way::Forward if index == self.edge => true,
+            Way::Forward => {
+                index > self.edge && index < self.until && self.reaches_over(index, limits, cached)
+            }
+            _ if asked.pages > piece_pages(limits) => false,
+            Way::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
+            Way::Strided { .. } => {
+                self.pieces_to(index).is_some_and(|pieces| (0..=i64::from(PIECES_MAX) * 2).contains(&pieces))
+            }
+        }
+    }
+
+    /// Whether it was lost sight of, without a marker, not far before `index`.
+    pub fn was_lost_near(&self, index: PageIndex, limits: &Limits) -> bool {
+        let between = index.0.wrapping_sub(self.edge.0);
+        let near = between <= u64::from(limits.pages_max.max(ASKED_PAGES_MAX)) * 2;
+        self.way == Way::Forward && !self.is_long_request() && self.marker.is_none() && near
+    }
+
+    /// Whether there is nothing but cached pages between the end of the stream and `index`.
+    fn reaches_over(&self, index: PageIndex, limits: &Limits, cached: &dyn Cached) -> bool {
+        let between = index.0 - self.edge.0;
+        let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
+        between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
+    }
+
+    /// How many pieces `index` lies ahead of the next one, if a piece begins there and it is not far.
+    fn pieces_to(&self, index: PageIndex) -> Option<i64> {
+        let Way::Strided { next, distance, .. } = self.way else { return None };
+        let pages = index.0 as i64 - next;
+        let near = (pages / distance).abs() <= i64::from(PIECES_MAX) * 2;
+        (pages % distance == 0 && near).then_some(pages / distance)
+    }
+
+    /// Its reader missed a page: the windows, of which the first begins there.
+    pub fn after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        if self.is_complete() {
+            self.until = NO_END;
+            self.size = ramp_start(asked.pages, limits);
+        }
+        if !self.is_long_request() {
+            self.size = self.size.min(limits.pages_max);
+        }
+        (self.marker, self.asked_pages) = (None, asked.pages);
+        self.order = self.order.max(asked_order(asked.pages, limits));
+        match self.way {
+            Way::Forward => self.forward_after_miss(limits, asked, cached),
+            Way::Backward => self.backward_after_miss(limits, asked, cached),
+            Way::Strided { .. } => self.strided_after_miss(limits, asked, cached),
+        }
+    }
+
+    /// Its reader met the marker: the windows that come next, none of them asked for.
+    pub fn after_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.marker = None;
+        self.seen = match self.way {
+            // At the end of the request, or of the folio, that was met.
+            Way::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
+            Way::Forward | Way::Strided { .. } => asked.index,
+        };
+        self.grow(limits);
+        self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
+        match self.way {
+            Way::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
+            Way::Backward => self.push_before_all(limits, cached),
+            Way::Strided { .. } => {
+                let mut windows = Windows::none();
+                self.push_pieces(&mut windows, limits, asked.file_pages, cached);
+                windows
+            }
+        }
+    }
+
+    /// The windows of this stream become larger, up to the largest.
+    pub fn grow(&mut self, limits: &Limits) {
+        self.size = match self.way {
+            Way::Strided { .. } => (self.size * 2).min(PIECES_MAX),
+            _ if self.is_long_request() => piece_pages(limits),
+            _ => next_size(self.size, limits.pages_max),
+        };
+    }
+
+    /// What was fetched was gone before it was read: smaller windows, from where the reader is.
+    pub fn shrink(&mut self, at: PageIndex, limits: &Limits) {
+        self.size = (self.size / 2).max(PAGES_MIN.min(limits.pages_max));
+        self.order = limits.order_min;
+        self.move_to(at);
+    }
+
+    /// Another lap, from `at` on.
+    pub fn begin_again(&mut self, at: PageIndex) {
+        self.laps += 1;
+        self.move_to(at);
+    }
+
+    /// Nothing could be fetched for the reader who missed `index`: the stream is where it was.
+    pub fn refuse(&mut self, index: PageIndex) {
+        if self.way == Way::Forward && self.seen == index {
+            self.marker = None;
+            self.move_to(index);
+        }
+    }
+
+    /// The stream goes on at `at`, and what was fetched before does not count any more.
+    fn move_to(&mut self, at: PageIndex) {
+        (self.seen, self.edge) = (at, at);
+    }
+
+    // ---- forward ---------------------------------------------------------------------------------
+
+    fn forward_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let bound = self.until.0.min(asked.file_pages);
+        let wanted = self.size.max(asked.pages.min(piece_pages(limits)));
+        let window =
+            Window { order: self.order, ..Window::exact(asked.index, clamp(asked.index, wanted, bound)) };
+        let end = window.end();
+        let ahead =
+            if asked.end() < end { asked.end() } else { asked.index.plus(u64::from(window.pages / 4)) };
+        if end.0 < bound {
+            self.marker = cached.next_missing(ahead, (end.0 - ahead.0) as u32);
+        }
+        (self.seen, self.edge) = (asked.index, end);
+        Windows::one(Window { marker: self.marker, ..window })
+    }
+
+    fn forward_after_marker(&mut self, limits: &Limits, file_pages: u64, cached: &dyn Cached) -> Windows {
+        let bound = self.until.0.min(file_pages);
+        let looks = clamp(self.edge, piece_pages(limits), bound);
+        let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
+        let order = self.window_order();
+        let mut end = start.plus(u64::from(clamp(start, self.size, bound)));
+        if end.0 < bound && end.align_down(order) > start {
+            end = end.align_down(order);
+        }
+        if end.0 < bound {
+            self.marker = Some(start);
+        }
+        self.edge = end;
+        let pages = (end.0 - start.0) as u32;
+        Windows::one(Window { start, pages, marker: self.marker, order })
+    }
+
+    /// The order of a window that is ahead as a whole: half of it at most is lost to alignment.
+    fn window_order(&self) -> Order {
+        self.order.min(Order::fitting((self.size / 2).max(1)))
+    }
+
+    // ---- backward --------------------------------------------------------------------------------
+
+    fn backward_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let mut windows =
+            Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
+        (self.seen, self.edge) = (asked.end(), asked.index);
+        // Room for the next request at least.
+        let ahead = self.size.saturating_sub(asked.pages).max(asked.pages).min(limits.pages_max);
+        self.push_before(&mut windows, ahead, limits, cached);
+        windows
+    }
+
+    fn push_before_all(&mut self, limits: &Limits, cached: &dyn Cached) -> Windows {
+        let mut windows = Windows::none();
+        self.push_before(&mut windows, self.size, limits, cached);
+        windows
+    }
+
+    /// A window of `pages` right before what was fetched, stepping over what is cached.
+    fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &Limits, cached: &dyn Cached) {
+        let over = cached.cached_before(self.edge, limits.pages_max);
+        let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
+        if over >= limits.pages_max || end.0 == 0 {
+            return;
+        }
+        // Whole requests: part of one is a miss at its first page, however much of the rest is there.
+        let request = u64::from(self.asked_pages.min(limits.pages_max));
+        let pages = (u64::from(pages) / request).max(1) * request;
+        let order = self.window_order();
+        let mut start = PageIndex(end.0.saturating_sub(pages));
+        let aligned = PageIndex(start.0.next_multiple_of(u64::from(order.pages())));
+        if aligned < end && (aligned.0 - start.0).is_multiple_of(request) {
+            start = aligned;
+        }
+        self.edge = start;
+        if start.0 > 0 {
+            let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
+            self.marker = cached.next_missing(first_touched, (end.0 - first_touched.0) as u32);
+        }
+        windows.push(Window { start, pages: (end.0 - start.0) as u32, marker: self.marker, order });
+    }
+
+    // ---- strided ---------------------------------------------------------------------------------
+
+    fn strided_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let mut windows =
+            Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
+        if let Way::Strided { next, distance, pages } = &mut self.way {
+            *next = asked.index.0 as i64 + *distance;
+            *pages = asked.pages.max(*pages).min(distance.unsigned_abs().min(u64::from(u32::MAX)) as u32);
+        }
+        self.push_pieces(&mut windows, limits, asked.file_pages, cached);
+        windows
+    }
+
+    /// The next pieces, as many as the size says and the largest window allows; the first carries the marker.
+    fn push_pieces(&mut self, windows: &mut Windows, limits: &Limits, file_pages: u64, cached: &dyn Cached) {
+        let Way::Strided { mut next, distance, pages } = self.way else { return };
+        let inside = |next: i64| u64::try_from(next).is_ok_and(|next| next < file_pages);
+        let (first, mut count) = (windows.len(), self.size.min((limits.pages_max / pages).max(1)));
+        while count > 0 && inside(next) {
+            let start = PageIndex(next as u64);
+            let pages = clamp(start, pages, file_pages);
+            if let Some(missing) = cached.next_missing(start, pages) {
+                let marker = if windows.len() == first { Some(missing) } else { None };
+                windows.push(Window { start, pages, marker, order: self.order });
+            }
+            (next, count) = (next + distance, count - 1);
+        }
+        self.way = Way::Strided { next, distance, pages };
+        if inside(next) {
+            self.marker = windows.get(first).and_then(|window| window.marker);
+        } else {
+            windows.clear_marker(first);
+        }
+    }
+}
+
+/// How many pages of what was asked for are read in one piece.
+pub(super) fn piece_pages(limits: &Limits) -> u32 {
+    limits.pages_max.max(ASKED_PAGES_MAX)
+}
+
+/// The largest folio for what was asked for.
+pub(super) fn asked_order(pages: u32, limits: &Limits) -> Order {
+    let fitting = if pages >= ASKED_FOLIO_PAGES_MIN { Order::fitting(pages) } else { Order::ZERO };
+    fitting.min(limits.order_max).max(limits.order_min)
+}
+
+/// The first window of a stream, in pages.
+fn ramp_start(asked: u32, limits: &Limits) -> u32 {
+    first_size(asked, limits.pages_max).max(PAGES_MIN.min(limits.pages_max))
+}

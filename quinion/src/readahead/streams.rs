@@ -1,0 +1,279 @@
+//! Streams: the default judge, who knows several streams of one handle apart.
+//!
+//! ```text
+//!   miss 1 a stream expects it     -> its next window, larger
+//!        2 it touches a request    -> a stream: forward, backward; one that had fetched it shrinks
+//!        3 equal distances         -> a strided stream
+//!        4 a stream began there    -> another lap of it
+//!        5 the file's first page, or a run of cached pages before it -> a forward stream
+//!        6 else                    -> what was asked for, and it is remembered
+//!   marker 1 a stream's own        -> its next window, larger
+//!          2 a strange one         -> a forward stream from the next gap on
+//! ```
+//!
+//! Evidence comes from misses and markers only, because hits tell nobody. So a
+//! stream through cached pages is seen where it leaves them, by the run of
+//! cached pages before the miss, and a handle that has read at random lately
+//! needs more than that.
+//!
+//! Invariants: at most [`STREAMS_MAX`] streams, the one used longest ago goes
+//! first; requests that no stream expects are read exactly, page for page.
+
+use crate::units::PageIndex;
+
+use super::recent::{Hunch, Recent};
+use super::stream::{Stream, Way, asked_order, piece_pages};
+use super::window::{Asked, Cached, Limits, Window, Windows};
+use super::{Class, Hint};
+
+/// How many streams of one handle are known at a time.
+pub(super) const STREAMS_MAX: usize = 8;
+/// After so many misses in a row that no stream expected, a run of cached pages is no evidence any more.
+const RANDOM_RUN_LIMIT: u32 = 4;
+/// After so many, two requests that touch are none.
+const RANDOM_TOUCH_LIMIT: u32 = 8;
+/// How far back a run of cached pages is looked at.
+const RUN_LOOKS_MAX: u32 = 512;
+
+/// The streams of one handle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streams {
+    table: [Option<Stream>; STREAMS_MAX],
+    recent: Recent,
+    clock: u64,
+    /// Misses in a row that no stream expected.
+    randoms: u32,
+    class: Class,
+    lost: u64,
+    /// What lay before it in the newest windows was asked for.
+    wanted_end: PageIndex,
+}
+
+impl Streams {
+    pub fn new() -> Self {
+        let table = [None; STREAMS_MAX];
+        let (class, wanted_end) = (Class::Random, PageIndex(0));
+        Self { table, recent: Recent::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
+    }
+
+    /// What the newest judgement took the handle's requests for.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// How often a window was found gone before it was read, since this was asked last.
+    pub fn take_lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// The page after the last one that had been asked for when the newest judgement was made.
+    pub fn wanted_end(&self) -> PageIndex {
+        self.wanted_end
+    }
+
+    pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.clock += 1;
+        self.wanted_end = asked.end();
+        let streams =
+            if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
+        // 1 A stream expects it.
+        if let Some(at) = self.expecting(streams, limits, asked, cached) {
+            return self.go_on(at, limits, asked, cached);
+        }
+        if streams == Follow::Requests {
+            return self.exact(limits, asked, cached);
+        }
+        // 2, 3 It goes with requests before it.
+        let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
+        let short = asked.pages <= piece_pages(limits);
+        let hunch = if short { self.recent.note(asked, links_min) } else { Hunch::None };
+        match hunch {
+            Hunch::Forward(origin) => return self.resume(origin, limits, asked, cached),
+            Hunch::Backward => {
+                let stream = Stream::begin(Way::Backward, asked.end(), asked, limits);
+                return self.start(stream, limits, asked, cached);
+            }
+            Hunch::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
+                let way = Way::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
+                let stream = Stream::begin(way, asked.index, asked, limits);
+                return self.start(stream, limits, asked, cached);
+            }
+            Hunch::Strided(_) | Hunch::None => {}
+        }
+        // 4 A stream began there.
+        if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
+            return self.lap(at, limits, asked, cached);
+        }
+        // 5 Nothing but the place speaks for a stream.
+        if self.looks_like_a_start(limits, asked, cached) {
+            return self.resume(asked.index, limits, asked, cached);
+        }
+        // 6 What was asked for.
+        self.exact(limits, asked, cached)
+    }
+
+    pub fn on_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.clock += 1;
+        self.wanted_end = PageIndex(0);
+        if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
+            let stream = self.table[at].as_mut().expect("it was just found");
+            stream.used = self.clock;
+            self.wanted_end = stream.wanted_end();
+            let windows = stream.after_marker(limits, asked, cached);
+            self.recognise(at);
+            return windows;
+        }
+        if limits.pages_max == 0 || limits.hint == Hint::Random {
+            return Windows::none();
+        }
+        self.strange_marker(limits, asked, cached)
+    }
+
+    /// Nothing could be fetched for the miss at `index`.
+    pub fn on_refused(&mut self, index: PageIndex) {
+        self.table.iter_mut().flatten().for_each(|stream| stream.refuse(index));
+    }
+
+    /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
+    fn strange_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let next = asked.index.plus(1);
+        let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
+        let Some(gap) = cached.next_missing(next, looks) else { return Windows::none() };
+        let run = (gap.0 - asked.index.0) as u32;
+        let at = self.known(|stream| stream.ends_at(gap));
+        let at = at.unwrap_or_else(|| {
+            let from_gap = Asked { index: gap, pages: run.max(asked.pages), ..asked };
+            self.insert(Stream::begin(Way::Forward, gap, from_gap, limits))
+        });
+        let stream = self.table[at].as_mut().expect("it was just found or inserted");
+        let windows = stream.after_marker(limits, asked, cached);
+        self.recognise(at);
+        windows
+    }
+
+    // ---- what a miss leads to --------------------------------------------------------------------
+
+    fn expecting(&self, follow: Follow, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<usize> {
+        // A stream that ends just here before one that has to reach.
+        let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(asked.index);
+        self.known(ends_here).or_else(|| {
+            self.known(|stream| match follow {
+                Follow::All => stream.continues(asked, limits, cached),
+                Follow::Requests => {
+                    stream.is_long_request()
+                        && !stream.is_complete()
+                        && stream.continues(asked, limits, cached)
+                }
+            })
+        })
+    }
+
+    fn go_on(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.table[at].iter_mut().for_each(|stream| stream.grow(limits));
+        self.proceed(at, limits, asked, cached)
+    }
+
+    fn start(&mut self, mut stream: Stream, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let windows = stream.after_miss(limits, asked, cached);
+        let at = self.insert(stream);
+        self.recognise(at);
+        windows
+    }
+
+    /// A forward stream from here on: one that had fetched these pages, with smaller windows; or one that had
+    /// read them and does so again; or one that was lost sight of just before; or a new one.
+    fn resume(&mut self, origin: PageIndex, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
+            self.lost += 1;
+            self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
+            return self.proceed(at, limits, asked, cached);
+        }
+        if let Some(at) = self.known(|stream| stream.has_been_at(asked.index)) {
+            return self.lap(at, limits, asked, cached);
+        }
+        if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
+            return self.proceed(at, limits, asked, cached);
+        }
+        self.start(Stream::begin(Way::Forward, origin, asked, limits), limits, asked, cached)
+    }
+
+    /// The stream at `at` begins again, or somewhere on its old way.
+    fn lap(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.table[at].iter_mut().for_each(|stream| stream.begin_again(asked.index));
+        self.proceed(at, limits, asked, cached)
+    }
+
+    /// The stream at `at` missed a page: its windows.
+    fn proceed(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        let stream = self.table[at].as_mut().expect("a known stream is in the table");
+        stream.used = self.clock;
+        let windows = stream.after_miss(limits, asked, cached);
+        self.recognise(at);
+        windows
+    }
+
+    fn looks_like_a_start(&self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> bool {
+        if limits.hint == Hint::Sequential || (self.clock == 1 && asked.index.0 == 0) {
+            return true;
+        }
+        let looks = asked.pages.saturating_add(1);
+        self.randoms < RANDOM_RUN_LIMIT
+            && looks <= RUN_LOOKS_MAX
+            && cached.cached_before(asked.index, looks) >= looks
+    }
+
+    /// Exactly what was asked for. What is longer than a piece is fetched like a stream that ends.
+    fn exact(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+        self.randoms = self.randoms.saturating_add(1);
+        if self.randoms > 1 {
+            self.class = Class::Random;
+        }
+        if asked.pages > piece_pages(limits) {
+            let mut stream = Stream::long_request(asked, limits);
+            let windows = stream.after_miss(limits, asked, cached);
+            self.insert(stream);
+            return windows;
+        }
+        let order = asked_order(asked.pages, limits);
+        Windows::one(Window { order, ..Window::exact(asked.index, asked.pages) })
+    }
+
+    // ---- the table -------------------------------------------------------------------------------
+
+    fn known(&self, is_it: impl Fn(&Stream) -> bool) -> Option<usize> {
+        self.table.iter().position(|stream| stream.as_ref().is_some_and(&is_it))
+    }
+
+    /// Puts a stream in, for the one used longest ago if there is no room.
+    fn insert(&mut self, mut stream: Stream) -> usize {
+        let age = |at: &usize| self.table[*at].map_or(0, |stream| stream.used);
+        let at = (0..STREAMS_MAX).min_by_key(age).expect("the table has room for some");
+        stream.used = self.clock;
+        self.table[at] = Some(stream);
+        at
+    }
+
+    /// The stream at `at` made progress: what is the handle doing?
+    fn recognise(&mut self, at: usize) {
+        let Some(stream) = self.table[at] else { return };
+        if stream.is_long_request() {
+            return;
+        }
+        self.randoms = 0;
+        self.class = match stream.way {
+            Way::Forward if stream.laps > 0 => Class::Looping,
+            Way::Forward => Class::Sequential,
+            Way::Backward => Class::Backward,
+            Way::Strided { .. } => Class::Strided,
+        };
+    }
+}
+
+/// Which streams are followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Follow {
+    /// Those there are.
+    All,
+    /// Long requests, which are read in pieces; nothing is read that was not asked for.
+    Requests,
+}

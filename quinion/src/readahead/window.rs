@@ -1,0 +1,189 @@
+//! Window: what a judgement hands out, and what it may ask before it does.
+//!
+//! ```text
+//!      start                 marker                 start + pages
+//!        [----- asked for -----[M]------ ahead ---------)
+//! ```
+//!
+//! A [`Window`] is a wish to have pages in the cache. [`Windows`] are the few
+//! that one judgement gives at a time, the one that was asked for first: a
+//! stream that goes backward or in steps wants pages that do not follow the
+//! missed one. A judgement may look at what is cached through [`Cached`], which
+//! whoever asks implements by the lookups it has.
+
+use crate::units::{Order, PageIndex};
+
+/// Pages to fetch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    /// The first page.
+    pub start: PageIndex,
+    /// How many pages; at least 1.
+    pub pages: u32,
+    /// The page whose reader starts the next window; one of this window's.
+    pub marker: Option<PageIndex>,
+    /// The largest folio the fill should make of it. The fill makes smaller ones where frames or alignment
+    /// want it so.
+    pub order: Order,
+}
+
+impl Window {
+    /// `pages` pages from `start` on and nothing else: no marker, folios of one page.
+    pub const fn exact(start: PageIndex, pages: u32) -> Self {
+        Self { start, pages, marker: None, order: Order::ZERO }
+    }
+
+    /// The page after the last one.
+    pub const fn end(&self) -> PageIndex {
+        self.start.plus(self.pages as u64)
+    }
+
+    /// Whether `index` is one of its pages.
+    pub fn covers(&self, index: PageIndex) -> bool {
+        self.start <= index && index < self.end()
+    }
+}
+
+/// The windows of one judgement, at most [`Windows::MAX`] of them. After a miss the first begins with the
+/// missed page; nobody waits for the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    list: [Window; Self::MAX],
+    count: usize,
+}
+
+impl Windows {
+    /// The most windows that one judgement gives: one that was asked for and eight ahead.
+    pub const MAX: usize = 9;
+
+    /// No window.
+    pub const fn none() -> Self {
+        Self { list: [Window::exact(PageIndex(0), 0); Self::MAX], count: 0 }
+    }
+
+    /// One window.
+    pub fn one(window: Window) -> Self {
+        let mut windows = Self::none();
+        windows.push(window);
+        windows
+    }
+
+    /// Adds a window behind the others.
+    ///
+    /// # Panics
+    /// If there are [`Windows::MAX`] of them, or the window has no pages.
+    pub fn push(&mut self, window: Window) {
+        assert!(
+            window.pages > 0 && self.count < Self::MAX,
+            "a window is not empty, and few are given at once"
+        );
+        self.list[self.count] = window;
+        self.count += 1;
+    }
+
+    /// Takes the marker off the window at place `at`, if there is one.
+    pub(super) fn clear_marker(&mut self, at: usize) {
+        if let Some(window) = self.list[..self.count].get_mut(at) {
+            window.marker = None;
+        }
+    }
+
+    /// Pages of all of them.
+    pub fn pages(&self) -> u64 {
+        self.iter().map(|window| u64::from(window.pages)).sum()
+    }
+}
+
+impl std::ops::Deref for Windows {
+    type Target = [Window];
+    fn deref(&self) -> &[Window] {
+        &self.list[..self.count]
+    }
+}
+
+/// What a judgement may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong
+/// one costs a read or two, never wrong data. Asked seldom, and cheaply answered: the first page looked at
+/// ends most questions.
+pub trait Cached {
+    /// How many pages right before `index` are cached without a gap; looks at no more than `max`.
+    fn cached_before(&self, index: PageIndex, max: u32) -> u32;
+    /// The first page from `index` on that is not cached; looks at no more than `max`, and `None` says that
+    /// all of them are cached.
+    fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex>;
+}
+
+/// Nothing is cached, as far as the judgement need know.
+#[derive(Clone, Copy, Debug)]
+pub struct NothingCached;
+
+impl Cached for NothingCached {
+    fn cached_before(&self, _: PageIndex, _: u32) -> u32 {
+        0
+    }
+    fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
+        (max > 0).then_some(index)
+    }
+}
+
+/// A request, as far as readahead has to do with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// The page that is missing, or carries the marker.
+    pub index: PageIndex,
+    /// How many pages the request wants from there on; at least 1.
+    pub pages: u32,
+    /// How many pages the file has; more than `index`.
+    pub file_pages: u64,
+}
+
+impl Asked {
+    /// The page after the last one that is wanted.
+    pub(super) fn end(&self) -> PageIndex {
+        self.index.plus(u64::from(self.pages))
+    }
+
+    /// The same, but nothing past the file's end, and at least one page.
+    pub(super) fn clamped(self) -> Self {
+        let left = self.file_pages.saturating_sub(self.index.0).max(1);
+        Self { pages: u64::from(self.pages.max(1)).min(left) as u32, ..self }
+    }
+}
+
+/// What a judge may spend, as things are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The largest window, in pages; 0 if nothing is to be read that was not asked for.
+    pub pages_max: u32,
+    /// The largest request to the device, in pages.
+    pub io_pages: u32,
+    /// The smallest and the largest folio.
+    pub order_min: Order,
+    pub order_max: Order,
+    /// What the user said.
+    pub hint: super::Hint,
+}
+
+/// The first window of a stream whose reads are of `asked` pages: room for two to four of them.
+pub(super) fn first_size(asked: u32, pages_max: u32) -> u32 {
+    let asked = asked.min(pages_max).next_power_of_two();
+    let factor = match () {
+        () if asked <= pages_max / 32 => 4,
+        () if asked <= pages_max / 4 => 2,
+        () => return pages_max,
+    };
+    asked * factor
+}
+
+/// The window after one of `size` pages: four times as large while small, then twice, then the largest.
+pub(super) fn next_size(size: u32, pages_max: u32) -> u32 {
+    match () {
+        () if size < pages_max / 16 => size * 4,
+        () if size <= pages_max / 2 => size * 2,
+        () => pages_max,
+    }
+}
+
+/// `pages` from `start` on, but not past `end`; 0 if `start` is there already.
+pub(super) fn clamp(start: PageIndex, pages: u32, end: u64) -> u32 {
+    u64::from(pages).min(end.saturating_sub(start.0)) as u32
+}

@@ -1,0 +1,136 @@
+//! What readahead promises, seen at the device: which pages are read, and how often.
+//!
+//! The judgement itself is tested beside it, around a naive cache; here it
+//! works in the real read path, with a small cache and a device that is watched.
+
+mod device;
+
+use std::sync::Arc;
+
+use device::{Device, verify};
+use quinion::{Cache, Class, ErrorKind, File, Hint, ReadaheadStyle};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 3000;
+
+fn cache() -> Cache {
+    Cache::builder().memory(64 << 20).readahead(1 << 20).build().expect("a small cache")
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+
+fn read(file: &File, device: &Device, page: u64, pages: u64) {
+    let mut buffer = vec![0; (pages * PAGE) as usize];
+    let bytes = file.read_at(&mut buffer, page * PAGE).expect("a read");
+    verify(&buffer[..bytes], device, page * PAGE);
+}
+
+/// Pages that were read though nobody asked, and reads of pages that were read before.
+fn waste(device: &Device, wanted: impl Fn(u64) -> bool) -> (u64, u64) {
+    let times = device.times_read();
+    let unwanted = (0..).zip(&times).filter(|&(page, &times)| times > 0 && !wanted(page)).count();
+    let again = times.iter().filter(|&&times| times > 1).count();
+    (unwanted as u64, again as u64)
+}
+
+#[test]
+fn backward_and_strided_reads_fetch_each_page_once() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    (0..PAGES).rev().for_each(|page| read(&file, &device, page, 1));
+    let report = file.readahead_report().unwrap();
+    assert_eq!((waste(&device, |_| true), report.class), ((0, 0), Class::Backward));
+    assert!(report.prefetched_pages > PAGES - 10, "{report:?}");
+    assert!(device.reads().len() < 100, "{} reads", device.reads().len());
+
+    let device = Device::with_number(2, PAGES * PAGE);
+    let file = open(&cache, &device);
+    (1..PAGES).step_by(2).for_each(|page| read(&file, &device, page, 1));
+    let report = file.readahead_report().unwrap();
+    assert_eq!((waste(&device, |page| page % 2 == 1), report.class), ((0, 0), Class::Strided));
+    assert!(report.prefetched_pages > PAGES / 2 - 10, "{report:?}");
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_lies_ahead_is_on_its_way_before_the_reader_waits() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    read(&file, &device, 100, 1);
+    device.hold();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&file, &device, 99, 1));
+        device.wait_for_fills(3);
+        device.release();
+        reader.join().unwrap();
+    });
+    assert_eq!(device.reads()[..2], [(100, 1), (99, 1)]);
+    assert_eq!(device.times_read()[95..101], [0, 1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn streams_that_take_turns_on_one_handle_are_all_read_ahead() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    for i in 0..700 {
+        (0..4).for_each(|stream| read(&file, &device, stream * 750 + i, 1));
+    }
+    assert_eq!(waste(&device, |_| true), (0, 0));
+    let report = file.readahead_report().unwrap();
+    assert!(report.exact <= 4 && report.windows > 16, "{report:?}");
+}
+
+#[test]
+fn the_hint_random_reads_exactly_and_the_hint_sequential_starts_at_once() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    file.advise(Hint::Random).unwrap();
+    (100..200).for_each(|page| read(&file, &device, page, 1));
+    assert_eq!(waste(&device, |page| (100..200).contains(&page)), (0, 0));
+    assert_eq!(device.reads().len(), 100);
+    file.advise(Hint::Sequential).unwrap();
+    read(&file, &device, 1000, 1);
+    assert_eq!(device.reads().last(), Some(&(1000, 4)));
+    assert_eq!(file.readahead_report().unwrap().pages_max, 512);
+}
+
+#[test]
+fn q04_a_failed_read_makes_windows_smaller_and_only_its_readers_see_it() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    device.fail(0);
+    let mut buffer = [0; 4096];
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Io);
+    let report = file.readahead_report().unwrap();
+    assert_eq!((report.pages_max, report.failures), (64, 1));
+    device.mend(0);
+    (0..PAGES).for_each(|page| read(&file, &device, page, 1));
+    assert!(file.readahead_report().unwrap().pages_max > 64, "it grows again");
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_loop_through_more_than_the_cache_holds_is_seen() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let device = Device::new(8000 * PAGE);
+    let file = open(&cache, &device);
+    (0..8000).step_by(16).for_each(|page| read(&file, &device, page, 16));
+    assert_eq!(file.readahead_report().unwrap().class, Class::Sequential);
+    // Its first pages may have been kept: the loop is seen where the second lap misses first.
+    (0..3000).step_by(16).for_each(|page| read(&file, &device, page, 16));
+    assert_eq!(file.readahead_report().unwrap().class, Class::Looping);
+    cache.check().unwrap();
+}
+
+#[test]
+fn the_kernels_style_draws_the_kernels_windows() {
+    let builder = Cache::builder().memory(64 << 20).readahead(128 << 10);
+    let cache = builder.readahead_style(ReadaheadStyle::KernelLike).build().unwrap();
+    let device = Device::new(PAGES * PAGE);
+    let file = open(&cache, &device);
+    (0..60).for_each(|page| read(&file, &device, page, 1));
+    assert_eq!(device.reads(), [(0, 4), (4, 8), (12, 16), (28, 32), (60, 32)]);
+    assert_eq!(file.readahead_report().unwrap().pages_max, 32);
+}

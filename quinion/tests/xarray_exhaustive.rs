@@ -1,0 +1,169 @@
+//! Every operation in every small state, against the naive twin; nothing is left to chance.
+//!
+//! A tree's shape follows from its entries alone (no node is empty, no level too many), so all that a tree of
+//! a few indices can be is all the ways to lay entries side by side:
+//!
+//! ```text
+//!   indices     0 1 2 3 4 5 6 7
+//!               [--F2---|. s s-1]     one state of very many: a folio of order 2, a hole, two shadows
+//!
+//!   windows     every state of 4 indices, beside each of several neighbours, x every operation x 0 to 3 nodes
+//!   pairs       every state of 8 indices of folios and shadows, x the operations that change entries
+//!   sequences   every three operations in a row from an empty tree of 16 indices, one far out
+//! ```
+
+mod xarray_keeper;
+mod xarray_pair;
+
+use xarray_pair::{Op, Pair};
+
+const NODES: u32 = 64;
+/// What [`Op::Store`] calls a folio, a shadow and a spill.
+const KINDS: [u8; 3] = [0, 2, 5];
+
+/// One entry: first index, order, kind.
+type Piece = (u64, u8, u8);
+
+/// All ways to fill 2^`order` indices from `at` on with entries of `kinds` and holes.
+fn states(at: u64, order: u8, kinds: &[u8]) -> Vec<Vec<Piece>> {
+    let mut all: Vec<Vec<Piece>> = kinds.iter().map(|&kind| vec![(at, order, kind)]).collect();
+    if order == 0 {
+        all.push(Vec::new());
+        return all;
+    }
+    let low = states(at, order - 1, kinds);
+    let high = states(at + (1 << (order - 1)), order - 1, kinds);
+    all.extend(low.iter().flat_map(|low| high.iter().map(move |high| [&low[..], &high[..]].concat())));
+    all
+}
+
+/// Makes the pair empty and puts the pieces in, the odd ones marked.
+fn build<const BITS: u32>(pair: &mut Pair<BITS>, pieces: &[Piece]) {
+    pair.clear();
+    for (n, &(at, order, what)) in pieces.iter().enumerate() {
+        pair.step(&Op::Store { at, order, what });
+        if n % 2 == 1 {
+            pair.step(&Op::Mark { at, mark: (n % 3) as u8 });
+        }
+    }
+}
+
+/// Every place for an entry of order 0 to 3 below `end`.
+fn places(end: u64) -> impl Iterator<Item = (u64, u8)> {
+    (0..4u8).flat_map(move |order| (0..end >> order).map(move |i| (i << order, order)))
+}
+/// Every range below `end`, as start and length.
+fn ranges(end: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..end).flat_map(move |at| (1..=end - at).map(move |pages| (at, pages)))
+}
+
+/// The operations that may need a node.
+fn growing(end: u64) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for (at, order) in places(end) {
+        ops.push(Op::Insert { at, order });
+        ops.extend(KINDS.map(|what| Op::Store { at, order, what }));
+    }
+    for at in 0..end {
+        let batches = [[0u8; 4], [1; 4], [0, 0, 1, 2], [2, 1, 0, 0]];
+        ops.extend(batches.map(|orders| Op::InsertRange { at, orders: orders.to_vec() }));
+    }
+    ops.extend(ranges(end).map(|(at, pages)| Op::StoreRange { at, pages, spill: at % 2 == 0 }));
+    ops
+}
+
+/// The operations that never need one.
+fn others(end: u64) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for at in 0..end {
+        ops.push(Op::Erase { at });
+        ops.extend([false, true].map(|spill| Op::Replace { at, spill }));
+        ops.extend([0, 1, 2].map(|to| Op::Exchange { at, hit: true, to }));
+        ops.extend([
+            Op::Exchange { at, hit: false, to: 0 },
+            Op::Mark { at, mark: 1 },
+            Op::Unmark { at, mark: 1 },
+        ]);
+    }
+    ops.extend(ranges(end).map(|(at, pages)| Op::EraseRange { at, pages }));
+    ops.extend((0..2).map(|which| Op::Forget { which }));
+    ops
+}
+
+/// In one state: every search, every operation, and those that grow with too few nodes as well.
+fn try_all<const BITS: u32>(pair: &mut Pair<BITS>, state: &[Piece], growing: &[Op], others: &[Op]) {
+    build(pair, state);
+    pair.compare();
+    ranges(8).for_each(|(at, pages)| pair.step(&Op::Look { at, pages }));
+    for op in others {
+        build(pair, state);
+        pair.step(op);
+        pair.compare();
+    }
+    for (op, nodes) in growing.iter().flat_map(|op| [0, 1, 2, u64::MAX].map(|nodes| (op, nodes))) {
+        build(pair, state);
+        pair.step(&Op::Budget { nodes });
+        pair.step(op);
+        pair.compare();
+    }
+}
+
+fn windows<const BITS: u32>() {
+    let neighbours: [&[Piece]; 5] =
+        [&[], &[(4, 2, 0)], &[(4, 2, 2)], &[(4, 0, 5), (6, 1, 2)], &[(1 << 20, 0, 0)]];
+    let (mut pair, growing, others) = (Pair::<BITS>::new(NODES), growing(8), others(8));
+    for state in states(0, 2, &KINDS) {
+        for beside in neighbours {
+            try_all(&mut pair, &[&state[..], beside].concat(), &growing, &others);
+        }
+    }
+}
+
+#[test]
+fn every_operation_in_every_window_of_two_slot_nodes() {
+    windows::<1>();
+}
+
+#[test]
+fn every_operation_in_every_window_of_four_slot_nodes() {
+    windows::<2>();
+}
+
+#[test]
+fn every_insertion_and_erasure_in_every_pair_of_nodes_of_folios_and_shadows() {
+    let mut ops: Vec<Op> = places(8).map(|(at, order)| Op::Insert { at, order }).collect();
+    ops.extend((0..8).map(|at| Op::Erase { at }));
+    ops.extend((0..8).map(|at| Op::InsertRange { at, orders: vec![0; 8] }));
+    ops.extend((0..8).map(|at| Op::EraseRange { at, pages: 8 - at }));
+    let mut pair = Pair::<2>::new(NODES);
+    for state in states(0, 3, &KINDS[..2]) {
+        for op in &ops {
+            build(&mut pair, &state);
+            pair.step(op);
+            pair.compare();
+        }
+    }
+}
+
+#[test]
+fn every_three_operations_in_a_row() {
+    let mut ops = Vec::new();
+    for (at, order) in [(0, 0), (0, 1), (0, 2), (0, 3), (3, 0), (4, 2), (5, 0), (8, 3), (15, 0), (1 << 30, 0)]
+    {
+        ops.push(Op::Insert { at, order });
+        ops.extend([2, 5].map(|what| Op::Store { at, order, what }));
+        ops.extend([Op::Erase { at }, Op::Mark { at, mark: 0 }, Op::Replace { at, spill: false }]);
+    }
+    ops.extend([Op::EraseRange { at: 3, pages: 9 }, Op::StoreRange { at: 1, pages: 14, spill: false }]);
+    ops.extend([Op::InsertRange { at: 2, orders: vec![0; 9] }, Op::Forget { which: 0 }]);
+    let mut pair = Pair::<2>::new(NODES);
+    for one in &ops {
+        for two in &ops {
+            for three in &ops {
+                pair.clear();
+                [one, two, three].into_iter().for_each(|op| pair.step(op));
+                pair.compare();
+            }
+        }
+    }
+}

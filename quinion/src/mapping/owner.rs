@@ -339,30 +339,15 @@ impl<'a> MappingGuard<'a> {
     /// indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
         let nodes = self.mapping.nodes();
-        let tree = self.xarray(&nodes);
-        let mut at = from.0;
-        while at < end.0 {
-            match Self::next_folio(&tree, at, end.0) {
-                Some((first, order)) if first <= at => at = first + (1 << order),
-                Some((first, _)) => return Some((PageIndex(at), first - at)),
-                None => return Some((PageIndex(at), end.0 - at)),
-            }
-        }
-        None
-    }
-
-    fn next_folio(tree: &XArray<'_, Nodes<'_>, NODE_BITS>, from: u64, end: u64) -> Option<(u64, u8)> {
-        let mut at = from;
-        loop {
-            let (first, entry, order) = tree.next(at, end - 1)?;
+        let mut gap = from.0;
+        for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
             match entry.kind() {
-                Kind::Folio(_) => return Some((first, order)),
-                _ => at = first + (1 << order),
-            }
-            if at >= end {
-                return None;
+                Kind::Folio(_) if first > gap => return Some((PageIndex(gap), first - gap)),
+                Kind::Folio(_) => gap = first + (1 << order),
+                _ => {} // what only remembers is no folio
             }
         }
+        (gap < end.0).then(|| (PageIndex(gap), end.0 - gap))
     }
 
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
@@ -417,35 +402,37 @@ impl<'a> MappingGuard<'a> {
         }
     }
 
-    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
-    /// frames and returns how many pages went.
+    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody, and the shadows
+    /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range
+    /// short: what stands in it is listed first.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
         let mut gone: Vec<(Frame, Order)> = Vec::new();
-        let mut at = from;
-        while let Some((first, frame, order)) = self.next_in(at, to) {
-            let next = first.plus(u64::from(order.pages()));
-            if first >= from && next <= end && self.evict(first, frame, |_| Leave::Nothing).is_some() {
-                gone.push((frame, order));
+        for (first, entry, order) in self.inside(from, to, end) {
+            match entry.kind() {
+                Kind::Folio(frame) if self.evict(first, Frame(frame), |_| Leave::Nothing).is_some() => {
+                    gone.push((Frame(frame), order));
+                }
+                Kind::Value(value) if !value.is_spill() => self.forget_shadow(first),
+                _ => {}
             }
-            at = next;
         }
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
-    /// The first folio that meets `from..end`: its first index, its frame, its order.
-    fn next_in(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, Frame, Order)> {
+    /// The entries that begin in `from..to` and end by `end`.
+    fn inside(&self, from: PageIndex, to: PageIndex, end: PageIndex) -> Vec<(PageIndex, Entry, Order)> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
-        let mut at = from.0;
-        while at < end.0 {
-            let (first, entry, order) = tree.next(at, end.0 - 1)?;
-            if let Kind::Folio(frame) = entry.kind() {
-                return Some((PageIndex(first), Frame(frame), Order(order)));
-            }
-            at = first + (1 << order);
-        }
-        None
+        let within = |&(first, _, order): &(u64, Entry, u8)| first >= from.0 && first + (1 << order) <= end.0;
+        let entries = tree.range(from.0, to.0.saturating_sub(1)).filter(within);
+        entries.map(|(first, entry, order)| (PageIndex(first), entry, Order(order))).collect()
+    }
+
+    /// Takes out the shadow that begins at `index`: nothing is remembered of it.
+    fn forget_shadow(&mut self, index: PageIndex) {
+        let nodes = self.mapping.nodes();
+        self.xarray(&nodes).erase(index.0);
     }
 
     /// Whether the first folio of a fill still stands where it was put.

@@ -9,6 +9,10 @@
 //! and spares the folio. Victims are gathered in batches and leave the index
 //! under one hold of each mapping's lock.
 //!
+//! The byte is 1 from the start: pages that were fetched ahead would else be
+//! the first to go, before what was read and is done with, and so before their
+//! reader came. He has one turn of the hand to come.
+//!
 //! Each leaves a **shadow** with the cache's age. A page that comes back to a
 //! shadow is judged by it (`workingset.rs`); if it was not away for long, its
 //! byte begins with 2, as if it had been read twice, and it outlives a round of
@@ -41,6 +45,8 @@ use crate::workingset::{Memory, Refault, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
+/// What a folio's referenced byte begins with, and what a reader sets it to.
+pub const REFERENCED_ONCE: u8 = 1;
 /// What a folio's referenced byte begins with if it counts as read twice.
 pub const REFERENCED_TWICE: u8 = 2;
 /// How often the hand meets a byte before it is 0: the bits of [`REFERENCED_TWICE`].

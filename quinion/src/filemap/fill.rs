@@ -35,7 +35,7 @@ use crate::arena::{Amount, Arena, Completed, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
 use crate::mapping::{AddedFolio, AddedRuns, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
-use crate::reclaim::Reclaim;
+use crate::reclaim::{REFERENCED_ONCE, Reclaim};
 use crate::stats::{Count, Counters};
 use crate::sync::Locks;
 use crate::sync::lock::Mutex;
@@ -277,6 +277,7 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
+        self.spare_once(&inside);
         let Orders { min, max } = self.folio_orders;
         let orders = Orders { min, max: max.min(window.order).max(min) };
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read };
@@ -290,6 +291,17 @@ impl Filemap {
             None => self.free_runs(&inside),
         }
         added
+    }
+
+    /// Has the reclaimer spare what is about to be inserted once: its reader is on the way to it.
+    fn spare_once(&self, runs: &[FillRun]) {
+        let grown = self.arena.view().grown();
+        for run in runs {
+            for page in 0..run.pages {
+                let referenced = grown.referenced(run.frame.plus(page)).expect("a frame of ours");
+                referenced.store(REFERENCED_ONCE, Ordering::Relaxed);
+            }
+        }
     }
 
     fn submit(&self, mapping: &Mapping, batch: &Arc<Batch>, runs: &[FillRun]) {

@@ -39,6 +39,7 @@ use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
+use crate::reclaim::REFERENCED_ONCE;
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
@@ -89,7 +90,7 @@ pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
     if let Some(referenced) = grown.referenced(frame)
         && referenced.load(Ordering::Relaxed) == 0
     {
-        referenced.store(1, Ordering::Relaxed);
+        referenced.store(REFERENCED_ONCE, Ordering::Relaxed);
     }
 }
 

@@ -123,10 +123,11 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// before the lock. A hint if the tree may change meanwhile; too few shows as "no node".
     pub fn nodes_needed(&self, index: u64, pages: u64) -> u32 {
         let last = index + pages.max(1) - 1;
-        let levels = self.levels_for(last, 0).max(u32::from(self.root().levels)).max(1);
+        let levels_now = u32::from(self.root().levels); // once: without the lock it may be another next time
+        let levels = self.levels_for(last, 0).max(levels_now).max(1);
         let on_level = |level: u32| (last >> (level * BITS)) - (index >> (level * BITS)) + 1;
         let path: u64 = (1..=levels).map(on_level).sum();
-        let growth = levels - u32::from(self.root().levels);
+        let growth = levels - levels_now;
         u32::try_from(path).unwrap_or(u32::MAX).saturating_add(growth)
     }
 

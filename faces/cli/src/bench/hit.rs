@@ -3,6 +3,7 @@
 //! ```text
 //!   pread        the kernel's, from its page cache
 //!   order 0      File::read_at, folios of a page         order 9   of up to 2 MiB
+//!   32 a call    File::read_batch, each read into a buffer of its own
 //!   bare copy    the same bytes from memory in 2 MiB pages, without looking anything up: the bound
 //! ```
 //!
@@ -15,7 +16,7 @@ use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-use quinion::{Cache, File};
+use quinion::{BatchRead, Cache, File};
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::scratch::{Scratch, is_from};
@@ -26,6 +27,8 @@ const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
 const PREAD: &str = "pread";
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
+const BATCH_0: &str = "order 0, 32 a call";
+const BATCH_9: &str = "order 9, 32 a call";
 const COPY: &str = "bare copy";
 const TWO: &str = "order 0, 2 threads";
 /// A second thread on a page may make a read dearer by a tenth.
@@ -87,12 +90,23 @@ fn beside_pread(files: &Shared, load: Load) -> Case {
     let files = files.clone();
     let case = Case::new(load.name, &METRICS, move || {
         let files = files.get()?;
-        let of = |name, read: Read| alternative(&files, name, load, read);
-        Ok(vec![of(PREAD, pread), of(ORDER_0, order_0), of(ORDER_9, order_9), of(COPY, bare_copy)])
+        let of = |name, read: Read| alternative(&files, name, load, Way::Single(read));
+        let batch = |name, file: Of| alternative(&files, name, load, Way::Batch(file));
+        Ok(vec![
+            of(PREAD, pread),
+            of(ORDER_0, order_0),
+            of(ORDER_9, order_9),
+            batch(BATCH_0, |files| &files.order_0),
+            batch(BATCH_9, |files| &files.order_9),
+            of(COPY, bare_copy),
+        ])
     });
     case.compare("cpu", ORDER_0, PREAD, load.goals[0])
         .compare("cpu", ORDER_9, PREAD, load.goals[1])
+        .compare("cpu", BATCH_0, PREAD, None)
+        .compare("cpu", BATCH_9, PREAD, None)
         .bound("cpu", ORDER_9, COPY)
+        .bound("cpu", BATCH_9, COPY)
 }
 
 /// What a second thread at the same place costs us.
@@ -102,7 +116,8 @@ fn beside_one(files: &Shared, load: Load) -> Case {
     let case = Case::new(load.name, &METRICS, move || {
         let files = files.get()?;
         let alone = Load { threads: 1, ..load };
-        Ok(vec![alternative(&files, TWO, load, order_0), alternative(&files, "1 thread", alone, order_0)])
+        let of = |name, load| alternative(&files, name, load, Way::Single(order_0));
+        Ok(vec![of(TWO, load), of("1 thread", alone)])
     });
     case.compare("cpu", TWO, "1 thread", goal)
 }
@@ -170,6 +185,19 @@ fn warm(file: File) -> Result<File, Unmeasured> {
 }
 
 type Read = fn(&Files, &mut [u8], u64);
+type Of = fn(&Files) -> &File;
+
+/// How the reads are asked for.
+#[derive(Clone, Copy)]
+enum Way {
+    /// One a call, always into the same buffer.
+    Single(Read),
+    /// [`BATCH_READS`] a call.
+    Batch(Of),
+}
+
+/// Reads in a batch.
+const BATCH_READS: usize = 32;
 
 fn pread(files: &Files, buffer: &mut [u8], position: u64) {
     files.kernel.read_exact_at(buffer, position).expect("the kernel has it");
@@ -184,30 +212,48 @@ fn bare_copy(files: &Files, buffer: &mut [u8], position: u64) {
     buffer.copy_from_slice(&files.copy[position as usize..][..buffer.len()]);
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, load: Load, read: Read) -> Alternative {
+fn alternative(files: &Rc<Files>, name: &'static str, load: Load, way: Way) -> Alternative {
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let files: &Files = &files;
-        let work = |thread| read_all(files, load, read, repetition * 77 + thread as u64);
+        let work = |thread| read_all(files, load, way, repetition * 77 + thread as u64);
         let spent = together(load.threads, 1, work, |_| {});
-        Ok(vec![spent.cpu_ns / (load.threads * load.reads) as f64])
+        let reads = load.reads.next_multiple_of(BATCH_READS);
+        Ok(vec![spent.cpu_ns / (load.threads * reads) as f64])
     })
 }
 
 /// The reads of one thread.
-fn read_all(files: &Files, load: Load, read: Read, seed: u64) {
-    let mut memory = vec![0; load.bytes + PAGE];
+fn read_all(files: &Files, load: Load, way: Way, seed: u64) {
+    let buffers = if let Way::Batch(_) = way { BATCH_READS } else { 1 };
+    let mut memory = vec![0; load.bytes * buffers + PAGE];
     let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
-    let buffer = &mut memory[start..start + load.bytes];
+    let memory = &mut memory[start..start + load.bytes * buffers];
     let span = load.span.unwrap_or(files.bytes - load.bytes as u64 + load.step);
     let mut places = Places(seed + 1);
-    let mut position = 0;
-    for _ in 0..load.reads {
-        position = places.next(span / load.step) * load.step;
-        read(files, buffer, position);
-        std::hint::black_box(&buffer);
+    let mut next = || places.next(span / load.step) * load.step;
+    let mut first = 0;
+    for _ in 0..load.reads.next_multiple_of(BATCH_READS) / buffers {
+        first = next();
+        match way {
+            Way::Single(read) => read(files, memory, first),
+            Way::Batch(file) => read_batch(file(files), load.bytes, memory, first, &mut next),
+        }
+        std::hint::black_box(&memory);
     }
-    assert!(is_from(buffer, position), "what was read is not what stands at {position}");
+    assert!(is_from(memory, first), "what was read is not what stands at {first}");
+}
+
+/// A read at `first`, and more at places that `next` says, in one call.
+fn read_batch(file: &File, bytes: usize, memory: &mut [u8], first: u64, next: &mut impl FnMut() -> u64) {
+    let mut chunks = memory.chunks_exact_mut(bytes).enumerate();
+    let mut reads: [BatchRead<'_>; BATCH_READS] = std::array::from_fn(|_| {
+        let (number, buffer) = chunks.next().expect("there is a buffer for each");
+        BatchRead::new(buffer, if number == 0 { first } else { next() })
+    });
+    file.read_batch(&mut reads);
+    let full = reads.iter().all(|read| read.result().is_ok_and(|got| got == bytes));
+    assert!(full, "every read of a batch is answered in full");
 }
 
 /// Numbers that look random, and are the same for every alternative.

@@ -26,10 +26,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word};
+use crate::arena::{
+    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find};
+use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -58,6 +61,8 @@ pub struct Mapping {
     pub(super) tuning: Tuning,
     /// The cache's nodes that only remember; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
+    /// Where pages that were fetched ahead are counted, and those of them that nobody read.
+    counters: Option<Arc<Counters>>,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -108,7 +113,35 @@ impl Mapping {
             process,
             stock: Stock::default(),
             tuning,
+            counters: None,
         })
+    }
+
+    /// The same mapping, which counts in `counters` what it alone sees: pages that were fetched ahead, and
+    /// those of them that leave before anybody read them. Without this call nobody counts them.
+    #[must_use]
+    pub fn with_counters(mut self, counters: &Arc<Counters>) -> Self {
+        self.counters = Some(Arc::clone(counters));
+        self
+    }
+
+    pub(super) fn count(&self, count: Count, amount: u64) {
+        if amount > 0
+            && let Some(counters) = &self.counters
+        {
+            counters.add(count, amount);
+        }
+    }
+
+    /// The pages of the folio of `order` that `frame` heads, if nobody has read them, and it is known that it
+    /// has left. The holder of the tree lock calls this when the folio has been retired.
+    fn take_unread(&self, frame: Frame, order: Order) -> u64 {
+        let byte = self.view().referenced(frame).expect("a frame of ours");
+        if !referenced::is_unread(byte.load(Ordering::Relaxed)) {
+            return 0;
+        }
+        byte.store(0, Ordering::Relaxed);
+        u64::from(order.pages())
     }
 
     /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
@@ -371,6 +404,7 @@ impl<'a> MappingGuard<'a> {
             Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
         };
         self.tree.pages -= u64::from(order.pages());
+        self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
         Some(order)
     }
 
@@ -457,6 +491,7 @@ impl<'a> MappingGuard<'a> {
                 debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
                 tree.erase(index.0);
                 self.tree.pages -= u64::from(order.pages());
+                self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
             }
             page += order.pages();
         }
@@ -466,12 +501,14 @@ impl<'a> MappingGuard<'a> {
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
         let nodes = self.mapping.nodes();
-        let mut free = Vec::with_capacity(FREE_BATCH);
+        let (mut free, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
-            if let Kind::Folio(frame) = entry.kind()
-                && arena.view().own(Frame(frame)).retire() == Retire::Free
-            {
-                free.push((Frame(frame), Order(order)));
+            let Kind::Folio(frame) = entry.kind() else { return };
+            let (frame, order) = (Frame(frame), Order(order));
+            let retired = arena.view().own(frame).retire();
+            unread += self.mapping.take_unread(frame, order);
+            if retired == Retire::Free {
+                free.push((frame, order));
             }
             if free.len() == FREE_BATCH {
                 arena.free_all(&free);
@@ -479,6 +516,7 @@ impl<'a> MappingGuard<'a> {
             }
         });
         arena.free_all(&free);
+        self.mapping.count(Count::ReadaheadWasted, unread);
         std::mem::take(&mut self.tree.pages)
     }
 }

@@ -127,6 +127,7 @@ fn run(arguments: RunArguments) -> ExitCode {
     let numbers = || {
         let stats = cache.stats();
         OwnerNumbers {
+            readahead: cache.readahead_use(),
             device_reads: stats.device_reads,
             device_bytes: stats.device_bytes,
             evicted_pages: stats.evicted_pages,

@@ -4,6 +4,8 @@
 //! the slot above the topmost node. Everything that a writer does is moving a
 //! position up and down and storing at it.
 
+use core::cell::Cell;
+
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
@@ -61,6 +63,8 @@ pub enum ShadowOnly {
 pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
     pub(super) slab: &'a S,
     root: &'a AtomicU64,
+    /// Whether the topmost node was made or filled anew, so that it may not be needed any more.
+    pub(super) reshaped: Cell<bool>,
 }
 
 /// Where a slot is.
@@ -89,7 +93,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     #[inline]
     pub fn new(slab: &'a S, root: &'a AtomicU64) -> Self {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark is a bit a slot in 64 bits") };
-        Self { slab, root }
+        Self { slab, root, reshaped: Cell::new(false) }
     }
 
     /// Whether there is nothing in it.

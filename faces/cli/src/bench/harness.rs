@@ -208,10 +208,16 @@ impl Case {
         self
     }
 
-    /// A row beside what nothing can be better than: to come second is no loss.
-    pub fn bound(mut self, metric: &'static str, ours: &'static str, bound: &'static str) -> Self {
+    /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
+    pub fn bound(
+        mut self,
+        metric: &'static str,
+        ours: &'static str,
+        bound: &'static str,
+        goal: Option<f64>,
+    ) -> Self {
         let standing = Standing::Bound;
-        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal: None });
+        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal });
         self
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
-//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--dir DIR]
+//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //! ```
 //!

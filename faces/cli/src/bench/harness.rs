@@ -87,12 +87,23 @@ impl From<std::io::Error> for Unmeasured {
     }
 }
 
+/// From what state of the kernel's caches an experiment begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Starts {
+    /// What it measures depends on none.
+    Anyhow,
+    /// With nothing of its files in them, at least in some cases.
+    Cold,
+}
+
 /// A question, and the situations in which it is asked.
 pub struct Experiment {
     /// What it is called on the command line.
     pub name: &'static str,
     /// What it asks.
     pub question: &'static str,
+    /// From what.
+    pub starts: Starts,
     /// The situations.
     pub cases: fn(&Settings) -> Vec<Case>,
 }

@@ -5,7 +5,7 @@
 //!   order 0        File::read_at, folios of a page         order 9   of up to 2 MiB
 //!   .., 16 a call  File::read_batch of so many, each into a buffer of its own
 //!   bare copy      the same bytes from memory in 2 MiB pages, without looking anything up: the bound
-//!   .., 32 buffers the same into as many buffers as a batch fills
+//!   .., 32 buffers one after another, into as many buffers as a batch fills
 //! ```
 //!
 //! One file, wholly cached by each of them; reads at places that are the same
@@ -14,7 +14,8 @@
 //!
 //! One read at a time goes into the same buffer again and again, which stays
 //! near the processor. A batch cannot do that, and its buffers are larger than
-//! the nearest cache: what that costs by itself, the second bare copy shows.
+//! the nearest cache. So a batch stands beside `pread` into as many buffers; and
+//! where a goal is set, beside the bare copy into one, which is the harder bound.
 
 use std::cell::OnceCell;
 use std::fs::File as KernelFile;
@@ -43,14 +44,24 @@ const TWO_GOAL: f64 = 1.0 / 1.1;
 /// A batch may cost a twentieth more than the bare copy.
 const BATCH_GOAL: f64 = 1.0 / 1.05;
 
-/// Batches: their names, their sizes, and whose they are.
-const BATCHES: [(&str, usize, Of); 4] = [
-    ("order 0, 16 a call", 16, |files| &files.order_0),
-    ("order 0, 32 a call", BATCH_MAX, |files| &files.order_0),
-    ("order 9, 16 a call", 16, |files| &files.order_9),
-    ("order 9, 32 a call", BATCH_MAX, |files| &files.order_9),
-];
+/// Reads in a call, and what stands beside them: the same reads by the kernel into as many buffers.
+const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffers", BATCH_MAX)];
+
+/// A size of batches by one of our files.
+struct Batch {
+    name: &'static str,
+    reads: usize,
+    of: Of,
+    peer: &'static str,
+}
 type Of = fn(&Files) -> &File;
+
+const BATCHES: [Batch; 4] = [
+    Batch { name: "order 0, 16 a call", reads: 16, of: |files| &files.order_0, peer: AROUND[0].0 },
+    Batch { name: "order 0, 32 a call", reads: BATCH_MAX, of: |files| &files.order_0, peer: AROUND[1].0 },
+    Batch { name: "order 9, 16 a call", reads: 16, of: |files| &files.order_9, peer: AROUND[0].0 },
+    Batch { name: "order 9, 32 a call", reads: BATCH_MAX, of: |files| &files.order_9, peer: AROUND[1].0 },
+];
 
 /// Which reads, and how many.
 #[derive(Clone, Copy)]
@@ -113,23 +124,34 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 fn beside_pread(files: &Shared, load: Load) -> Case {
     let files = files.clone();
-    let case = Case::new(load.name, &METRICS, move || {
-        let files = files.get()?;
-        let single = |name, read: Read| alternative(&files, name, load, Way::Single(read));
-        let batch = |(name, reads, of)| alternative(&files, name, load, Way::Batch(reads, of));
-        let singles = [single(PREAD, pread), single(ORDER_0, order_0), single(ORDER_9, order_9)];
-        let copies =
-            [single(COPY, bare_copy), alternative(&files, COPY_AROUND, load, Way::Around(bare_copy))];
-        Ok(singles.into_iter().chain(copies).chain(BATCHES.map(batch)).collect())
-    });
+    let case = Case::new(load.name, &METRICS, move || Ok(ways(&files.get()?, load)));
     let case = case
         .compare("cpu", ORDER_0, PREAD, load.goals[0])
         .compare("cpu", ORDER_9, PREAD, load.goals[1])
         .bound("cpu", ORDER_9, COPY, None);
-    BATCHES.into_iter().fold(case, |case, (name, reads, _)| {
-        let case = case.compare("cpu", name, PREAD, None).bound("cpu", name, COPY, load.batch_goal());
-        if reads == BATCH_MAX { case.bound("cpu", name, COPY_AROUND, None) } else { case }
+    BATCHES.iter().fold(case, |case, batch| {
+        let case = case.compare("cpu", batch.name, batch.peer, None);
+        match load.batch_goal() {
+            Some(goal) => case.bound("cpu", batch.name, COPY, Some(goal)),
+            None if batch.reads == BATCH_MAX => case.bound("cpu", batch.name, COPY_AROUND, None),
+            None => case,
+        }
     })
+}
+
+/// All that a load is read by.
+fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
+    let of = |name, way| alternative(files, name, load, way);
+    let mut ways = vec![
+        of(PREAD, Way::Single(pread)),
+        of(ORDER_0, Way::Single(order_0)),
+        of(ORDER_9, Way::Single(order_9)),
+        of(COPY, Way::Single(bare_copy)),
+        of(COPY_AROUND, Way::Around(bare_copy, BATCH_MAX)),
+    ];
+    ways.extend(AROUND.map(|(name, buffers)| of(name, Way::Around(pread, buffers))));
+    ways.extend(BATCHES.iter().map(|batch| of(batch.name, Way::Batch(batch.of, batch.reads))));
+    ways
 }
 
 /// What a second thread at the same place costs us.
@@ -214,18 +236,17 @@ type Read = fn(&Files, &mut [u8], u64);
 enum Way {
     /// One after another, always into the same buffer.
     Single(Read),
-    /// One after another, each into the next of as many buffers as a batch has.
-    Around(Read),
+    /// One after another, each into the next of so many buffers.
+    Around(Read, usize),
     /// So many in a call, each into a buffer of its own.
-    Batch(usize, Of),
+    Batch(Of, usize),
 }
 
 impl Way {
     fn buffers(self) -> usize {
         match self {
             Self::Single(_) => 1,
-            Self::Around(_) => BATCH_MAX,
-            Self::Batch(reads, _) => reads,
+            Self::Around(_, buffers) | Self::Batch(_, buffers) => buffers,
         }
     }
 }
@@ -278,8 +299,8 @@ impl<'f> Reader<'f> {
         let next = || places.next(span / load.step) * load.step;
         let memory = &mut memory[*start..*start + load.bytes * way.buffers()];
         match *way {
-            Way::Single(read) | Way::Around(read) => singly(files, *load, read, memory, next),
-            Way::Batch(_, of) => batches(of(files), *load, memory, next),
+            Way::Single(read) | Way::Around(read, _) => singly(files, *load, read, memory, next),
+            Way::Batch(of, _) => batches(of(files), *load, memory, next),
         }
     }
 }

@@ -5,6 +5,7 @@
 //!   harness      cases, alternatives in turn, ratios            rows      lines and tables
 //!   timing       elapsed and CPU time, of threads together      machine   what the numbers depend on
 //!   statistics   medians and quartiles                          scratch   files without a name
+//!   caches       what the kernel keeps of files, dropped and looked at
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
@@ -19,6 +20,7 @@
 //!  2. A run that is interrupted leaves no file: those of the experiments have no name.
 //!  3. What could not be measured is said on standard error, with what would help.
 
+mod caches;
 mod callgrind;
 mod cold;
 mod counted;
@@ -45,7 +47,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::EXIT_FAILED;
 use crate::report::Form;
-use harness::{Experiment, Extent, Settings, Unmeasured};
+use caches::Drops;
+use harness::{Experiment, Extent, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
@@ -53,26 +56,31 @@ const EXPERIMENTS: [Experiment; 5] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
+        starts: Starts::Anyhow,
         cases: hit::cases,
     },
     Experiment {
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
+        starts: Starts::Anyhow,
         cases: insert::cases,
     },
     Experiment {
         name: "split",
         question: "split: what does it cost to insert into a larger shadow?",
+        starts: Starts::Anyhow,
         cases: split::cases,
     },
     Experiment {
         name: "readbatch",
         question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
+        starts: Starts::Anyhow,
         cases: readbatch::cases,
     },
     Experiment {
         name: "cold",
         question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
+        starts: Starts::Cold,
         cases: cold::cases,
     },
 ];
@@ -93,9 +101,9 @@ pub struct Arguments {
     /// Counted repetitions of each case; 9 if not given, 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
-    /// Where experiments make their files, which have no name; the current directory if not given.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    dir: PathBuf,
+    /// Where experiments make their files, which are gone when this ends, however it ends.
+    #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
+    scratch: PathBuf,
     /// Count the instructions of the recorded snippets, for `cargo xtask`.
     #[arg(long, hide = true, exclusive = true)]
     count: bool,
@@ -148,7 +156,7 @@ fn settings(arguments: &Arguments) -> Settings {
     let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
     let repeat = arguments.repeat.map_or(usual, usize::from);
-    Settings { extent, repeat, folder: arguments.dir.clone() }
+    Settings { extent, repeat, folder: arguments.scratch.clone() }
 }
 
 /// A run of experiments.
@@ -169,6 +177,10 @@ impl Bench {
     }
 
     fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
+        let is_cold = experiments.iter().any(|experiment| experiment.starts == Starts::Cold);
+        if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
+            eprintln!("quinion: {note}");
+        }
         if self.form == Form::Text {
             crate::print(&machine::described(&self.settings.folder))?;
         }

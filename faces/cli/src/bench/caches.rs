@@ -71,7 +71,6 @@ impl Drops {
 }
 
 /// All of `files` is in the kernel's memory.
-#[allow(dead_code, reason = "readseq comes next")]
 pub fn check_warm(files: &[File]) -> Result<(), Unmeasured> {
     let (kept, bytes) = (kept_bytes(files)?, bytes(files)?);
     if kept >= bytes - bytes / 1000 {

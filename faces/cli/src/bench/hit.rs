@@ -17,7 +17,6 @@
 //! the nearest cache. So a batch stands beside `pread` into as many buffers; and
 //! where a goal is set, beside the bare copy into one, which is the harder bound.
 
-use std::cell::OnceCell;
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -26,6 +25,7 @@ use quinion::{BatchRead, Cache, File};
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::scratch::{Scratch, is_from};
+use super::shared::Shared;
 use super::timing::together_ready;
 use crate::sys::HugeMemory;
 
@@ -114,7 +114,7 @@ const fn load(
 
 /// Sizes of reads, near and far.
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let files = Shared::new(settings);
+    let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(20, 1);
     let loads = LOADS.map(|load| Load { reads: load.reads / fewer, ..load });
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
@@ -122,7 +122,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     loads.iter().map(|load| beside_pread(&files, *load)).chain(beside_one).collect()
 }
 
-fn beside_pread(files: &Shared, load: Load) -> Case {
+fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let case = Case::new(load.name, &METRICS, move || Ok(ways(&files.get()?, load)));
     let case = case
@@ -155,7 +155,7 @@ fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
 }
 
 /// What a second thread at the same place costs us.
-fn beside_one(files: &Shared, load: Load) -> Case {
+fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let goal = (load.bytes == PAGE).then_some(TWO_GOAL);
     let case = Case::new(load.name, &METRICS, move || {
@@ -167,23 +167,7 @@ fn beside_one(files: &Shared, load: Load) -> Case {
     case.compare("cpu", TWO, "1 thread", goal)
 }
 
-/// The file, cached by everybody; made when the first case asks for it.
-#[derive(Clone)]
-struct Shared {
-    settings: Settings,
-    files: Rc<OnceCell<Result<Rc<Files>, Unmeasured>>>,
-}
-
-impl Shared {
-    fn new(settings: &Settings) -> Self {
-        Self { settings: settings.clone(), files: Rc::default() }
-    }
-
-    fn get(&self) -> Result<Rc<Files>, Unmeasured> {
-        self.files.get_or_init(|| Files::new(&self.settings).map(Rc::new)).clone()
-    }
-}
-
+/// The file, cached by everybody.
 struct Files {
     bytes: u64,
     kernel: KernelFile,

@@ -36,7 +36,8 @@ mod target;
 mod tasks;
 
 use super::harness::{Case, Metric, Settings};
-use target::Source;
+use super::shared::Shared;
+use target::Target;
 
 const DISK: &str = "device (disk)";
 const PROCESS: &str = "device (process)";
@@ -53,7 +54,7 @@ const fn per_byte(name: &'static str) -> Metric {
 
 /// One file, sequentially and at random, by ourselves and by the command.
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let source = Source::new(settings);
+    let source = Shared::new(settings, Target::new);
     vec![sequential::case(&source), random::case(&source, settings), sequential::commands(&source)]
 }
 

@@ -7,10 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use super::sequential::no_ring;
-use super::target::{Cost, Source, Target};
+use super::target::{Cost, Target};
 use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte, tasks};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::scratch::Look;
+use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{HugeMemory, RawReader};
 
@@ -34,7 +35,7 @@ const MEMORY: u64 = 64 << 20;
 type Run = fn(&Target, Places) -> Result<Option<u64>, Unmeasured>;
 
 /// By futures and one by one, beside the bare device.
-pub fn case(source: &Source, settings: &Settings) -> Case {
+pub fn case(source: &Shared<Target>, settings: &Settings) -> Case {
     let (source, reads) = (source.clone(), settings.pick(8 << 10, 32 << 10));
     let case = Case::new("random 4 KiB", &METRICS, move || {
         let target = source.get()?;

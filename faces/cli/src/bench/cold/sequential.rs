@@ -4,10 +4,11 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-use super::target::{Cost, Source, Target};
+use super::target::{Cost, Target};
 use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte};
 use crate::bench::harness::{Alternative, Case, Metric, Unmeasured};
 use crate::bench::scratch::Look;
+use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{self, HugeMemory, Mapped, RawReader};
 
@@ -39,7 +40,7 @@ const RAW_GOAL: f64 = 0.85;
 type Run = fn(&Target) -> Result<Option<u64>, Unmeasured>;
 
 /// By ourselves, in two sizes and pinned, beside the kernel and the bare device.
-pub fn case(source: &Source) -> Case {
+pub fn case(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("sequential", &METRICS, move || {
         let target = source.get()?;
@@ -78,7 +79,7 @@ fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
 }
 
 /// By the command, beside the system's.
-pub fn commands(source: &Source) -> Case {
+pub fn commands(source: &Shared<Target>) -> Case {
     let source = source.clone();
     let case = Case::new("whole command", &METRICS, move || {
         let target = source.get()?;

@@ -1,9 +1,7 @@
 //! Target: the file that is read cold, and what a run of it costs.
 
-use std::cell::OnceCell;
 use std::fs::File as KernelFile;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Instant;
 
 use quinion::{Cache, File};
@@ -12,25 +10,6 @@ use crate::bench::caches::Drops;
 use crate::bench::harness::{Settings, Unmeasured};
 use crate::bench::machine::{device_bytes, process_bytes};
 use crate::bench::scratch::Scratch;
-
-/// The file, made when the first case asks for it.
-#[derive(Clone)]
-pub struct Source {
-    settings: Settings,
-    target: Rc<OnceCell<Result<Rc<Target>, Unmeasured>>>,
-}
-
-impl Source {
-    /// One that nobody has asked for.
-    pub fn new(settings: &Settings) -> Self {
-        Self { settings: settings.clone(), target: Rc::default() }
-    }
-
-    /// The file, or why there is none.
-    pub fn get(&self) -> Result<Rc<Target>, Unmeasured> {
-        self.target.get_or_init(|| Target::new(&self.settings).map(Rc::new)).clone()
-    }
-}
 
 /// The file that is read, and with how much memory.
 pub struct Target {
@@ -55,7 +34,8 @@ pub struct Cost {
 }
 
 impl Target {
-    fn new(settings: &Settings) -> Result<Self, Unmeasured> {
+    /// A new one.
+    pub fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(&settings.folder, settings.pick(256 << 20, 4 << 30))?;
         let (memory_mib, folder) = (settings.pick(64, 256), settings.folder.clone());
         Ok(Self { scratch, memory_mib, folder, drops: Drops::of(settings) })

@@ -26,6 +26,7 @@
 //! unlocked, so a failed page is absent, never empty.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -33,7 +34,7 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, WaitRoom};
-use crate::mapping::{AddedFolio, AddedRuns, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
+use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
@@ -120,12 +121,13 @@ impl Filemap {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Starts filling what of `window` is not cached. May wait for locks with [`Patience::Wait`], and for
-    /// memory with [`Need::Asked`]; never for the window's own bytes.
+    /// Starts filling what of `window` is not cached; pages in `wanted` were asked for. May wait for locks with
+    /// [`Patience::Wait`], and for memory with [`Need::Asked`]; never for the window's own bytes.
     pub(crate) fn fill_window(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         window: Window,
+        wanted: Range<PageIndex>,
         need: Need,
         patience: Patience,
     ) -> Filled {
@@ -155,7 +157,8 @@ impl Filemap {
             return Filled::Busy;
         };
         let mut refaults = Refaults::default();
-        let Some(added) = self.insert(mapping, window, runs, patience, &mut refaults) else {
+        let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
+        let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
         let outcome = if added.inserted.is_empty() {
@@ -266,6 +269,7 @@ impl Filemap {
         &self,
         mapping: &Mapping,
         window: Window,
+        wanted: AskedFor,
         runs: Vec<FillRun>,
         patience: Patience,
         refaults: &mut Refaults,
@@ -279,7 +283,7 @@ impl Filemap {
         }
         let Orders { min, max } = self.folio_orders;
         let orders = Orders { min, max: max.min(window.order).max(min) };
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read };
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted };
         let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {
             Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),

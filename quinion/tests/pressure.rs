@@ -30,7 +30,7 @@ fn content(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("content");
     let mut plain = std::fs::File::create(&path).unwrap();
     let mut piece = vec![0; 1 << 20];
-    for number in 0..FILE_PAGES * PAGE >> 20 {
+    for number in 0..(FILE_PAGES * PAGE) >> 20 {
         common::fill_content(&mut piece, 1, number << 20, 0);
         plain.write_all(&piece).unwrap();
     }
@@ -93,6 +93,8 @@ impl Task {
     }
 }
 
+type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
+
 /// The memory is for a fraction of what they ask for, so that errands are run; or for all, so that all wait
 /// at a time.
 fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
@@ -104,7 +106,7 @@ fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
     file.advise(Hint::Random).unwrap();
     let (mut dice, queue) = (Dice::new(7), Arc::new(Queue::default()));
     let begin = Instant::now();
-    let mut tasks: Vec<Option<Pin<Box<dyn Future<Output = Result<()>>>>>> = Vec::new();
+    let mut tasks: Vec<Option<Running>> = Vec::new();
     for _ in 0..READS {
         let position = dice.below((FILE_PAGES - 2) * PAGE);
         let task = Task { file: file.clone(), position, bytes: 1 + dice.below(5000) as usize };

@@ -55,7 +55,7 @@ mod tests;
 mod threads;
 mod transfer;
 
-pub use desk::{Errand, Left, WordLeft};
+pub use desk::{Errand, Left, Place, WordLeft};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;

@@ -386,7 +386,7 @@ impl Shared {
             workingset_windows: counters.sum(Count::WorkingsetWindows),
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
-            mechanism: self.engine.mechanism().name(),
+            mechanism: self.engine.name(),
         }
     }
 }
@@ -526,7 +526,7 @@ pub struct Stats {
     pub shadow_bytes: u64,
     /// Requests at the backends now.
     pub in_flight: u64,
-    /// How files are read: "io_uring" or "threads".
+    /// How files are read now: "io_uring" or "threads".
     pub mechanism: &'static str,
 }
 

@@ -33,7 +33,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Put, Run};
-use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
+use crate::backend::{Fill, FillRun, FillSink, Place, Reap, WaitRoom};
 use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
@@ -509,7 +509,8 @@ impl FillSink for Batch {
         self.filemap.arena.free_all(&free);
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.filemap.room.wake();
+        let first = Place { mapping: self.mapping.id(), page: run.index };
+        self.filemap.room.wake_filled(first, run.pages);
     }
 }
 

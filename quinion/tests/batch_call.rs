@@ -401,3 +401,13 @@ fn read_at_random(file: &File, device: &Device, seed: u64) {
         }
     }
 }
+
+#[test]
+fn what_a_batch_misses_goes_to_the_device_in_one_call() {
+    let (cache, device) = (cache(), Device::new(4096 * PAGE));
+    let file = open(&cache, &device);
+    let pages: Vec<u64> = (0..32).map(|at: u64| at * at * 3 + 100).collect();
+    read_pages(&file, &device, &pages);
+    assert_eq!((device.submissions(), device.reads().len()), (1, 32));
+    cache.check().unwrap();
+}

@@ -153,7 +153,7 @@ fn scan_more_than_memory(memory: u64, streams: u64, pages: u64) -> (Arc<Device>,
 #[test]
 fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
     for (memory, streams, pages) in
-        [(Cache::MEMORY_MIN, 1, 1), (Cache::MEMORY_MIN, 1, 256), (Cache::MEMORY_MIN, 2, 4), (32 << 20, 4, 16)]
+        [(Cache::MEMORY_MIN, 1, 1), (Cache::MEMORY_MIN, 1, 64), (Cache::MEMORY_MIN, 2, 4), (32 << 20, 4, 16)]
     {
         let (device, misses, report) = scan_more_than_memory(memory, streams, pages);
         let case = format!("{memory} bytes, {streams} streams of {pages} pages: {report:?}");
@@ -161,4 +161,15 @@ fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
         assert!(misses <= 2 * streams, "{misses} misses, {case}");
         assert_eq!(report.lost_windows, 0, "{case}");
     }
+}
+
+#[test]
+fn pieces_ahead_go_to_the_device_in_one_call() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    (0..PAGES / 10).for_each(|piece| read(&file, &device, piece * 10, 1));
+    assert_eq!(file.readahead_report().unwrap().class, Class::Strided);
+    let (calls, reads) = (device.submissions(), device.reads().len());
+    assert_eq!(reads as u64, PAGES / 10);
+    assert!(calls * 6 < reads, "{calls} calls for {reads} pieces");
 }

@@ -45,7 +45,7 @@ use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
 use super::{Layout, NodeHead};
 use crate::sync::{Rank, RankedMutex};
-use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
 /// the control file.
@@ -234,6 +234,54 @@ pub enum Amount {
     Less,
 }
 
+/// How frames are to lie for the pages of a file.
+///
+/// ```text
+///   pages    5 6 7 | 8 ............ 15 | 16 ...          align: order 3
+///   block    x x x x x 5 6 7 | 8 ............ 15 |        a block holds the pages at their places in it,
+///            `-- back ---'                                and what it has besides goes back at once
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fit {
+    /// No run is longer than the larger of these; every run begins at a multiple of the smaller one, in pages
+    /// and in frames, and is one long.
+    pub runs: Orders,
+    /// A page and its frame agree modulo so many pages, so that folios up to this order can be made of a run.
+    /// At most the larger of `runs`.
+    pub align: Order,
+}
+
+impl Fit {
+    /// Runs of these sizes, wherever their frames lie.
+    pub const fn anywhere(runs: Orders) -> Self {
+        Self { runs, align: runs.min }
+    }
+
+    /// What of `pages` pages from `at` on a block of `order` takes: how many of its frames come before them, and
+    /// how many they are.
+    fn place(self, (at, pages): (PageIndex, u32), order: Order) -> (u32, u32) {
+        let before = (at.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
+        (before, pages.min(order.pages() - before))
+    }
+
+    /// The smallest block that takes as many of `pages` pages from `at` on as the largest would.
+    fn block(self, wanted: (PageIndex, u32)) -> Order {
+        let (_, most) = self.place(wanted, self.runs.max);
+        let mut orders = (self.runs.min.0..self.runs.max.0).map(Order);
+        orders.find(|&order| self.place(wanted, order).1 == most).unwrap_or(self.runs.max)
+    }
+}
+
+/// The first page of `gaps`, as (first page, pages), that has no frame if `got` pages have one; and how many
+/// follow it in its gap, itself included.
+fn next_wanted(gaps: &[(PageIndex, u32)], mut got: u32) -> Option<(PageIndex, u32)> {
+    gaps.iter().find_map(|&(first, pages)| {
+        let wanted = (got < pages).then(|| (first.plus(u64::from(got)), pages - got));
+        got = got.saturating_sub(pages);
+        wanted
+    })
+}
+
 /// With what somebody who wants frames is content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
@@ -241,6 +289,14 @@ enum Wish {
     Whole,
     /// Less, if there is no more.
     Pieces,
+}
+
+fn wanted_pages(gaps: &[(PageIndex, u32)]) -> u32 {
+    gaps.iter().map(|(_, pages)| pages).sum()
+}
+
+fn pages_of(runs: &[Run]) -> u32 {
+    runs.iter().map(|run| run.pages).sum()
 }
 
 /// Whether it is worth looking again.
@@ -344,7 +400,10 @@ impl Arena {
     /// many. Otherwise as [`Arena::alloc`].
     pub fn alloc_run(&self, pages: u32) -> Option<Run> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        self.alloc_growing(|stock, wish| stock.take_run(&self.view, pages, Stock::ANY, wish))
+        let fit = Fit::anywhere(Stock::ANY);
+        self.alloc_growing(|stock, wish| {
+            stock.take_run(&self.view, (PageIndex(0), Order::fitting(pages).pages()), fit, wish)
+        })
     }
 
     /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
@@ -353,40 +412,55 @@ impl Arena {
         self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
     }
 
-    /// Takes `pages` pages in as few runs as can be had, each a naturally aligned power of two within
-    /// `sizes`, appends them to `runs` and says how many pages they are together: all, or with
-    /// [`Amount::Less`] fewer where there are no more. `pages` is a multiple of the smallest size.
+    /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
+    /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
+    /// already. Says how many pages more have one now: all, or with [`Amount::Less`] fewer where there are no more.
+    /// No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`].
-    pub fn alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
-        let (before, mut left) = (runs.len(), pages);
+    pub fn alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
+        let (before, had) = (runs.len(), pages_of(runs));
+        let (wanted, mut got) = (wanted_pages(gaps) - had, had);
         self.alloc_growing(|stock, wish| {
-            if wish == Wish::Pieces && !stock.has_for(left, amount) {
+            if wish == Wish::Pieces && !stock.has_for(had + wanted - got, amount) {
                 return None;
             }
-            while left > 0 {
-                let run = stock.take_run(&self.view, left, sizes, wish)?;
-                left -= run.pages;
+            while let Some(next) = next_wanted(gaps, got) {
+                let run = stock.take_run(&self.view, next, fit, wish)?;
+                got += run.pages;
                 runs.push(run);
             }
             Some(())
         });
-        self.all_or(amount, pages - left, pages, before, runs)
+        self.all_or(amount, got - had, wanted, before, runs)
     }
 
     /// As [`Arena::alloc_runs`], out of what is grown and free now; 0 also when that would need waiting for a
     /// lock. Never waits for memory, and for the lock only to give back what was not enough.
-    pub fn try_alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
+    pub fn try_alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
         let Some(mut stock) = self.stock.try_lock() else { return 0 };
-        let (before, mut left) = (runs.len(), pages);
-        while left > 0
-            && stock.has_for(left, amount)
-            && let Some(run) = stock.take_run(&self.view, left, sizes, Wish::Pieces)
+        let (before, had) = (runs.len(), pages_of(runs));
+        let (wanted, mut got) = (wanted_pages(gaps) - had, had);
+        while let Some(next) = next_wanted(gaps, got)
+            && stock.has_for(had + wanted - got, amount)
+            && let Some(run) = stock.take_run(&self.view, next, fit, Wish::Pieces)
         {
-            left -= run.pages;
+            got += run.pages;
             runs.push(run);
         }
         drop(stock);
-        self.all_or(amount, pages - left, pages, before, runs)
+        self.all_or(amount, got - had, wanted, before, runs)
     }
 
     /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
@@ -394,10 +468,7 @@ impl Arena {
         if got == pages || amount == Amount::Less {
             return got;
         }
-        let back: Vec<_> = runs.drain(before..).map(|run| (run.frame, Order::fitting(run.pages))).collect();
-        if !back.is_empty() {
-            self.free_all(&back);
-        }
+        runs.drain(before..).for_each(|run| self.free_run(run.frame, run.pages));
         0
     }
 
@@ -656,16 +727,22 @@ impl Stock {
     /// Runs of every size.
     const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
 
-    /// Takes a run of at most `pages` frames, of the largest of `sizes` that fits, or of any below.
-    fn take_run(&mut self, view: &View, pages: u32, sizes: Orders, wish: Wish) -> Option<Run> {
-        let order = Order::fitting(pages).min(sizes.max);
+    /// Takes a run for the first of `wanted`, as (first page, pages): as many as a block can take, or with
+    /// [`Wish::Pieces`] fewer.
+    fn take_run(&mut self, view: &View, wanted: (PageIndex, u32), fit: Fit, wish: Wish) -> Option<Run> {
+        let largest = fit.block(wanted);
         let smallest = match wish {
-            Wish::Whole => order,
-            Wish::Pieces => sizes.min,
+            Wish::Whole => largest,
+            Wish::Pieces => fit.runs.min,
         };
-        let mut orders = (smallest.0..=order.0).rev().map(Order);
-        orders
-            .find_map(|order| self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }))
+        (smallest.0..=largest.0).rev().map(Order).find_map(|order| {
+            let block = self.buddy.alloc(view, order)?;
+            let (before, pages) = fit.place(wanted, order);
+            let end = before + pages;
+            self.buddy.free_run(view, block, before);
+            self.buddy.free_run(view, block.plus(end), order.pages() - end);
+            Some(Run { frame: block.plus(before), pages })
+        })
     }
 
     /// Whether it is worth to begin taking `pages` frames.
@@ -873,11 +950,20 @@ mod tests {
         assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
         let rest = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
-        assert_eq!(arena.alloc_runs(1000, Stock::ANY, Amount::Less, &mut runs), 511);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 1000)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            511
+        );
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(arena.alloc_runs(1, Stock::ANY, Amount::Less, &mut runs), 0);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 1)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            0
+        );
         arena.free_all(&rest);
-        assert_eq!(arena.alloc_runs(600, Stock::ANY, Amount::All, &mut runs), 600);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 600)], Fit::anywhere(Stock::ANY), Amount::All, more),
+            600
+        );
         arena.free(one, Order(0));
         arena.check().unwrap();
     }
@@ -946,12 +1032,24 @@ mod tests {
         let all = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
         arena.free_run(all[0].0, 100);
-        assert_eq!(arena.alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
-        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            0
+        );
+        assert_eq!(
+            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            0
+        );
         assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
-        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::Less, &mut runs), 100);
+        assert_eq!(
+            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            100
+        );
         arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
-        assert_eq!(arena.alloc_runs(100, Stock::ANY, Amount::All, &mut runs), 100);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 100)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            100
+        );
         arena.check().unwrap();
     }
 
@@ -966,16 +1064,22 @@ mod tests {
         }
         let mut runs = Vec::new();
         assert_eq!(
-            arena.alloc_runs(512, sizes, Amount::All, &mut runs),
+            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::All, &mut runs),
             0,
             "there are as many, but not such"
         );
         assert_eq!(arena.stats().free_pages, 448);
-        assert_eq!(arena.alloc_runs(512, sizes, Amount::Less, &mut runs), 256);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::Less, &mut runs),
+            256
+        );
         assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
         arena.free_run(all[1].0, 512);
         runs.clear();
-        assert_eq!(arena.alloc_runs(132, sizes, Amount::All, &mut runs), 132);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 132)], Fit::anywhere(sizes), Amount::All, &mut runs),
+            132
+        );
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
         arena.check().unwrap();
     }
@@ -1026,8 +1130,14 @@ mod tests {
                         None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
                     },
                     Op::Runs(pages) => {
-                        let got = arena.alloc_runs(pages, Stock::ANY, Amount::Less, &mut runs);
+                        // An odd place, and a shift: no frame more than are wanted is lost.
+                        let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
+                        let fit = Fit { runs: Stock::ANY, align: Order((pages % 10) as u8) };
+                        let got = arena.alloc_runs(&gaps, fit, Amount::Less, &mut new);
+                        prop_assert_eq!(pages_of(&new), got);
                         prop_assert!(got == pages || arena.stats().free_pages == 0);
+                        prop_assert_eq!(check_places(gaps[0].0, fit.align, &new), Ok(()));
+                        runs.append(&mut new);
                     }
                     Op::Free(which) if !runs.is_empty() => {
                         let run = runs.swap_remove(which % runs.len());
@@ -1051,11 +1161,29 @@ mod tests {
         }
     }
 
+    /// Runs for the pages from `at` on: each page agrees with its frame, as far as folios of `align` need.
+    fn check_places(mut at: PageIndex, align: Order, runs: &[Run]) -> Result<(), String> {
+        for run in runs {
+            let mut page = 0;
+            while page < run.pages {
+                let index = at.plus(u64::from(page));
+                let order = Order(index.0.trailing_zeros().min(u32::from(align.0)) as u8);
+                let order = order.min(Order::fitting(run.pages - page));
+                if (run.frame.0 + page) & (order.pages() - 1) != 0 {
+                    return Err(format!("{run:?} for {at:?}: {index:?} could head a folio of {order:?}"));
+                }
+                page += order.pages();
+            }
+            at = at.plus(u64::from(run.pages));
+        }
+        Ok(())
+    }
+
     fn check_owners(arena: &Arena, runs: &[Run], cells: &[CellNumber]) -> Result<(), String> {
         let mut owners = HashMap::new();
         for (number, run) in runs.iter().enumerate() {
             for frame in run.frame.0..run.frame.0 + run.pages {
-                if frame >= arena.view().frames_grown() || run.frame.0 % run.pages != 0 {
+                if frame >= arena.view().frames_grown() {
                     return Err(format!("{run:?} is no run"));
                 }
                 if owners.insert(frame, number).is_some() {

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::arena::{Amount, Arena, Completed, Put, Run};
+use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
 use crate::mapping::{AddedFolio, AddedRuns, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
@@ -80,6 +80,18 @@ pub(crate) enum Need {
     Asked,
     /// It may come handy.
     Ahead,
+}
+
+/// Pages that need frames.
+#[derive(Clone, Copy, Debug)]
+struct Wanted<'g> {
+    /// Where they are, as (first page, pages).
+    gaps: &'g [(PageIndex, u32)],
+    /// How many they are.
+    pages: u32,
+    /// The largest folio to be made of them.
+    align: Order,
+    locks: Locks,
 }
 
 /// What became of a wish to fill a window.
@@ -142,7 +154,7 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, need, patience.locks());
+        let frames = self.alloc_frames(mapping, &gaps, self.orders_for(window).max, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
@@ -174,10 +186,16 @@ impl Filemap {
         outcome
     }
 
+    /// The orders of the folios that are made for `window`.
+    fn orders_for(&self, window: Window) -> Orders {
+        let Orders { min, max } = self.folio_orders;
+        Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
+    }
+
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
-    /// and its marker at the next.
+    /// and its marker at the next. The smallest is the cache's, or what the window wants at least.
     fn whole_folios(&self, window: Window) -> Window {
-        let min = self.folio_orders.min;
+        let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
         let start = window.start.align_down(min);
         let end = window.start.plus(u64::from(window.pages)).align_up(min);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
@@ -190,41 +208,42 @@ impl Filemap {
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
+        align: Order,
         need: Need,
         locks: Locks,
     ) -> Vec<Run> {
-        let pages = gaps.iter().map(|(_, pages)| pages).sum();
+        let wanted = Wanted { gaps, pages: gaps.iter().map(|(_, pages)| pages).sum(), align, locks };
         let mut runs = Vec::new();
-        if self.take_frames(pages, Amount::All, locks, &mut runs) > 0 {
+        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(pages.max(RECLAIM_PAGES), locks);
-        if reclaimed == 0 || self.take_frames(pages, Amount::All, locks, &mut runs) == 0 {
-            self.scrape_frames(mapping, pages, (need, locks, completed), &mut runs);
+        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
+            self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
         }
         runs
     }
 
-    /// Takes what frames there are up to `pages`, and reclaims for the rest as long as that brings some. For
+    /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
     /// the first of them memory is waited for, if `need` says so and `locks` allows it.
     fn scrape_frames(
         &self,
         mapping: &Mapping,
-        pages: u32,
-        (need, locks, mut completed): (Need, Locks, u64),
+        wanted: Wanted<'_>,
+        (need, mut completed): (Need, u64),
         runs: &mut Vec<Run>,
     ) {
         let (mut got, mut stalls) = (0, 0);
         loop {
-            got += self.take_frames(pages - got, Amount::Less, locks, runs);
-            if got == pages {
+            got += self.take_frames(wanted, Amount::Less, runs);
+            if got == wanted.pages {
                 return;
             }
-            if self.reclaim.reclaim(RECLAIM_PAGES, locks) > 0 && locks == Locks::Wait {
+            if self.reclaim.reclaim(RECLAIM_PAGES, wanted.locks) > 0 && wanted.locks == Locks::Wait {
                 continue;
             }
-            let waits = got == 0 && need == Need::Asked && locks == Locks::Wait;
+            let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
             if !waits || stalls == STALLS_MAX {
                 break;
             }
@@ -233,15 +252,16 @@ impl Filemap {
             completed = self.completed.load(Ordering::Relaxed);
         }
         // Once more, for what the last look brought.
-        self.take_frames(pages - got, Amount::Less, locks, runs);
+        self.take_frames(wanted, Amount::Less, runs);
     }
 
-    /// Up to `pages` frames in runs that are whole folios; how many.
-    fn take_frames(&self, pages: u32, amount: Amount, locks: Locks, runs: &mut Vec<Run>) -> u32 {
-        let sizes = Orders { min: self.folio_orders.min, max: self.folio_orders.max.max(RUN_ORDER_MAX) };
+    /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
+    fn take_frames(&self, wanted: Wanted<'_>, amount: Amount, runs: &mut Vec<Run>) -> u32 {
+        let Wanted { gaps, align, locks, .. } = wanted;
+        let fit = Fit { runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) }, align };
         match locks {
-            Locks::Wait => self.arena.alloc_runs(pages, sizes, amount, runs),
-            Locks::Try => self.arena.try_alloc_runs(pages, sizes, amount, runs),
+            Locks::Wait => self.arena.alloc_runs(gaps, fit, amount, runs),
+            Locks::Try => self.arena.try_alloc_runs(gaps, fit, amount, runs),
         }
     }
 
@@ -277,8 +297,7 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        let Orders { min, max } = self.folio_orders;
-        let orders = Orders { min, max: max.min(window.order).max(min) };
+        let orders = self.orders_for(window);
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read };
         let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {

@@ -32,6 +32,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
 use crate::backend::Reap;
@@ -349,7 +350,12 @@ impl Filemap {
             Filled::Submitted(batch) => {
                 self.fill_ahead(mapping, ahead, patience);
                 if let Ok(held) = mapping.try_hold(index) {
-                    match self.wait_readable(mapping, &held, patience) {
+                    let stalled = batch.refaulted().then(Instant::now);
+                    let readable = self.wait_readable(mapping, &held, patience);
+                    if let Some(since) = stalled {
+                        self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
+                    }
+                    match readable {
                         Readable::Yes => return Ok(Missed::Ready(held)),
                         Readable::NotYet => return Err(would_block()),
                         Readable::Never => {}

@@ -47,7 +47,7 @@ pub use window::{Asked, Cached, NothingCached, Window, Windows};
 
 use std::ops::Range;
 
-use crate::units::{Order, PageIndex};
+use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
 use streams::Streams;
@@ -216,6 +216,12 @@ impl Readahead {
         self.pages_max = self.configured_max();
     }
 
+    /// From now on windows ask for folios of these orders. What was known of streams is forgotten.
+    pub fn set_orders(&mut self, orders: Orders) {
+        self.config = self.config.orders(orders.min, orders.max);
+        self.set_hint(self.hint);
+    }
+
     /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
     /// and nobody waits for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
@@ -223,10 +229,11 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let windows = match &mut self.judge {
+        let mut windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_miss(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_miss(&limits, clamped, cached),
         };
+        windows.set_order_min(self.config.order_min);
         self.note(&windows, clamped.index..clamped.end());
         windows
     }
@@ -238,7 +245,7 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let windows = match &mut self.judge {
+        let mut windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
@@ -246,6 +253,7 @@ impl Readahead {
             Judge::Streams(streams) => streams.wanted_end(),
             Judge::KernelLike(_) => clamped.end(),
         };
+        windows.set_order_min(self.config.order_min);
         self.note(&windows, clamped.index..wanted_end);
         windows
     }
@@ -271,10 +279,11 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
-        let windows = match &mut self.judge {
+        let mut windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_miss(&limits, asked, cached),
             Judge::KernelLike(kernel) => kernel.on_fault(&limits, asked, cached),
         };
+        windows.set_order_min(self.config.order_min);
         self.note(&windows, index..asked.end());
         windows
     }

@@ -33,6 +33,7 @@
 //!  4. What is grown never exceeds the bound the arena was built with.
 
 mod descriptor;
+pub mod landed;
 pub use descriptor::{
     Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
     before_bytes,

@@ -43,7 +43,7 @@ use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
 use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
-use super::{Layout, NodeHead};
+use super::{Flags, Layout, NodeHead};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 
@@ -488,10 +488,18 @@ impl Arena {
 
     /// Gives many runs back under one lock; as [`Arena::free`].
     pub fn free_all(&self, runs: &[(Frame, Order)]) {
+        runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
         let mut stock = self.stock.lock();
         for &(frame, order) in runs {
             self.assert_ours(&stock, frame, order.pages());
             stock.buddy.free(&self.view, frame, order);
+        }
+    }
+
+    /// What has landed in the frames of a folio is forgotten with it; see `landed.rs`.
+    fn forget_landed(&self, frame: Frame, order: Order) {
+        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
+            self.view.clear_landed(frame, order.pages());
         }
     }
 
@@ -713,6 +721,9 @@ impl Arena {
             }
             if (taken || frame.0 < free_until) && !is_nobodys(word) {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
+            }
+            if (taken || frame.0 < free_until) && self.view.has_landed(frame) {
+                return Err(format!("{frame:?} is no folio's, and its page is said to have landed"));
             }
         }
         Ok(())

@@ -9,7 +9,8 @@
 //!
 //! A **job** is one fill of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
-//! any order; the job ends with its last part.
+//! any order; the job ends with its last part. What a part has brought before that has *landed*: its readers
+//! are woken, and keep it whatever becomes of the other parts.
 //!
 //! `submit` never waits for the device. What does not fit into the queue stays
 //! in the backlog, and whoever reaps refills the queue from there. The backlog
@@ -96,6 +97,7 @@ impl RingDriver {
             backlog: VecDeque::new(),
             queue_depth,
             io_bytes_max,
+            news: News::None,
         };
         Ok(Self {
             submission: RankedMutex::new(Rank::Submit, submission),
@@ -266,12 +268,14 @@ impl<'a> Leader<'a> {
             return 0;
         }
         let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
+        let mut news = News::None;
         // 1 What came whole, which is nearly all.
         let mut submission = self.driver.submission.lock();
         for landed in landed.drain(..) {
             doubtful.extend(submission.land(landed, &mut finished));
         }
         self.driver.pump(&mut submission, Vec::new(), &mut finished);
+        news = news.and(submission.take_news());
         drop(submission);
         self.landed = landed;
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
@@ -282,8 +286,12 @@ impl<'a> Leader<'a> {
                 judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
             let again = again.collect();
             self.driver.pump(&mut submission, again, &mut finished);
+            news = news.and(submission.take_news());
         }
         // 3 Up to the cache, with no lock held.
+        if news == News::Landed {
+            self.driver.room.wake();
+        }
         self.driver.complete(finished)
     }
 }
@@ -405,6 +413,20 @@ fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
     }
 }
 
+/// Whether those who wait should look again although no fill has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum News {
+    None,
+    /// Pages of a fill that goes on have landed.
+    Landed,
+}
+
+impl News {
+    fn and(self, other: News) -> News {
+        if self == News::None { other } else { self }
+    }
+}
+
 /// What the submission lock guards.
 #[derive(Debug)]
 struct Submission {
@@ -416,9 +438,15 @@ struct Submission {
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
+    /// What nobody has been woken for yet.
+    news: News,
 }
 
 impl Submission {
+    fn take_news(&mut self) -> News {
+        std::mem::replace(&mut self.news, News::None)
+    }
+
     fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
         let end = fill.len();
         let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
@@ -518,11 +546,22 @@ impl Submission {
         let part = self.parts.remove(key).expect("a part ends once");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         job.parts -= 1;
+        let came = match &verdict {
+            Verdict::Complete => part.transfer.len(),
+            Verdict::Ended(bytes) | Verdict::Failed(bytes, _) => *bytes,
+            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+        };
         match verdict {
             Verdict::Complete => {}
             Verdict::Ended(bytes) => job.end_at(part.at + bytes),
             Verdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
-            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+            Verdict::Again(_) => {}
+        }
+        // What came is told now, unless the job ends here and well: that tells all of it. Here, under the lock,
+        // because without it another thread could end the job meanwhile.
+        let ends_well = job.is_finished() && job.failure.is_none();
+        if !ends_well && job.fill.note_landed(part.at..part.at + came) > 0 {
+            self.news = News::Landed;
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -572,6 +611,7 @@ mod tests {
             backlog: VecDeque::new(),
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
+            news: News::None,
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
         submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));

@@ -21,11 +21,17 @@
 //! of it, as do gaps and runs; the last folio may reach over the end of the
 //! file, and its rest is zeros.
 //!
-//! The end of a fill comes by [`FillSink`], on whatever thread reaped it. Pages
-//! that the device did not deliver leave the tree before their folios are
-//! unlocked, so a failed page is absent, never empty.
+//! The end of a fill comes by [`FillSink`], on whatever thread reaped it, and before it the news that pages have
+//! landed: these are read by whoever waits for them, while the rest of their folio is on its way. Folios that the
+//! device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
+//!
+//! A failed page takes with it the folio that it is a page of, and no other folio of its request. The folio could
+//! stay, with a hole to be filled on demand; but then a folio that is neither filled nor being
+//! filled would be a state for eviction, batches, pins and viewers to know, for the sake of bad sectors. Its good pages
+//! come again when they are wanted, by themselves.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -477,53 +483,100 @@ impl Batch {
         Some(failures.swap_remove(place).1)
     }
 
-    /// How many pages of the run hold the file's bytes: takes the rest out of the tree.
-    fn settle(&self, run: FillRun, result: io::Result<usize>) -> u32 {
+    /// What of the run holds the file's bytes: takes the rest out of the tree.
+    fn settle(&self, run: FillRun, result: io::Result<usize>) -> Came {
         let counters = &self.filemap.counters;
         counters.add(Count::DeviceReads, 1);
         let wanted = run.pages as usize * PAGE_SIZE;
-        let failed = result.is_err();
-        let bytes = match result {
-            Ok(bytes) => bytes.min(wanted),
+        let (came, bytes) = match result {
+            Ok(bytes) => (Came::Before(bytes.min(wanted)), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
-                0
+                let landed = self.filemap.arena.view().landed_pages(run.frame, run.pages);
+                (Came::Landed, landed as usize * PAGE_SIZE)
             }
         };
         counters.add(Count::DeviceBytes, bytes as u64);
-        let valid = bytes.div_ceil(PAGE_SIZE) as u32;
-        if bytes < wanted {
+        if came != Came::Before(wanted) {
             let mut guard = self.mapping.lock();
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
-            if !failed && guard.holds_run(run) {
+            if let Came::Before(bytes) = came
+                && guard.holds_run(run)
+            {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
-            guard.remove_failed(run, valid);
+            guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
         }
-        valid
+        came
     }
+
+    /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
+    fn has_come(&self, came: Came, run: FillRun, page: u32, order: Order) -> bool {
+        match came {
+            Came::Before(end) => (page as usize * PAGE_SIZE) < end,
+            Came::Landed => {
+                let view = self.filemap.arena.view();
+                view.landed_in_row(run.frame.plus(page), order.pages()) == order.pages()
+            }
+        }
+    }
+
+    /// The folios of a run that is being filled, as (page of the run, order).
+    fn folios(&self, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+        let view = self.filemap.arena.view();
+        let mut page = 0;
+        std::iter::from_fn(move || {
+            let at = page;
+            (at < run.pages).then(|| {
+                let order = view.own(run.frame.plus(at)).word().order();
+                page += order.pages();
+                (at, order)
+            })
+        })
+    }
+}
+
+/// What of a run has come when its fill has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Came {
+    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
+    /// pages that landed when the file was longer; nobody is shown them.
+    Before(usize),
+    /// What had landed before something failed.
+    Landed,
 }
 
 impl FillSink for Batch {
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
-        let valid = self.settle(run, result);
+        let came = self.settle(run, result);
         let view = self.filemap.arena.view();
         let mut free: Vec<(Frame, Order)> = Vec::new();
-        let mut page = 0;
-        while page < run.pages {
+        for (page, order) in self.folios(run) {
             let frame = run.frame.plus(page);
-            let descriptor = view.own(frame);
-            let order = descriptor.word().order();
-            if let Completed::Detached(Put::Last(order)) = descriptor.complete(page < valid) {
+            let completed = view.own(frame).complete(self.has_come(came, run, page, order));
+            if let Completed::Detached(Put::Last(order)) = completed {
                 free.push((frame, order));
             }
-            page += order.pages();
         }
         self.filemap.arena.free_all(&free);
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.filemap.room.wake();
+    }
+
+    fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
+        let view = self.filemap.arena.view();
+        for (page, order) in self.folios(run) {
+            if page < pages.end && pages.start < page + order.pages() {
+                view.own(run.frame.plus(page)).note_landed();
+            }
+        }
+        view.set_landed(run.frame.plus(pages.start), pages.end - pages.start);
+    }
+
+    fn wake(&self) {
         self.filemap.room.wake();
     }
 }

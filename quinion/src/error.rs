@@ -69,6 +69,8 @@ pub(crate) enum Repr {
          or use the calls that wait"
     )]
     NoThread(#[source] io::Error),
+    #[error("the file's backend panicked while a read waited for it; what it said then tells why")]
+    Panicked,
     #[error("{0}")]
     InvalidInput(String),
 }
@@ -79,7 +81,7 @@ impl Error {
         match *self.0 {
             Repr::Build(_) => ErrorKind::Build,
             Repr::Open { .. } => ErrorKind::Open,
-            Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) => ErrorKind::Io,
+            Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
             Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
             Repr::Forked => ErrorKind::Forked,

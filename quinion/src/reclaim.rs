@@ -6,8 +6,12 @@
 //! ```
 //!
 //! A reader sets a folio's byte to 1 when it finds it clear; the hand halves it
-//! and spares the folio. Victims are gathered in batches and leave the index
-//! under one hold of each mapping's lock.
+//! and spares the folio. The table of all its values is in `arena/referenced.rs`. Victims are gathered in
+//! batches and leave the index under one hold of each mapping's lock.
+//!
+//! The byte is not clear at the start: pages that were fetched ahead would else be
+//! the first to go, before what was read and is done with, and so before their
+//! reader came. He has one turn of the hand to come.
 //!
 //! Each leaves a **shadow** with the cache's age. A page that comes back to a
 //! shadow is judged by it (`workingset.rs`); if it was not away for long, its
@@ -31,6 +35,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::arena::referenced::{TURNS_MAX, after_hand, is_due};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
@@ -41,12 +46,6 @@ use crate::workingset::{Memory, Refault, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
-/// What a folio's referenced byte begins with if it counts as read twice.
-pub const REFERENCED_TWICE: u8 = 2;
-/// How often the hand meets a byte before it is 0: the bits of [`REFERENCED_TWICE`].
-const ROUNDS: u32 = 2;
-/// Every bit but the lowest of each byte, after a shift by one: what halves eight bytes.
-const HALVES: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// Bytes of a node, its share of the heads included.
@@ -181,7 +180,7 @@ impl Reclaim {
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
         let mut freed = 0;
         // So many times round clear every byte, once more finds what nobody touched since.
-        let mut budget = self.arena.view().frames_grown().saturating_mul(ROUNDS + 1) + EXTENT_PAGES;
+        let mut budget = self.arena.view().frames_grown().saturating_mul(TURNS_MAX + 1) + EXTENT_PAGES;
         while freed < pages && budget > 0 {
             let Some((victims, scanned)) = self.gather(budget, locks) else { break };
             budget -= scanned.min(budget);
@@ -224,12 +223,13 @@ impl Reclaim {
             }
             let eight = view.referenced8(Frame(*hand)).expect("the hand is on a grown frame");
             let bytes = eight.load(Ordering::Relaxed);
-            if bytes != 0 {
+            let left = after_hand(bytes);
+            if left != bytes {
                 // A byte set between the load and the store is lost: its folio is spared one time less.
-                eight.store(bytes >> 1 & HALVES, Ordering::Relaxed);
+                eight.store(left, Ordering::Relaxed);
             }
             for (at, referenced) in bytes.to_le_bytes().into_iter().enumerate() {
-                if referenced == 0 {
+                if is_due(referenced) {
                     victims.extend(self.victim(Frame(*hand + at as u32)));
                 }
             }

@@ -34,6 +34,10 @@ pub enum Count {
     Inserted,
     /// Of these, pages that nobody had asked for yet.
     Readahead,
+    /// Of these, pages that had been evicted not long ago.
+    ReadaheadActivated,
+    /// Of the pages that nobody had asked for, those that left before anybody read them.
+    ReadaheadWasted,
     /// Pages evicted to make room.
     Evicted,
     /// Pages dropped because a program said it does not need them.

@@ -134,6 +134,7 @@ impl Rig {
                     orders: Orders { min: Order(min), max: Order(max) },
                     marker: Some(page(index + marker)),
                     purpose,
+                    ..Shape::of(Orders::PAGES)
                 };
                 self.add_range(index, pages.next_multiple_of(1 << min), shape);
             }

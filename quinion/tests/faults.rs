@@ -202,7 +202,6 @@ fn a_cache_ends_with_requests_in_flight() {
         let device = Device::new(PAGES * PAGE);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap();
         let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
-        file.read_at(&mut [0], (PAGES - 1) * PAGE).unwrap(); // now there are frames, which nowait does not make
         device.hold();
         for page in 0..held {
             assert!(
@@ -213,7 +212,7 @@ fn a_cache_ends_with_requests_in_flight() {
         assert_eq!(cache.stats().in_flight, held);
         drop((file, cache));
         device.release(); // into frames that are still there
-        assert_eq!(device.reads().len(), held as usize + 1);
+        assert_eq!(device.reads().len(), held as usize);
     }
 }
 

@@ -97,6 +97,24 @@ fn what_is_not_needed_goes_and_nothing_else() {
 }
 
 #[test]
+fn what_is_not_needed_is_forgotten_even_where_it_was_evicted_before() {
+    let (cache, device) = (exact(), Device::new(8192 * PAGE));
+    let file = open(&cache, &device);
+    let read_all = |from: u64, to: u64| {
+        (from..to).step_by(64).for_each(|page| read(&file, &device, page * PAGE, 64 * PAGE as usize));
+    };
+    read_all(0, 8192); // twice the memory: of the first half there are shadows
+    let before = cache.stats();
+    assert!(before.shadowed_pages >= 2048, "{before:?}");
+    assert_eq!(file.dont_need(0, 1024 * PAGE).unwrap(), 0, "nothing of it is there");
+    read_all(0, 1024);
+    assert_eq!(cache.stats().refaulted_pages, before.refaulted_pages, "nobody remembers them");
+    read_all(1024, 1088);
+    assert_eq!(cache.stats().refaulted_pages, before.refaulted_pages + 64, "the others are remembered");
+    cache.check().unwrap();
+}
+
+#[test]
 fn a_large_folio_goes_only_if_all_of_it_is_not_needed() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(4).build().unwrap();
     let device = Device::new(1024 * PAGE);

@@ -133,6 +133,28 @@ fn s03_nowait_takes_the_ready_prefix_and_never_waits() {
 }
 
 #[test]
+fn who_never_waits_reads_a_file_through_a_fresh_cache() {
+    for (cache, pages) in [(cache(), 600), (exact(), 70)] {
+        let device = Device::new(pages * PAGE);
+        let file = open(&cache, &device);
+        let nowait = ReadOptions::new().nowait(true);
+        let (mut buffer, mut at, mut tries) = ([0; 3000], 0, 0);
+        while at < pages * PAGE {
+            match file.read_at_with(&mut buffer, at, nowait) {
+                Ok(bytes) => {
+                    verify(&buffer[..bytes], &device, at);
+                    (at, tries) = (at + bytes as u64, 0);
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            tries += 1;
+            assert!(tries < 1000, "nothing was started at byte {at}");
+        }
+        cache.check().unwrap();
+    }
+}
+
+#[test]
 fn cached_only_starts_nothing() {
     let (cache, device) = (cache(), Device::new(1024 * PAGE));
     let file = open(&cache, &device);

@@ -8,7 +8,7 @@ mod device;
 use std::sync::Arc;
 
 use device::{Device, verify};
-use quinion::{Cache, Class, ErrorKind, File, Hint, ReadaheadStyle};
+use quinion::{Cache, Class, ErrorKind, File, Hint, ReadaheadReport, ReadaheadStyle};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 3000;
@@ -134,4 +134,32 @@ fn the_kernels_style_draws_the_kernels_windows() {
     (0..60).for_each(|page| read(&file, &device, page, 1));
     assert_eq!(device.reads(), [(0, 4), (4, 8), (12, 16), (28, 32), (60, 32)]);
     assert_eq!(file.readahead_report().unwrap().pages_max, 32);
+}
+
+/// Reads `streams` parts of a file of four times `memory` in turns, `pages` at a time, and returns the device,
+/// the misses and the report.
+fn scan_more_than_memory(memory: u64, streams: u64, pages: u64) -> (Arc<Device>, u64, ReadaheadReport) {
+    let cache = Cache::builder().memory(memory).build().unwrap();
+    let part = 4 * memory / PAGE / streams / pages * pages;
+    let distance = part + 5000; // so that what is ahead of one at its end is not the other's beginning
+    let device = Device::new(streams * distance * PAGE);
+    let file = open(&cache, &device);
+    for page in (0..part).step_by(pages as usize) {
+        (0..streams).for_each(|stream| read(&file, &device, stream * distance + page, pages));
+    }
+    cache.check().unwrap();
+    (device, cache.stats().misses, file.readahead_report().unwrap())
+}
+
+#[test]
+fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
+    for (memory, streams, pages) in
+        [(Cache::MEMORY_MIN, 1, 1), (Cache::MEMORY_MIN, 1, 256), (Cache::MEMORY_MIN, 2, 4), (32 << 20, 4, 16)]
+    {
+        let (device, misses, report) = scan_more_than_memory(memory, streams, pages);
+        let case = format!("{memory} bytes, {streams} streams of {pages} pages: {report:?}");
+        assert_eq!(waste(&device, |_| true), (0, 0), "{case}");
+        assert!(misses <= 2 * streams, "{misses} misses, {case}");
+        assert_eq!(report.lost_windows, 0, "{case}");
+    }
 }

@@ -55,6 +55,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/benches/",
     "faces/preload/",
     "faces/cli/src/sys.rs",
+    "faces/cli/src/sys/",
     "faces/cli/src/run/signals.rs",
     "faces/cli/tests/",
 ];

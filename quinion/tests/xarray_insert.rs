@@ -394,3 +394,18 @@ fn a_split_alone_leaves_the_pieces_an_insertion_would() {
     assert_eq!(got, Split::NoNode);
     forest.check();
 }
+
+#[test]
+fn a_tree_of_one_shadow_gets_lower_when_that_is_split() {
+    for (big, small) in (1..=9u8).flat_map(|big| (0..big).map(move |small| (big, small))) {
+        for budget in [1, 9] {
+            let (split, inserted) = (forest::<2>(), forest::<2>());
+            put(&split, 0, big, shadow(big, 5));
+            split.with_budget(budget, |tree| tree.split(0, small));
+            split.check();
+            put(&inserted, 0, big, shadow(big, 5));
+            inserted.with_budget(budget, |tree| tree.insert(0, small, folio(1, small)));
+            inserted.check();
+        }
+    }
+}

@@ -3,8 +3,8 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
-//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--dir DIR]
-//!   quinion run  [--memory SIZE] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -25,6 +25,7 @@ mod cat;
 mod progress;
 mod stat;
 mod sys;
+mod tuning;
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -76,6 +77,10 @@ struct RunArguments {
     /// machine's if not given.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
+    /// How the cache works inside, for who asks what that is worth: insertion=batched or one-by-one,
+    /// descent=single or naive; with commas between them.
+    #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
+    tuning: quinion::Tuning,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
@@ -110,7 +115,7 @@ fn main() -> ExitCode {
 
 /// Runs the program with a cache of ours as the owner, and ends as it does.
 fn run(arguments: RunArguments) -> ExitCode {
-    let cache = match build_cache(arguments.memory) {
+    let cache = match build_tuned(arguments.memory, arguments.tuning) {
         Ok(cache) => cache,
         Err(error) => return complain(&error),
     };
@@ -127,6 +132,7 @@ fn run(arguments: RunArguments) -> ExitCode {
     let numbers = || {
         let stats = cache.stats();
         OwnerNumbers {
+            readahead: cache.readahead_use(),
             device_reads: stats.device_reads,
             device_bytes: stats.device_bytes,
             evicted_pages: stats.evicted_pages,
@@ -143,7 +149,12 @@ fn run(arguments: RunArguments) -> ExitCode {
 
 /// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
-    let builder = quinion::Cache::builder();
+    build_tuned(memory, quinion::Tuning::default())
+}
+
+/// One that works as `tuning` says.
+fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
+    let builder = quinion::Cache::builder().tuning(tuning);
     let builder = match memory {
         Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,

@@ -1,11 +1,21 @@
 //! Sys: how much of a file the kernel keeps in its own page cache, and memory in large pages.
 //!
+//! ```text
+//!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
+//! ```
+//!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
 //! missing or forbidden, `mincore` is asked through a mapping, a piece at a time;
 //! it knows fewer things and answers only for files that we may write.
 //!
 //! Nothing here reads the file, so asking does not change the answer.
 #![allow(unsafe_code, reason = "system calls on addresses: none of them is safe by itself")]
+
+mod mapped;
+mod raw;
+
+pub use mapped::Mapped;
+pub use raw::RawReader;
 
 use std::fs::File;
 use std::io;

@@ -104,18 +104,6 @@ impl<const TOP: u8> Buddy<TOP> {
         Some(frame)
     }
 
-    /// Takes the largest run of at most `pages` frames (at least 1) that is free.
-    pub fn alloc_run(&mut self, links: &impl Links, pages: u32) -> Option<Run> {
-        let largest = Order::fitting(pages).min(Self::TOP_ORDER);
-        if let Some(frame) = self.alloc(links, largest) {
-            return Some(Run { frame, pages: largest.pages() });
-        }
-        (0..largest.0).rev().map(Order).find_map(|order| {
-            let frame = self.pop(links, order)?;
-            Some(Run { frame, pages: order.pages() })
-        })
-    }
-
     /// Takes the first run out of the list of `order`, whole.
     fn pop(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
         let head = self.heads[order.0 as usize];
@@ -345,6 +333,12 @@ mod tests {
     }
     const EXTENTS_MAX: u32 = 4;
 
+    /// The largest run of at most `pages` frames that is free, as the arena asks for it.
+    fn largest_run(buddy: &mut Buddy<TOP>, table: &Table, pages: u32) -> Option<Run> {
+        let mut orders = (0..=Order::fitting(pages).0.min(TOP)).rev().map(Order);
+        orders.find_map(|order| buddy.alloc(table, order).map(|frame| Run { frame, pages: order.pages() }))
+    }
+
     impl Rig {
         fn new() -> Self {
             let frames = EXTENTS_MAX * EXTENT;
@@ -366,7 +360,7 @@ mod tests {
                     self.took(got.map(|frame| Run { frame, pages: order.pages() }));
                 }
                 Op::AllocRun(pages) => {
-                    let got = self.buddy.alloc_run(&self.table, pages);
+                    let got = largest_run(&mut self.buddy, &self.table, pages);
                     let best = (0..=TOP).rev().map(Order).find(|o| o.pages() <= pages && self.twin.has(*o));
                     assert_eq!(got.map(|run| run.pages), best.map(Order::pages));
                     self.took(got);

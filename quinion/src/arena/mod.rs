@@ -14,7 +14,7 @@
 //! frames and nodes are numbers, so the arena may be mapped anywhere, by any
 //! process, read-only. [`Layout`] says where each part lies; [`View`] is the
 //! one place that turns a number into a reference, and checks it first.
-//! [`Descriptor`] is what is known of one frame.
+//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!
@@ -44,6 +44,8 @@ pub use descriptor::{
 pub mod control;
 #[cfg(not(quinion_model))]
 mod layout;
+#[cfg(not(quinion_model))]
+pub mod referenced;
 #[cfg(not(quinion_model))]
 mod view;
 // The owner's side.

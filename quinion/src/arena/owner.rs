@@ -44,7 +44,7 @@ use super::limits::process_limit;
 use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
-use crate::sync::{Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
@@ -392,24 +392,28 @@ impl Arena {
     /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         assert!(order <= Order::MAX, "{order:?} is larger than an extent");
-        self.alloc_growing(|stock, _| stock.buddy.alloc(&self.view, order))
+        self.alloc_growing(Locks::Wait, |stock, _| stock.buddy.alloc(&self.view, order))
     }
 
     /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
     /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
     /// many. Otherwise as [`Arena::alloc`].
     pub fn alloc_run(&self, pages: u32) -> Option<Run> {
-        debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        let fit = Fit::anywhere(Stock::ANY);
-        self.alloc_growing(|stock, wish| {
-            stock.take_run(&self.view, (PageIndex(0), Order::fitting(pages).pages()), fit, wish)
-        })
+        self.alloc_run_as(pages, Locks::Wait)
     }
 
-    /// As [`Arena::alloc_run`], out of what is grown and free now; `None` also when that would need waiting
-    /// for a lock. Never waits.
+    /// As [`Arena::alloc_run`], without waiting for a lock: `None` also when somebody has one. It grows the
+    /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
+    /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
+    /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
     pub fn try_alloc_run(&self, pages: u32) -> Option<Run> {
-        self.stock.try_lock()?.buddy.alloc_run(&self.view, pages)
+        self.alloc_run_as(pages, Locks::Try)
+    }
+
+    fn alloc_run_as(&self, pages: u32, locks: Locks) -> Option<Run> {
+        debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
+        let (fit, wanted) = (Fit::anywhere(Stock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
+        self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
     }
 
     /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
@@ -424,9 +428,32 @@ impl Arena {
         amount: Amount,
         runs: &mut Vec<Run>,
     ) -> u32 {
+        self.alloc_runs_as(gaps, fit, amount, Locks::Wait, runs)
+    }
+
+    /// As [`Arena::alloc_runs`], without waiting for a lock, like [`Arena::try_alloc_run`]; fewer or none also
+    /// when somebody has one. To give back what was not enough it does take the lock of the lists.
+    pub fn try_alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
+        self.alloc_runs_as(gaps, fit, amount, Locks::Try, runs)
+    }
+
+    fn alloc_runs_as(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        locks: Locks,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
         let (before, had) = (runs.len(), pages_of(runs));
         let (wanted, mut got) = (wanted_pages(gaps) - had, had);
-        self.alloc_growing(|stock, wish| {
+        self.alloc_growing(locks, |stock, wish| {
             if wish == Wish::Pieces && !stock.has_for(had + wanted - got, amount) {
                 return None;
             }
@@ -437,29 +464,6 @@ impl Arena {
             }
             Some(())
         });
-        self.all_or(amount, got - had, wanted, before, runs)
-    }
-
-    /// As [`Arena::alloc_runs`], out of what is grown and free now; 0 also when that would need waiting for a
-    /// lock. Never waits for memory, and for the lock only to give back what was not enough.
-    pub fn try_alloc_runs(
-        &self,
-        gaps: &[(PageIndex, u32)],
-        fit: Fit,
-        amount: Amount,
-        runs: &mut Vec<Run>,
-    ) -> u32 {
-        let Some(mut stock) = self.stock.try_lock() else { return 0 };
-        let (before, had) = (runs.len(), pages_of(runs));
-        let (wanted, mut got) = (wanted_pages(gaps) - had, had);
-        while let Some(next) = next_wanted(gaps, got)
-            && stock.has_for(had + wanted - got, amount)
-            && let Some(run) = stock.take_run(&self.view, next, fit, Wish::Pieces)
-        {
-            got += run.pages;
-            runs.push(run);
-        }
-        drop(stock);
         self.all_or(amount, got - had, wanted, before, runs)
     }
 
@@ -504,11 +508,16 @@ impl Arena {
     }
 
     /// Asks `take` for the whole wish, again after each extent that could be grown, and for pieces in the end.
-    /// Growing goes before pieces: frames that follow each other make large requests.
-    fn alloc_growing<T>(&self, mut take: impl FnMut(&mut Stock, Wish) -> Option<T>) -> Option<T> {
+    /// Growing goes before pieces: frames that follow each other make large requests. `None` also where a lock
+    /// is busy and `locks` does not wait.
+    fn alloc_growing<T>(
+        &self,
+        locks: Locks,
+        mut take: impl FnMut(&mut Stock, Wish) -> Option<T>,
+    ) -> Option<T> {
         loop {
             let seen = {
-                let mut stock = self.stock.lock();
+                let mut stock = self.stock.lock_as(locks)?;
                 let taken = take(&mut stock, Wish::Whole);
                 if taken.is_some() {
                     return taken;
@@ -518,8 +527,8 @@ impl Arena {
                 }
                 stock.extents_grown
             };
-            if self.grow(Wanted::Data, seen) == Grown::No {
-                return take(&mut self.stock.lock(), Wish::Pieces);
+            if self.grow(Wanted::Data, seen, locks) == Grown::No {
+                return take(&mut *self.stock.lock_as(locks)?, Wish::Pieces);
             }
         }
     }
@@ -548,13 +557,17 @@ impl Arena {
 
     /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`].
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
+        self.alloc_cells_as(wanted, cells, Locks::Wait)
+    }
+
+    fn alloc_cells_as(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> usize {
         let first = cells.len();
-        loop {
-            // 1 what is there, free data extents included once the reserve is used up
-            let seen = self.take_cells(first + wanted, cells);
+        let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
+        // 1 what is there, free data extents included once the reserve is used up
+        while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
             // 2 more, or else what is free of the data after all
             if cells.len() == first + wanted
-                || (self.grow(Wanted::Cells, seen) == Grown::No && !self.stock.lock().cut_free(&self.view))
+                || (self.grow(Wanted::Cells, seen, locks) == Grown::No && !cut_free())
             {
                 break;
             }
@@ -564,23 +577,16 @@ impl Arena {
         cells.len() - first
     }
 
-    /// As [`Arena::alloc_cell`], out of the extents that are cut already; `None` also when that would need
-    /// waiting for a lock. Never waits.
+    /// As [`Arena::alloc_cell`], without waiting for a lock, like [`Arena::try_alloc_run`].
     pub fn try_alloc_cell(&self) -> Option<CellNumber> {
-        let cell = self.stock.try_lock()?.cells.alloc(&self.view)?;
-        self.clear(cell);
-        Some(cell)
+        let mut one = Vec::with_capacity(1);
+        self.try_alloc_cells(1, &mut one);
+        one.pop()
     }
 
-    /// As [`Arena::alloc_cells`], out of the extents that are cut already; none also when that would need
-    /// waiting for a lock. Never waits.
+    /// As [`Arena::alloc_cells`], without waiting for a lock, like [`Arena::try_alloc_run`].
     pub fn try_alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
-        let first = cells.len();
-        let Some(mut stock) = self.stock.try_lock() else { return 0 };
-        cells.extend(std::iter::from_fn(|| stock.cells.alloc(&self.view)).take(wanted));
-        drop(stock);
-        cells[first..].iter().for_each(|&cell| self.clear(cell));
-        cells.len() - first
+        self.alloc_cells_as(wanted, cells, Locks::Try)
     }
 
     /// Gives a cell back that nobody can reach any more but readers who are late.
@@ -602,9 +608,10 @@ impl Arena {
         }
     }
 
-    /// Fills `cells` up to `len` as far as that needs no growing. Returns how many extents there were.
-    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>) -> u32 {
-        let mut stock = self.stock.lock();
+    /// Fills `cells` up to `len` as far as that needs no growing. Returns how many extents there were, or
+    /// nothing if the lock is busy and `locks` does not wait.
+    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> Option<u32> {
+        let mut stock = self.stock.lock_as(locks)?;
         while cells.len() < len {
             match stock.cells.alloc(&self.view) {
                 Some(cell) => cells.push(cell),
@@ -612,7 +619,7 @@ impl Arena {
                 None => break,
             }
         }
-        stock.extents_grown
+        Some(stock.extents_grown)
     }
 
     /// Makes a cell all zeros. Late readers may look on: zero is the empty entry, and no mapping's number.
@@ -625,12 +632,13 @@ impl Arena {
 
     // ---- growing --------------------------------------------------------------------------------
 
-    /// Grows by an extent for `wanted`, unless there are more than the `seen` extents already.
-    fn grow(&self, wanted: Wanted, seen: u32) -> Grown {
+    /// Grows by an extent for `wanted`, unless there are more than the `seen` extents already. Who must not
+    /// wait does not grow while another does.
+    fn grow(&self, wanted: Wanted, seen: u32, locks: Locks) -> Grown {
         // 1 one at a time; who waited here may find it done
-        let mut growth = self.growth.lock();
+        let Some(mut growth) = self.growth.lock_as(locks) else { return Grown::No };
         let extent = {
-            let stock = self.stock.lock();
+            let Some(stock) = self.stock.lock_as(locks) else { return Grown::No };
             if stock.extents_grown != seen {
                 return Grown::Yes;
             }
@@ -967,12 +975,12 @@ mod tests {
         );
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
         assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 1)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            arena.alloc_runs(&[(PageIndex(0), 1)], Fit::anywhere(Stock::ANY), Amount::Less, &mut Vec::new()),
             0
         );
         arena.free_all(&rest);
         assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 600)], Fit::anywhere(Stock::ANY), Amount::All, more),
+            arena.alloc_runs(&[(PageIndex(0), 600)], Fit::anywhere(Stock::ANY), Amount::All, &mut Vec::new()),
             600
         );
         arena.free(one, Order(0));
@@ -1032,8 +1040,8 @@ mod tests {
     fn who_waited_for_another_to_grow_does_not_grow_again() {
         let arena = arena(SMALL);
         let seen = arena.stock.lock().extents_grown;
-        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
-        assert_eq!(arena.grow(Wanted::Data, seen), Grown::Yes);
+        assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
+        assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
         assert_eq!(arena.stock.lock().extents_grown, seen + 1);
     }
 
@@ -1096,14 +1104,26 @@ mod tests {
     }
 
     #[test]
-    fn who_must_not_wait_gets_what_is_there_and_no_more() {
+    fn who_must_not_wait_grows_the_arena_unless_another_does() {
         let arena = arena(SMALL);
+        let growing = arena.growth.lock();
         assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
-        let (frame, cell) = (arena.alloc(Order(0)).unwrap(), arena.alloc_cell().unwrap());
+        drop(growing);
         assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8);
+        let cell = arena.try_alloc_cell().unwrap();
+        let growing = arena.growth.lock();
+        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8, "out of what is grown");
         assert_ne!(arena.try_alloc_cell().unwrap(), cell);
-        let _locked = arena.stock.lock();
-        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "{frame:?}");
+        drop(growing);
+        let locked = arena.stock.lock();
+        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None));
+        drop(locked);
+        let mut runs = Vec::new();
+        let max = arena.view().layout().frames_max;
+        let got =
+            arena.try_alloc_runs(&[(PageIndex(0), max)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs);
+        assert!(arena.alloc(Order::ZERO).is_none(), "it went to the bound: {got}");
+        arena.check().unwrap();
     }
 
     #[derive(Clone, Debug)]

@@ -1,15 +1,18 @@
 //! Desk: where those leave word who wait without a thread, and the one thread that waits for all of them.
 //!
 //! ```text
-//!   future --leave word: wish, waker--> desk <--asked by every wake of the room--: granted? waker.wake()
+//!   future --leave word: page, wish, waker--> desk <--a fill ended: asked for its pages--: granted? wake()
 //!                                         |
 //!                                         +--> the poller: leads a backend that has words and no leader;
 //!                                              runs errands, which may block
 //! ```
 //!
-//! A **word** is a wish and a waker: whoever wakes the room asks the wish, and
-//! if it has come true takes the word away and calls the waker, once. A
-//! future may go before that; dropping the word takes it away.
+//! A **word** is a page, a wish and a waker: whoever ends a fill of the page asks
+//! the wish, and if it has come true takes the word away and calls the waker,
+//! once. A future may go before that; dropping the word takes it away. Words lie
+//! in the order of their pages, so a fill asks those whom it concerns and passes
+//! over the rest: with ten thousand words that is the difference between half a
+//! second and five.
 //!
 //! Completions of a ring must be fetched by somebody. The **poller** is a
 //! thread that starts with the first word of a cache and does that, for all
@@ -20,14 +23,17 @@
 //! Invariants:
 //!  1. A waker is called, and what a word holds is dropped, with the desk unlocked: both are strangers' code.
 //!  2. Between the look at a wish and the leaving of the word the desk stays locked.
-//!  3. While there is a word, `words` is not 0; so every wake of the room comes here.
+//!  3. While there is a word, `words` is not 0; so every wake of the room comes here. A wish comes true only
+//!     by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the desk locked, that no word's backend wants a leader.
+//!  5. A stranger that panics, waker or errand, takes neither the poller nor anybody else's wake-up with it.
 //!
 //! Not an invariant: that the wish of a word that was granted is still true when its future looks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
@@ -36,6 +42,7 @@ use super::room::{WaitRoom, Wish};
 use super::{Backend, Reap};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
+use crate::units::{MappingId, PageIndex};
 
 /// Something that may block, done by the poller.
 pub type Errand = Box<dyn FnOnce() + Send>;
@@ -51,7 +58,9 @@ pub(super) struct Desk {
 #[derive(Default)]
 struct Book {
     last: u64,
-    words: VecDeque<Word>,
+    words: BTreeMap<Number, Word>,
+    /// The backends of all words, by address, and how many words wait for each.
+    backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
     errands: VecDeque<Errand>,
     poller: Poller,
 }
@@ -66,8 +75,23 @@ enum Poller {
     Ending,
 }
 
+/// A page that somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// Which file's.
+    pub mapping: MappingId,
+    /// Which page.
+    pub page: PageIndex,
+}
+
+/// Which word: in the order of pages, then of coming.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Number {
+    place: Place,
+    turn: u64,
+}
+
 struct Word {
-    number: u64,
     wish: Box<Wish<'static>>,
     backend: Arc<dyn Backend>,
     waker: Waker,
@@ -92,7 +116,7 @@ pub enum Left {
 #[derive(Debug)]
 pub struct WordLeft {
     room: Arc<WaitRoom>,
-    number: u64,
+    number: Number,
     process: ForkGuard,
 }
 
@@ -107,20 +131,20 @@ impl Drop for WordLeft {
 
 impl WaitRoom {
     /// Leaves word for a future: `waker` is called once when `wish` has come true, which is looked at after
-    /// every [`WaitRoom::wake`]. `backend` is the one that makes it true; the poller leads it if nobody
-    /// else does. Does not wait.
+    /// every [`WaitRoom::wake_filled`] that covers `place`. `backend` is the one that makes it true; the poller
+    /// leads it if nobody else does. Does not wait.
     ///
     /// # Errors
     /// The system has no thread for the poller.
     pub fn leave_word(
         self: &Arc<Self>,
         backend: &Arc<dyn Backend>,
+        place: Place,
         wish: Box<Wish<'static>>,
         waker: Waker,
     ) -> io::Result<Left> {
-        let word = Word { number: 0, wish, backend: Arc::clone(backend), waker };
-        let left = self.desk().leave(word)?;
-        let Some(number) = left else { return Ok(Left::Granted) };
+        let word = Word { wish, backend: Arc::clone(backend), waker };
+        let Some(number) = self.desk().leave(place, word) else { return Ok(Left::Granted) };
         let word = WordLeft { room: Arc::clone(self), number, process: ForkGuard::new() };
         self.start_poller()?;
         Ok(Left::Word(word))
@@ -165,70 +189,65 @@ impl Desk {
         self.words.load(Ordering::Relaxed) > 0
     }
 
-    /// Calls the wakers of those whose wishes have come true, and the poller if a backend wants a leader.
-    pub(super) fn rouse(&self) {
-        let mut granted = Vec::new();
+    /// Calls the wakers of those who wait for one of `pages` pages from `first` on and whose wishes have come
+    /// true, and the poller if a backend wants a leader.
+    pub(super) fn rouse(&self, first: Place, pages: u32) {
         let mut book = self.lock();
-        for _ in 0..book.words.len() {
-            let mut word = book.words.pop_front().expect("as many as there are");
-            if (word.wish)() {
-                granted.push(word);
-            } else {
-                book.words.push_back(word);
-            }
-        }
+        let granted = book.take_granted(first, pages);
         let is_needed = book.leaderless().is_some();
         drop(book);
         self.words.fetch_sub(granted.len(), Ordering::Relaxed);
         if is_needed {
             self.bell.notify_one();
         }
-        for word in granted {
-            word.waker.wake_by_ref();
+        granted.into_iter().for_each(Word::grant);
+    }
+
+    /// Calls the poller if a backend wants a leader.
+    pub(super) fn seek_leader(&self) {
+        let is_needed = self.lock().leaderless().is_some();
+        if is_needed {
+            self.bell.notify_one();
         }
     }
 
     /// Writes a word down, unless its wish is true already; its number then.
-    fn leave(&self, mut word: Word) -> io::Result<Option<u64>> {
+    fn leave(&self, place: Place, mut word: Word) -> Option<Number> {
         let counted = Counted::new(&self.words);
-        // Partner: the fence in `WaitRoom::wake`. Either the waker sees us counted and asks for our wish, or
-        // its change came first and we see it now.
+        // Partner: the fence in `WaitRoom::wake_filled`. Either the waker sees us counted and asks for our
+        // wish, or its change came first and we see it now.
         fence(Ordering::SeqCst);
         let mut book = self.lock();
         if (word.wish)() {
             drop(book); // before the word goes
-            return Ok(None);
+            return None;
         }
         counted.keep();
-        book.last += 1;
-        let number = book.last;
-        word.number = number;
         let is_needed = word.backend.wants_leader();
-        book.words.push_back(word);
+        let number = book.put(place, word);
         drop(book);
         if is_needed {
             self.bell.notify_one();
         }
-        Ok(Some(number))
+        Some(number)
     }
 
     /// Takes a word away, if it is still there.
-    fn take_away(&self, number: u64) -> Option<Word> {
-        let mut book = self.lock();
-        let place = book.words.iter().position(|word| word.number == number)?;
-        let word = book.words.remove(place);
-        drop(book);
+    fn take_away(&self, number: Number) -> Option<Word> {
+        let word = self.lock().take(number)?;
         self.words.fetch_sub(1, Ordering::Relaxed);
-        word
+        Some(word)
     }
 
     /// The poller's life.
     fn poll(&self) {
+        crate::sys::signal::block_all();
         while let Some(task) = self.next_task() {
-            match task {
+            // A user's backend or waker that panics has said so; the others go on.
+            let _ = catch_unwind(AssertUnwindSafe(|| match task {
                 Task::Lead(backend) => self.lead(&*backend),
                 Task::Run(errand) => errand(),
-            }
+            }));
         }
     }
 
@@ -263,11 +282,51 @@ impl Desk {
     }
 }
 
+impl Word {
+    /// Calls the waker; what it does and how it ends is a stranger's affair.
+    fn grant(self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let word = self;
+            word.waker.wake_by_ref();
+        }));
+    }
+}
+
 impl Book {
+    fn put(&mut self, place: Place, word: Word) -> Number {
+        let backend = || (Arc::clone(&word.backend), 0);
+        self.backends.entry(address(&word.backend)).or_insert_with(backend).1 += 1;
+        self.last += 1;
+        let number = Number { place, turn: self.last };
+        self.words.insert(number, word);
+        number
+    }
+
+    /// Takes a word out. It still holds its backend, so nothing of a stranger's is dropped here.
+    fn take(&mut self, number: Number) -> Option<Word> {
+        let word = self.words.remove(&number)?;
+        let address = address(&word.backend);
+        let (_, words) = self.backends.get_mut(&address).expect("a word's backend is counted");
+        *words -= 1;
+        if *words == 0 {
+            self.backends.remove(&address);
+        }
+        Some(word)
+    }
+
+    /// Takes those words out for `pages` pages from `first` on whose wishes have come true.
+    fn take_granted(&mut self, first: Place, pages: u32) -> Vec<Word> {
+        let end = Place { page: first.page.plus(u64::from(pages)), ..first };
+        let [first, end] = [first, end].map(|place| Number { place, turn: 0 });
+        let asked = self.words.range_mut(first..end);
+        let granted: Vec<_> = asked.filter_map(|(number, word)| (word.wish)().then_some(*number)).collect();
+        granted.into_iter().filter_map(|number| self.take(number)).collect()
+    }
+
     /// A backend that somebody's word waits for and nobody leads.
     fn leaderless(&self) -> Option<Arc<dyn Backend>> {
-        let word = self.words.iter().find(|word| word.backend.wants_leader())?;
-        Some(Arc::clone(&word.backend))
+        let (backend, _) = self.backends.values().find(|(backend, _)| backend.wants_leader())?;
+        Some(Arc::clone(backend))
     }
 
     /// Whether somebody who leads for all words should turn to something else. (The backends that share
@@ -275,6 +334,11 @@ impl Book {
     fn has_other_work(&self) -> bool {
         !self.errands.is_empty() || self.leaderless().is_some()
     }
+}
+
+/// What tells backends apart.
+fn address(backend: &Arc<dyn Backend>) -> usize {
+    Arc::as_ptr(backend).cast::<()>().addr()
 }
 
 /// Counts a word while it is being written down, or for good.

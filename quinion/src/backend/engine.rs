@@ -128,9 +128,15 @@ impl Engine {
         BlockingSource::new(source, Arc::clone(&self.shared.pool))
     }
 
-    /// What files are read by, and why.
+    /// What files were to be read by when the engine was made, and why.
     pub fn mechanism(&self) -> &Chosen {
         &self.shared.chosen
+    }
+
+    /// What files are read by now, "io_uring" or "threads": as was chosen, or by threads because the kernel
+    /// has taken the ring away since.
+    pub fn name(&self) -> &'static str {
+        self.shared.name()
     }
 
     /// Waits until every fill given to this engine has been completed; the devices bound how long. Not to
@@ -167,13 +173,18 @@ impl EngineShared {
     }
 
     pub(super) fn name(&self) -> &'static str {
-        self.chosen.name()
+        if self.serving_ring().is_some() { "io_uring" } else { "threads" }
+    }
+
+    /// The ring, unless there is none or the kernel refused it.
+    fn serving_ring(&self) -> Option<&RingDriver> {
+        self.ring.as_ref().filter(|ring| !ring.is_refused())
     }
 
     pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
-        match self.ring.as_ref() {
-            Some(ring) if !ring.is_refused() => ring.submit(file, fills),
-            _ => self.pool.submit(&(Arc::clone(file) as Arc<dyn Source>), fills),
+        match self.serving_ring() {
+            Some(ring) => ring.submit(file, fills),
+            None => self.pool.submit(&(Arc::clone(file) as Arc<dyn Source>), fills),
         }
     }
 
@@ -184,9 +195,9 @@ impl EngineShared {
     }
 
     pub(super) fn has_room(&self, fills: usize) -> bool {
-        match self.ring.as_ref() {
-            Some(ring) if !ring.is_refused() => ring.has_room(fills),
-            _ => self.pool.has_room(fills),
+        match self.serving_ring() {
+            Some(ring) => ring.has_room(fills),
+            None => self.pool.has_room(fills),
         }
     }
 

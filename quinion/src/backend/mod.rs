@@ -60,7 +60,7 @@ mod tests;
 mod threads;
 mod transfer;
 
-pub use desk::{Errand, Left, WordLeft};
+pub use desk::{Errand, Left, Place, WordLeft};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;
@@ -188,8 +188,31 @@ pub trait FillSink: Send + Sync {
         let _ = (run, pages);
     }
 
-    /// Those who wait may look again: pages have landed. Called with no lock held.
-    fn wake(&self) {}
+    /// Those who wait for these pages may look again: they have landed. Called with no lock held.
+    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
+        let _ = (run, pages);
+    }
+}
+
+/// The news that pages of a fill have landed, for those who wait for them.
+#[must_use = "who waits for the pages has not been told"]
+pub(crate) struct Arrival {
+    sink: Arc<dyn FillSink>,
+    run: FillRun,
+    pages: Range<u32>,
+}
+
+impl Arrival {
+    /// Wakes them. To be called with no lock held.
+    pub(crate) fn tell(self) {
+        self.sink.wake_landed(self.run, self.pages);
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival").field("run", &self.run).field("pages", &self.pages).finish_non_exhaustive()
+    }
 }
 
 /// Which folios a fill is for.
@@ -266,25 +289,18 @@ impl Fill {
     /// # Panics
     /// If they lie outside the fill.
     pub fn landed(&mut self, bytes: Range<usize>) {
-        if self.note_landed(bytes) > 0
-            && let Some(sink) = &self.sink
-        {
-            sink.wake();
+        if let Some(news) = self.note_landed(bytes) {
+            news.tell();
         }
     }
-    /// As [`Fill::landed`], but nobody is woken; returns how many pages it was. May be called under a lock.
-    fn note_landed(&mut self, bytes: Range<usize>) -> u32 {
+    /// As [`Fill::landed`], but whoever waits has yet to be told. May be called under a lock.
+    fn note_landed(&mut self, bytes: Range<usize>) -> Option<Arrival> {
         assert!(bytes.end <= self.len(), "what lands is part of the fill");
         let pages = bytes.start.div_ceil(PAGE_SIZE) as u32..(bytes.end / PAGE_SIZE) as u32;
-        if pages.is_empty() {
-            return 0;
-        }
-        if let Some(sink) = &self.sink {
-            sink.fill_landed(self.run, pages.clone());
-        }
-        let count = pages.end - pages.start;
-        self.landed.push(pages);
-        count
+        let sink = self.sink.as_ref().filter(|_| !pages.is_empty())?;
+        sink.fill_landed(self.run, pages.clone());
+        self.landed.push(pages.clone());
+        Some(Arrival { sink: Arc::clone(sink), run: self.run, pages })
     }
     /// Zeroes what lies at `from` bytes and behind, but for pages that have landed: they may be being read.
     fn zero_from(&mut self, from: usize) {

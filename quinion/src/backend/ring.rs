@@ -58,7 +58,7 @@ use std::time::Duration;
 use super::file::{OpenFile, Way};
 use super::slab::{Key, Slab};
 use super::transfer::{Step, Transfer};
-use super::{Fill, Reap, Reaped, WaitRoom};
+use super::{Arrival, Fill, Reap, Reaped, WaitRoom};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::ring::{Landed, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
 
@@ -97,7 +97,7 @@ impl RingDriver {
             backlog: VecDeque::new(),
             queue_depth,
             io_bytes_max,
-            news: News::None,
+            news: Vec::new(),
         };
         Ok(Self {
             submission: RankedMutex::new(Rank::Submit, submission),
@@ -268,14 +268,14 @@ impl<'a> Leader<'a> {
             return 0;
         }
         let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
-        let mut news = News::None;
+        let mut news = Vec::new();
         // 1 What came whole, which is nearly all.
         let mut submission = self.driver.submission.lock();
         for landed in landed.drain(..) {
             doubtful.extend(submission.land(landed, &mut finished));
         }
         self.driver.pump(&mut submission, Vec::new(), &mut finished);
-        news = news.and(submission.take_news());
+        news.append(&mut submission.news);
         drop(submission);
         self.landed = landed;
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
@@ -286,12 +286,10 @@ impl<'a> Leader<'a> {
                 judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
             let again = again.collect();
             self.driver.pump(&mut submission, again, &mut finished);
-            news = news.and(submission.take_news());
+            news.append(&mut submission.news);
         }
         // 3 Up to the cache, with no lock held.
-        if news == News::Landed {
-            self.driver.room.wake();
-        }
+        news.into_iter().for_each(Arrival::tell);
         self.driver.complete(finished)
     }
 }
@@ -413,20 +411,6 @@ fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
     }
 }
 
-/// Whether those who wait should look again although no fill has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum News {
-    None,
-    /// Pages of a fill that goes on have landed.
-    Landed,
-}
-
-impl News {
-    fn and(self, other: News) -> News {
-        if self == News::None { other } else { self }
-    }
-}
-
 /// What the submission lock guards.
 #[derive(Debug)]
 struct Submission {
@@ -438,15 +422,11 @@ struct Submission {
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
-    /// What nobody has been woken for yet.
-    news: News,
+    /// What has landed of jobs that go on, and nobody has been told yet.
+    news: Vec<Arrival>,
 }
 
 impl Submission {
-    fn take_news(&mut self) -> News {
-        std::mem::replace(&mut self.news, News::None)
-    }
-
     fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
         let end = fill.len();
         let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
@@ -560,8 +540,8 @@ impl Submission {
         // What came is told now, unless the job ends here and well: that tells all of it. Here, under the lock,
         // because without it another thread could end the job meanwhile.
         let ends_well = job.is_finished() && job.failure.is_none();
-        if !ends_well && job.fill.note_landed(part.at..part.at + came) > 0 {
-            self.news = News::Landed;
+        if !ends_well {
+            self.news.extend(job.fill.note_landed(part.at..part.at + came));
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -611,7 +591,7 @@ mod tests {
             backlog: VecDeque::new(),
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
-            news: News::None,
+            news: Vec::new(),
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
         submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));

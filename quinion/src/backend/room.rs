@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-use super::desk::Desk;
+use super::desk::{Desk, Place};
 use super::{Backend, Reap, Reaped};
 
 /// What a sleeper waits for: asked by itself and, while it sleeps, by whoever wakes the room. So it must
@@ -94,14 +94,27 @@ impl WaitRoom {
     /// Wakes those to look again for whom something may have changed. Called after the change they wait
     /// for, with no lock held that a sleeper's wish takes.
     pub fn wake(&self) {
+        self.wake_sleepers();
+        if self.desk.has_words() {
+            self.desk.seek_leader();
+        }
+    }
+
+    /// As [`WaitRoom::wake`], after a fill of `pages` pages from `first` on has ended: those futures, too, are
+    /// woken who wait for one of these and may go on.
+    pub fn wake_filled(&self, first: Place, pages: u32) {
+        self.wake_sleepers();
+        if self.desk.has_words() {
+            self.desk.rouse(first, pages);
+        }
+    }
+
+    fn wake_sleepers(&self) {
         // Partners: the fences in `lie_down` and in `Desk::leave`. Either we see the sleeper counted and look
-        // for it, or our change came first and it sees it before it lies down.
+        // for it, or our change came first and it sees it before it lies down. For words: after this, as well.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.lock().rouse();
-        }
-        if self.desk.has_words() {
-            self.desk.rouse();
         }
     }
 

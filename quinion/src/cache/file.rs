@@ -26,10 +26,11 @@ use super::{Handle, ReadFuture};
 #[non_exhaustive]
 pub struct ReadOptions {
     /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
-    /// goes without. Takes free pages, evicts clean ones and starts reads, so that a later call finds the
-    /// bytes. (Three locks it takes that others hold for a few steps and never while they wait: that of the
-    /// free pages, to give pages back, that of the list of nodes that only remember, and that of the
-    /// submission queue.)
+    /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
+    /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
+    /// bytes, in a cache that nobody has read from before too. (Three locks it takes that others hold for a
+    /// few steps and never while they wait: that of the free pages, to give pages back and to add what has
+    /// grown, that of the list of nodes that only remember, and that of the submission queue.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
@@ -266,7 +267,8 @@ impl File {
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
     /// wholly in the range go, and none that is pinned or on its way; other files' and other ranges'
-    /// pages stay. May wait for locks.
+    /// pages stay. That pages of the range had been evicted before is forgotten too: when they are read again,
+    /// it is as if for the first time. May wait for locks.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

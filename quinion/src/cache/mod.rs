@@ -41,6 +41,7 @@ mod batch;
 mod file;
 mod future;
 
+pub use crate::filemap::ReadaheadUse;
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
@@ -275,6 +276,17 @@ impl Cache {
         if self.shared.process.is_forked() { Stats::default() } else { self.shared.stats() }
     }
 
+    /// What became of the pages that were fetched before anybody asked for them. Looks at one byte for each page
+    /// of the cache, some ten microseconds for each gigabyte, and takes no lock: while others read, the
+    /// numbers may not quite add up.
+    /// In a forked child all of them are 0.
+    pub fn readahead_use(&self) -> ReadaheadUse {
+        if self.shared.process.is_forked() {
+            return ReadaheadUse::default();
+        }
+        self.shared.filemap.readahead_use()
+    }
+
     /// Whether every invariant of the cache holds; what does not, in words, for a bug report. Takes each
     /// mapping's lock in turn and looks at every page's descriptor: it is slow.
     ///
@@ -326,7 +338,8 @@ impl Shared {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
-        let mapping = Arc::new(mapping.with_shadow_nodes(self.filemap.reclaim.shadow_nodes()));
+        let mapping = mapping.with_shadow_nodes(self.filemap.reclaim.shadow_nodes());
+        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
         let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
@@ -377,7 +390,8 @@ impl Shared {
             device_bytes: counters.sum(Count::DeviceBytes),
             device_errors: counters.sum(Count::DeviceErrors),
             inserted_pages: counters.sum(Count::Inserted),
-            readahead_pages: counters.sum(Count::Readahead),
+            readahead_pages: self.filemap.readahead_pages(),
+            readahead_wasted_pages: counters.sum(Count::ReadaheadWasted),
             evicted_pages: counters.sum(Count::Evicted),
             dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
@@ -388,7 +402,7 @@ impl Shared {
             workingset_windows: counters.sum(Count::WorkingsetWindows),
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
-            mechanism: self.engine.mechanism().name(),
+            mechanism: self.engine.name(),
         }
     }
 }
@@ -504,9 +518,12 @@ pub struct Stats {
     pub device_errors: u64,
     /// Pages put into the cache.
     pub inserted_pages: u64,
-    /// Pages of the windows that a marker started, ahead of the reader; what a first window reads ahead of the
-    /// page that was missed is not among them.
+    /// Pages put into the cache that nobody had asked for yet: by readahead, or because a program said that it
+    /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
     pub readahead_pages: u64,
+    /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
+    /// changed, or not delivered. [`Cache::readahead_use`] says what became of the others.
+    pub readahead_wasted_pages: u64,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
     /// Pages dropped because a program said that it does not need them.
@@ -527,13 +544,13 @@ pub struct Stats {
     pub shadow_bytes: u64,
     /// Requests at the backends now.
     pub in_flight: u64,
-    /// How files are read: "io_uring" or "threads".
+    /// How files are read now: "io_uring" or "threads".
     pub mechanism: &'static str,
 }
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 26] {
+    pub fn numbers(&self) -> [(&'static str, u64); 27] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -551,6 +568,7 @@ impl Stats {
             ("device_errors", self.device_errors),
             ("inserted_pages", self.inserted_pages),
             ("readahead_pages", self.readahead_pages),
+            ("readahead_wasted_pages", self.readahead_wasted_pages),
             ("evicted_pages", self.evicted_pages),
             ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),

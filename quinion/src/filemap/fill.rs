@@ -38,8 +38,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
-use crate::backend::{Fill, FillRun, FillSink, Reap, WaitRoom};
-use crate::mapping::{AddedFolio, AddedRuns, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
+use crate::backend::{Fill, FillRun, FillSink, Place, Reap, WaitRoom};
+use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
@@ -138,12 +138,13 @@ impl Filemap {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Starts filling what of `window` is not cached. May wait for locks with [`Patience::Wait`], and for
-    /// memory with [`Need::Asked`]; never for the window's own bytes.
+    /// Starts filling what of `window` is not cached; pages in `wanted` were asked for. May wait for locks with
+    /// [`Patience::Wait`], and for memory with [`Need::Asked`]; never for the window's own bytes.
     pub(crate) fn fill_window(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         window: Window,
+        wanted: Range<PageIndex>,
         need: Need,
         patience: Patience,
     ) -> Filled {
@@ -173,7 +174,8 @@ impl Filemap {
             return Filled::Busy;
         };
         let mut refaults = Refaults::default();
-        let Some(added) = self.insert(mapping, window, runs, patience, &mut refaults) else {
+        let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
+        let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
         let outcome = if added.inserted.is_empty() {
@@ -292,6 +294,7 @@ impl Filemap {
         &self,
         mapping: &Mapping,
         window: Window,
+        wanted: AskedFor,
         runs: Vec<FillRun>,
         patience: Patience,
         refaults: &mut Refaults,
@@ -304,7 +307,7 @@ impl Filemap {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
         let orders = self.orders_for(window);
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read };
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted };
         let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {
             Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),
@@ -563,7 +566,8 @@ impl FillSink for Batch {
         self.filemap.arena.free_all(&free);
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.filemap.room.wake();
+        let first = Place { mapping: self.mapping.id(), page: run.index };
+        self.filemap.room.wake_filled(first, run.pages);
     }
 
     fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
@@ -576,8 +580,9 @@ impl FillSink for Batch {
         view.set_landed(run.frame.plus(pages.start), pages.end - pages.start);
     }
 
-    fn wake(&self) {
-        self.filemap.room.wake();
+    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
+        let first = Place { mapping: self.mapping.id(), page: run.index.plus(u64::from(pages.start)) };
+        self.filemap.room.wake_filled(first, pages.end - pages.start);
     }
 }
 

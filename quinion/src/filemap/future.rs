@@ -21,11 +21,12 @@
 //!     polls for ever.
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::arena::NotReady;
-use crate::backend::{Left, WordLeft};
+use crate::backend::{Left, Place, WordLeft};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::readahead::Readahead;
@@ -140,12 +141,14 @@ impl Filemap {
                 }
             }
             Waited::Errand(outcome) => {
+                let own = context.waker().clone();
                 let mut now = outcome.lock().unwrap_or_else(PoisonError::into_inner);
                 match &mut *now {
                     Outcome::Done(error) => error.take().map_or(Ok(Poll::Ready(())), Err),
                     Outcome::Pending(waker) => {
-                        waker.clone_from(context.waker());
-                        drop(now);
+                        let before = std::mem::replace(waker, own);
+                        drop(now); // before the waker goes
+                        drop(before);
                         progress.waited = Waited::Errand(outcome);
                         Ok(Poll::Pending)
                     }
@@ -183,7 +186,8 @@ impl Filemap {
     ) -> Result<Poll<()>, Error> {
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
         let wish = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
-        let left = self.room.leave_word(mapping.backend(), wish, context.waker().clone());
+        let place = Place { mapping: mapping.id(), page: index };
+        let left = self.room.leave_word(mapping.backend(), place, wish, context.waker().clone());
         let word = match left.map_err(Repr::NoThread)? {
             Left::Granted => None,
             Left::Word(word) => Some(word),
@@ -204,8 +208,11 @@ impl Filemap {
         let outcome = Arc::new(Mutex::new(Outcome::Pending(context.waker().clone())));
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let errand = move || {
-            let done = Outcome::Done(errand(&filemap, &mapping).err());
+            let done = catch_unwind(AssertUnwindSafe(|| errand(&filemap, &mapping)));
+            // A user's source that panics fails what was asked of it, and nothing else.
+            let done = done.unwrap_or_else(|_| Err(Repr::Panicked.into()));
             drop((filemap, mapping)); // before the future may go on and let go of the cache
+            let done = Outcome::Done(done.err());
             let before = std::mem::replace(&mut *told.lock().unwrap_or_else(PoisonError::into_inner), done);
             if let Outcome::Pending(waker) = before {
                 waker.wake();

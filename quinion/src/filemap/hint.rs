@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
-//!   dont_need   range -> pieces -> drop what nobody holds       whole folios inside the range only
+//!   dont_need   range -> pieces -> drop what nobody holds       whole folios inside the range only,
+//!                                  and what is remembered there
 //! ```
 //!
 //! A hint costs no reader anything: the locks are let go between pieces, no
@@ -12,6 +13,7 @@
 //!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
 //!  2. A will-need fetches at most half of what the cache can hold, so that it does not evict its own pages.
 //!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
+//!  4. After a don't-need nothing is remembered of an eviction in its range: who comes back there is a stranger.
 
 use std::sync::Arc;
 
@@ -66,10 +68,9 @@ impl Filemap {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let _ = self.fill_window(mapping, window, Need::Ahead, Patience::Start);
+            let _ = self.fill_window(mapping, window, from..from, Need::Ahead, Patience::Start);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
-        self.counters.add(Count::Readahead, missing - left);
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }
     }
 

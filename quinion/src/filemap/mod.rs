@@ -26,6 +26,8 @@
 //!  4. No lock is held while a reader waits, for a device or for memory.
 
 #[cfg(feature = "std")]
+mod ahead;
+#[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
 mod future;
@@ -42,6 +44,8 @@ mod refault;
 #[cfg(feature = "std")]
 mod start;
 
+#[cfg(feature = "std")]
+pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]

@@ -30,11 +30,11 @@
 //! Not an invariant: that a page which was filled is still there when its
 //! reader looks. It seeks again, and gives up only after [`SEEKS`] times.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable, referenced};
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -84,13 +84,11 @@ impl Patience {
 /// fill ended without it and without an error.
 const SEEKS: u32 = 1000;
 
-/// Notes that a folio was read: sets its referenced byte if it is clear.
+/// Notes that a folio was read, in its referenced byte, if that does not say so.
 #[inline]
 pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
-    if let Some(referenced) = grown.referenced(frame)
-        && referenced.load(Ordering::Relaxed) == 0
-    {
-        referenced.store(1, Ordering::Relaxed);
+    if let Some(byte) = grown.referenced(frame) {
+        referenced::touch(byte);
     }
 }
 
@@ -329,7 +327,7 @@ impl Filemap {
             return Err(would_block());
         }
         let windows = match reach {
-            Reach::Page => Windows::one(Window::exact(index, 1)),
+            Reach::Page => Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1)),
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
@@ -342,7 +340,8 @@ impl Filemap {
             return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
         };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        let filled = self.fill_window(mapping, window, need, patience);
+        let wanted = windows.wanted();
+        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience);
         if matches!(filled, Filled::Busy | Filled::NoMemory)
             && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
         {
@@ -354,7 +353,7 @@ impl Filemap {
             Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
-                self.fill_ahead(mapping, ahead, patience);
+                self.fill_ahead(mapping, ahead, wanted, patience);
                 if let Ok(held) = mapping.try_hold(index) {
                     let stalled = batch.refaulted().then(Instant::now);
                     let readable = self.wait_readable(mapping, &held, miss, patience);
@@ -396,23 +395,24 @@ impl Filemap {
         let before = *state;
         let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        match self.fill_ahead(mapping, &windows, patience) {
+        match self.fill_ahead(mapping, &windows, windows.wanted(), patience) {
             Ahead::Started => {}
             Ahead::Refused => *state = before, // the stream goes on with a miss
         }
     }
 
-    /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy.
+    /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy. The pages
+    /// in `wanted` were asked for.
     pub(super) fn fill_ahead(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         windows: &[Window],
+        wanted: Range<PageIndex>,
         patience: Patience,
     ) -> Ahead {
         for (at, &window) in windows.iter().enumerate() {
-            match self.fill_window(mapping, window, Need::Ahead, patience) {
-                Filled::Submitted(_) => self.counters.add(Count::Readahead, u64::from(window.pages)),
-                Filled::Nothing => {}
+            match self.fill_window(mapping, window, wanted.clone(), Need::Ahead, patience) {
+                Filled::Submitted(_) | Filled::Nothing => {}
                 Filled::NoMemory | Filled::Busy if at == 0 => return Ahead::Refused,
                 Filled::NoMemory | Filled::Busy => break,
             }

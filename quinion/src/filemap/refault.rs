@@ -19,7 +19,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::reclaim::REFERENCED_TWICE;
+use crate::arena::referenced;
 use crate::stats::Count;
 use crate::units::Frame;
 use crate::workingset::{Memory, Refault, Standing};
@@ -49,9 +49,13 @@ impl Filemap {
             Refault::Old => {}
             Refault::Recent => {
                 descriptor.join_working_set();
-                let referenced = self.arena.view().referenced(frame).expect("a frame of ours");
-                referenced.store(REFERENCED_TWICE, Ordering::Relaxed);
-                seen.activated += u64::from(order.pages());
+                let pages = u64::from(order.pages());
+                let byte = self.arena.view().referenced(frame).expect("a frame of ours");
+                if referenced::is_unread(byte.swap(referenced::TWICE, Ordering::Relaxed)) {
+                    // It was fetched ahead, but that it is wanted was known: no guess of ours.
+                    self.counters.add(Count::ReadaheadActivated, pages);
+                }
+                seen.activated += pages;
                 seen.working_set += u32::from(memory.standing == Standing::WorkingSet);
             }
         }

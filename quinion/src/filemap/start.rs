@@ -123,10 +123,11 @@ impl Filemap {
         let before = *judge;
         let windows = judge.on_miss(Asked { index: span.first, pages, file_pages: size_pages }, &**mapping);
         let Some((&window, ahead)) = windows.split_first() else { return };
-        match self.fill_window(mapping, window, Need::Ahead, patience) {
+        let wanted = windows.wanted();
+        match self.fill_window(mapping, window, wanted.clone(), Need::Ahead, patience) {
             Filled::Submitted(_) | Filled::Nothing => {
                 self.touch_asked(mapping, span.first, pages);
-                let _ = self.fill_ahead(mapping, ahead, patience); // what is refused comes by a miss
+                let _ = self.fill_ahead(mapping, ahead, wanted, patience); // what is refused comes by a miss
             }
             Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
         }

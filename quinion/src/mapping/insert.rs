@@ -40,10 +40,11 @@
 //! primitive of the tree, and the lock is a value instead of a flag.
 
 use std::cell::Cell;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::arena::CellNumber;
+use crate::arena::{CellNumber, referenced};
 use crate::backend::FillRun;
+use crate::stats::Count;
 use crate::sync::Locks;
 use crate::tuning::{Descent, NodeReserve};
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
@@ -97,12 +98,42 @@ pub struct Shape {
     pub marker: Option<PageIndex>,
     /// What for.
     pub purpose: Purpose,
+    /// What of it was asked for; the rest is fetched ahead.
+    pub wanted: AskedFor,
+}
+
+/// Which pages of what is inserted somebody asked for. A folio with one such page was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum AskedFor {
+    /// All of them.
+    #[default]
+    All,
+    /// Those within a range, which may be empty.
+    Only {
+        /// The first page of it.
+        from: PageIndex,
+        /// The first page after it.
+        end: PageIndex,
+    },
+}
+
+impl AskedFor {
+    /// What the referenced byte begins with, of a folio of `pages` pages from `index` on.
+    #[inline]
+    fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
+        match self {
+            AskedFor::Only { from, end } if index >= end || index.plus(u64::from(pages)) <= from => {
+                referenced::AHEAD
+            }
+            AskedFor::All | AskedFor::Only { .. } => referenced::ONCE,
+        }
+    }
 }
 
 impl Shape {
     /// Folios for readers, without a marker.
     pub const fn of(orders: Orders) -> Self {
-        Self { orders, marker: None, purpose: Purpose::Read }
+        Self { orders, marker: None, purpose: Purpose::Read, wanted: AskedFor::All }
     }
 }
 
@@ -296,7 +327,7 @@ impl<'a> MappingGuard<'a> {
     /// As [`Mapping::add_folio`].
     pub fn add_folio(&mut self, folio: NewFolio, shape: Shape) -> AddedFolio {
         folio.assert_fits();
-        let slab = Placing { nodes: self.mapping.nodes(), mapping: self.mapping.id(), marker: shape.marker };
+        let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
         if self.mapping.tuning.descent == Descent::Naive
@@ -304,7 +335,9 @@ impl<'a> MappingGuard<'a> {
         {
             return AddedFolio::NoNode;
         }
-        match tree.insert(index.0, order.0, frame.0) {
+        let inserted = tree.insert(index.0, order.0, frame.0);
+        self.mapping.count(Count::Readahead, slab.ahead.get());
+        match inserted {
             Inserted::Done { shadow } => {
                 self.tree.pages += u64::from(order.pages());
                 AddedFolio::Added { shadow: shadow.filter(|_| shape.purpose == Purpose::Read) }
@@ -323,7 +356,7 @@ impl<'a> MappingGuard<'a> {
         let smallest = u64::from(shape.orders.min.pages());
         let unaligned = (run.index.0 | u64::from(run.frame.0 | run.pages)) & (smallest - 1);
         assert!(unaligned == 0, "{run:?} is not cut for folios of at least {:?}", shape.orders.min);
-        let slab = Placing { nodes: self.mapping.nodes(), mapping: self.mapping.id(), marker: shape.marker };
+        let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         // The folio that the tree is at: it asks for the next when it is done with the last.
         let at = Cell::new(run.frame);
@@ -341,6 +374,7 @@ impl<'a> MappingGuard<'a> {
             report(before.filter(|(frame, _)| *frame != at.get()));
         });
         report(last);
+        self.mapping.count(Count::Readahead, slab.ahead.get());
         self.tree.pages += added.pages;
         Added { pages: added.pages as u32, stop: added.stop }
     }
@@ -418,6 +452,27 @@ struct Placing<'a> {
     nodes: Nodes<'a>,
     mapping: MappingId,
     marker: Option<PageIndex>,
+    wanted: AskedFor,
+    /// Pages placed that nobody had asked for.
+    ahead: Cell<u64>,
+}
+
+impl<'a> Placing<'a> {
+    fn new(mapping: &'a Mapping, shape: Shape) -> Self {
+        let Shape { marker, wanted, .. } = shape;
+        Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, ahead: Cell::new(0) }
+    }
+
+    /// What the reclaimer knows of the folio from the start.
+    #[inline]
+    fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
+        let byte = self.wanted.first_byte(index, order.pages());
+        if byte == referenced::AHEAD {
+            self.ahead.set(self.ahead.get() + u64::from(order.pages()));
+        }
+        let referenced = self.nodes.arena.view().referenced(frame).expect("a frame of ours");
+        referenced.store(byte, Ordering::Relaxed);
+    }
 }
 
 impl Slab for Placing<'_> {
@@ -451,6 +506,7 @@ impl Slab for Placing<'_> {
     fn placing(&self, folio: u32, index: u64, order: u8) {
         let (index, order) = (PageIndex(index), Order(order));
         let marked = self.marker.is_some_and(|marker| marker.align_down(order) == index);
+        self.set_referenced(Frame(folio), index, order);
         self.nodes.arena.view().own(Frame(folio)).prepare(self.mapping, index, order, marked);
     }
 }

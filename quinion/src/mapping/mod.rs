@@ -53,7 +53,7 @@ pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
-pub use insert::{Added, AddedFolio, AddedRuns, Consumed, NewFolio, Purpose, Shape};
+pub use insert::{Added, AddedFolio, AddedRuns, AskedFor, Consumed, NewFolio, Purpose, Shape};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};

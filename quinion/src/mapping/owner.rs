@@ -26,10 +26,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word};
+use crate::arena::{
+    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+};
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find};
+use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -58,6 +61,8 @@ pub struct Mapping {
     pub(super) tuning: Tuning,
     /// The cache's nodes that only remember; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
+    /// Where pages that were fetched ahead are counted, and those of them that nobody read.
+    counters: Option<Arc<Counters>>,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -108,7 +113,35 @@ impl Mapping {
             process,
             stock: Stock::default(),
             tuning,
+            counters: None,
         })
+    }
+
+    /// The same mapping, which counts in `counters` what it alone sees: pages that were fetched ahead, and
+    /// those of them that leave before anybody read them. Without this call nobody counts them.
+    #[must_use]
+    pub fn with_counters(mut self, counters: &Arc<Counters>) -> Self {
+        self.counters = Some(Arc::clone(counters));
+        self
+    }
+
+    pub(super) fn count(&self, count: Count, amount: u64) {
+        if amount > 0
+            && let Some(counters) = &self.counters
+        {
+            counters.add(count, amount);
+        }
+    }
+
+    /// The pages of the folio of `order` that `frame` heads, if nobody has read them, and it is known that it
+    /// has left. The holder of the tree lock calls this when the folio has been retired.
+    fn take_unread(&self, frame: Frame, order: Order) -> u64 {
+        let byte = self.view().referenced(frame).expect("a frame of ours");
+        if !referenced::is_unread(byte.load(Ordering::Relaxed)) {
+            return 0;
+        }
+        byte.store(0, Ordering::Relaxed);
+        u64::from(order.pages())
     }
 
     /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
@@ -351,30 +384,15 @@ impl<'a> MappingGuard<'a> {
     /// indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
         let nodes = self.mapping.nodes();
-        let tree = self.xarray(&nodes);
-        let mut at = from.0;
-        while at < end.0 {
-            match Self::next_folio(&tree, at, end.0) {
-                Some((first, order)) if first <= at => at = first + (1 << order),
-                Some((first, _)) => return Some((PageIndex(at), first - at)),
-                None => return Some((PageIndex(at), end.0 - at)),
-            }
-        }
-        None
-    }
-
-    fn next_folio(tree: &XArray<'_, Nodes<'_>, NODE_BITS>, from: u64, end: u64) -> Option<(u64, u8)> {
-        let mut at = from;
-        loop {
-            let (first, entry, order) = tree.next(at, end - 1)?;
+        let mut gap = from.0;
+        for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
             match entry.kind() {
-                Kind::Folio(_) => return Some((first, order)),
-                _ => at = first + (1 << order),
-            }
-            if at >= end {
-                return None;
+                Kind::Folio(_) if first > gap => return Some((PageIndex(gap), first - gap)),
+                Kind::Folio(_) => gap = first + (1 << order),
+                _ => {} // what only remembers is no folio
             }
         }
+        (gap < end.0).then(|| (PageIndex(gap), end.0 - gap))
     }
 
     /// Takes the folio that `frame` heads out, if it stands at `index`, is ready and nobody holds it;
@@ -398,6 +416,7 @@ impl<'a> MappingGuard<'a> {
             Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
         };
         self.tree.pages -= u64::from(order.pages());
+        self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
         Some(order)
     }
 
@@ -429,35 +448,37 @@ impl<'a> MappingGuard<'a> {
         }
     }
 
-    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody. Frees their
-    /// frames and returns how many pages went.
+    /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody, and the shadows
+    /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range
+    /// short: what stands in it is listed first.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
         let mut gone: Vec<(Frame, Order)> = Vec::new();
-        let mut at = from;
-        while let Some((first, frame, order)) = self.next_in(at, to) {
-            let next = first.plus(u64::from(order.pages()));
-            if first >= from && next <= end && self.evict(first, frame, |_| Leave::Nothing).is_some() {
-                gone.push((frame, order));
+        for (first, entry, order) in self.inside(from, to, end) {
+            match entry.kind() {
+                Kind::Folio(frame) if self.evict(first, Frame(frame), |_| Leave::Nothing).is_some() => {
+                    gone.push((Frame(frame), order));
+                }
+                Kind::Value(value) if !value.is_spill() => self.forget_shadow(first),
+                _ => {}
             }
-            at = next;
         }
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
-    /// The first folio that meets `from..end`: its first index, its frame, its order.
-    fn next_in(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, Frame, Order)> {
+    /// The entries that begin in `from..to` and end by `end`.
+    fn inside(&self, from: PageIndex, to: PageIndex, end: PageIndex) -> Vec<(PageIndex, Entry, Order)> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
-        let mut at = from.0;
-        while at < end.0 {
-            let (first, entry, order) = tree.next(at, end.0 - 1)?;
-            if let Kind::Folio(frame) = entry.kind() {
-                return Some((PageIndex(first), Frame(frame), Order(order)));
-            }
-            at = first + (1 << order);
-        }
-        None
+        let within = |&(first, _, order): &(u64, Entry, u8)| first >= from.0 && first + (1 << order) <= end.0;
+        let entries = tree.range(from.0, to.0.saturating_sub(1)).filter(within);
+        entries.map(|(first, entry, order)| (PageIndex(first), entry, Order(order))).collect()
+    }
+
+    /// Takes out the shadow that begins at `index`: nothing is remembered of it.
+    fn forget_shadow(&mut self, index: PageIndex) {
+        let nodes = self.mapping.nodes();
+        self.xarray(&nodes).erase(index.0);
     }
 
     /// Whether the first folio of a fill still stands where it was put.
@@ -482,6 +503,7 @@ impl<'a> MappingGuard<'a> {
                 debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
                 tree.erase(index.0);
                 self.tree.pages -= u64::from(order.pages());
+                self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
             }
             page += order.pages();
         }
@@ -491,12 +513,14 @@ impl<'a> MappingGuard<'a> {
     pub fn remove_all(&mut self) -> u64 {
         let arena = &self.mapping.arena;
         let nodes = self.mapping.nodes();
-        let mut free = Vec::with_capacity(FREE_BATCH);
+        let (mut free, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
-            if let Kind::Folio(frame) = entry.kind()
-                && arena.view().own(Frame(frame)).retire() == Retire::Free
-            {
-                free.push((Frame(frame), Order(order)));
+            let Kind::Folio(frame) = entry.kind() else { return };
+            let (frame, order) = (Frame(frame), Order(order));
+            let retired = arena.view().own(frame).retire();
+            unread += self.mapping.take_unread(frame, order);
+            if retired == Retire::Free {
+                free.push((frame, order));
             }
             if free.len() == FREE_BATCH {
                 arena.free_all(&free);
@@ -504,6 +528,7 @@ impl<'a> MappingGuard<'a> {
             }
         });
         arena.free_all(&free);
+        self.mapping.count(Count::ReadaheadWasted, unread);
         std::mem::take(&mut self.tree.pages)
     }
 }

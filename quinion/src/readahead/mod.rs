@@ -21,7 +21,7 @@
 //!
 //! Trouble is a read that failed, which makes the largest window a quarter, or
 //! a window that was gone before it was read, which halves it. After
-//! [`CALM_WINDOWS`] windows without trouble it doubles again, up to what was
+//! `CALM_WINDOWS` windows without trouble it doubles again, up to what was
 //! configured. (Kernel-like, it stays until a hint is given.)
 //!
 //! Invariants:
@@ -44,8 +44,6 @@ mod simulator;
 mod tests;
 
 pub use window::{Asked, Cached, NothingCached, Window, Windows};
-
-use std::ops::Range;
 
 use crate::units::{Order, Orders, PageIndex};
 
@@ -139,9 +137,13 @@ pub struct ReadaheadReport {
     pub hint: Hint,
     /// The largest window as things are, in pages.
     pub pages_max: u32,
+    /// The current window: pages of the newest judgement, those that were asked for among them.
+    pub window_pages: u64,
     /// Judgements that had windows with pages nobody had asked for.
     pub windows: u64,
-    /// Pages of these that nobody had asked for.
+    /// Pages of these that nobody had asked for. Some may have been in the cache. How many of a handle's were read
+    /// is not known, since any handle may read them; for the whole cache it is
+    /// ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
     /// Judgements that were exactly what was asked for.
     pub exact: u64,
@@ -157,6 +159,7 @@ impl ReadaheadReport {
             class: Class::Random,
             hint: Hint::Normal,
             pages_max: config.pages_max,
+            window_pages: 0,
             windows: 0,
             prefetched_pages: 0,
             exact: 0,
@@ -229,13 +232,11 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let mut windows = match &mut self.judge {
+        let windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_miss(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_miss(&limits, clamped, cached),
         };
-        windows.set_order_min(self.config.order_min);
-        self.note(&windows, clamped.index..clamped.end());
-        windows
+        self.note(windows.wanting(clamped.index..clamped.end()))
     }
 
     /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
@@ -245,7 +246,7 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let mut windows = match &mut self.judge {
+        let windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
@@ -253,9 +254,7 @@ impl Readahead {
             Judge::Streams(streams) => streams.wanted_end(),
             Judge::KernelLike(_) => clamped.end(),
         };
-        windows.set_order_min(self.config.order_min);
-        self.note(&windows, clamped.index..wanted_end);
-        windows
+        self.note(windows.wanting(clamped.index..wanted_end))
     }
 
     /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
@@ -279,13 +278,11 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
-        let mut windows = match &mut self.judge {
+        let windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_miss(&limits, asked, cached),
             Judge::KernelLike(kernel) => kernel.on_fault(&limits, asked, cached),
         };
-        windows.set_order_min(self.config.order_min);
-        self.note(&windows, index..asked.end());
-        windows
+        self.note(windows.wanting(index..asked.end()))
     }
 
     /// A page fault found its page in the cache.
@@ -319,8 +316,13 @@ impl Readahead {
         Limits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
     }
 
-    /// Counts what was judged for a request of `wanted`.
-    fn note(&mut self, windows: &Windows, wanted: Range<PageIndex>) {
+    /// Counts what was judged, and hands it on.
+    fn note(&mut self, mut windows: Windows) -> Windows {
+        windows.set_order_min(self.config.order_min);
+        let wanted = windows.wanted();
+        if !windows.is_empty() {
+            self.done.window_pages = windows.pages();
+        }
         let ahead = |window: &Window| {
             let (from, to) = (window.start.max(wanted.start), window.end().min(wanted.end));
             u64::from(window.pages) - to.0.saturating_sub(from.0)
@@ -335,6 +337,7 @@ impl Readahead {
             }
         }
         self.adapt();
+        windows
     }
 
     /// The largest window follows trouble, and its absence.

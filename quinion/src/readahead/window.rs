@@ -11,6 +11,8 @@
 //! missed one. A judgement may look at what is cached through [`Cached`], which
 //! whoever asks implements by the lookups it has.
 
+use std::ops::Range;
+
 use crate::units::{Order, PageIndex};
 
 /// Pages to fetch.
@@ -52,6 +54,8 @@ impl Window {
 pub struct Windows {
     list: [Window; Self::MAX],
     count: usize,
+    /// What was asked for: from the first of these to before the other.
+    wanted: (PageIndex, PageIndex),
 }
 
 impl Windows {
@@ -60,7 +64,8 @@ impl Windows {
 
     /// No window.
     pub const fn none() -> Self {
-        Self { list: [Window::exact(PageIndex(0), 0); Self::MAX], count: 0 }
+        let nothing = (PageIndex(0), PageIndex(0));
+        Self { list: [Window::exact(PageIndex(0), 0); Self::MAX], count: 0, wanted: nothing }
     }
 
     /// One window.
@@ -86,6 +91,18 @@ impl Windows {
     /// Gives all of them this smallest folio.
     pub(super) fn set_order_min(&mut self, order_min: Order) {
         self.list[..self.count].iter_mut().for_each(|window| window.order_min = order_min);
+    }
+
+    /// The same, for a request of `wanted`.
+    #[must_use]
+    pub fn wanting(mut self, wanted: Range<PageIndex>) -> Self {
+        self.wanted = (wanted.start, wanted.end);
+        self
+    }
+
+    /// The pages that were asked for; what the windows have besides is fetched ahead.
+    pub fn wanted(&self) -> Range<PageIndex> {
+        self.wanted.0..self.wanted.1
     }
 
     /// Takes the marker off the window at place `at`, if there is one.

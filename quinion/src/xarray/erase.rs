@@ -181,6 +181,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.settle(home);
     }
 
+    /// Makes the tree as low as its entries allow, after insertions over shadows. Such a one takes no slot from
+    /// a node, so only a new level, or a shadow that became a node, can leave one node alone at the top.
+    #[inline]
+    pub(super) fn shrink_if_reshaped(&self) {
+        if self.reshaped.take() {
+            self.shrink();
+        }
+    }
+
     /// Makes the tree as low as its entries allow.
     pub(super) fn shrink(&self) {
         loop {

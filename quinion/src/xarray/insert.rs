@@ -146,7 +146,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let mut shadow = None;
         let note = |_, entry: Entry, _| shadow = shadow_of(entry).or(shadow);
         let placed = self.place(&mut None, index, order, Entry::folio(folio), Over::Shadows, note);
-        self.shrink();
+        self.shrink_if_reshaped();
         match placed {
             Ok(()) => Inserted::Done { shadow },
             Err(Refused::Present(entry)) => Inserted::Present(entry),
@@ -182,7 +182,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             done.count(order);
             next = self.fill_node(&mut place, order, &mut folios, &mut done, &mut consumed);
         }
-        self.shrink();
+        self.shrink_if_reshaped();
         done
     }
 
@@ -269,6 +269,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// # Panics
     /// If the index is not below 2^52.
     pub fn split(&mut self, index: u64, order: u8) -> Split {
+        let split = self.split_down(index, order);
+        self.shrink_if_reshaped();
+        split
+    }
+
+    fn split_down(&self, index: u64, order: u8) -> Split {
         assert!(index < INDICES_MAX, "index {index} was asked for; the tree reaches to {INDICES_MAX}");
         let Some(mut at) = self.leaf(index) else { return Split::Nothing };
         loop {
@@ -326,7 +332,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Places one entry. `place` is where the last one went, with its index; it is left where this one did.
     /// Afterwards the topmost node may hold no more than one below: it was made in vain, or what filled it
-    /// was split. The caller shrinks the tree when it has placed its last.
+    /// was split. The caller shrinks the tree when it has placed its last; where nothing goes but shadows,
+    /// only if it was [reshaped](XArray::shrink_if_reshaped).
     #[inline]
     fn place(
         &mut self,
@@ -383,6 +390,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// One level more at the top; the tree says what it said.
     fn grow(&self) -> Result<(), Refused> {
+        self.reshaped.set(true);
         let Root { entry, levels } = self.root();
         let number = self.slab.alloc().ok_or(Refused::NoNode)?;
         let node = self.node(number);
@@ -505,6 +513,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             return Err(Refused::NoNode);
         };
         let Home::Node(parent) = at.home else { unreachable!("an entry in the root's word has order 0") };
+        self.reshaped.set(true);
         let node = self.node(number);
         node.init(at.shift - BITS, Some((parent, at.slot)));
         let marks = self.marks_at(at);

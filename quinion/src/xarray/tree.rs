@@ -4,6 +4,8 @@
 //! the slot above the topmost node. Everything that a writer does is moving a
 //! position up and down and storing at it.
 
+use core::cell::Cell;
+
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
@@ -61,6 +63,8 @@ pub enum ShadowOnly {
 pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
     pub(super) slab: &'a S,
     root: &'a AtomicU64,
+    /// Whether the topmost node was made or filled anew, so that it may not be needed any more.
+    pub(super) reshaped: Cell<bool>,
 }
 
 /// Where a slot is.
@@ -89,7 +93,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     #[inline]
     pub fn new(slab: &'a S, root: &'a AtomicU64) -> Self {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark is a bit a slot in 64 bits") };
-        Self { slab, root }
+        Self { slab, root, reshaped: Cell::new(false) }
     }
 
     /// Whether there is nothing in it.
@@ -119,10 +123,11 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// before the lock. A hint if the tree may change meanwhile; too few shows as "no node".
     pub fn nodes_needed(&self, index: u64, pages: u64) -> u32 {
         let last = index + pages.max(1) - 1;
-        let levels = self.levels_for(last, 0).max(u32::from(self.root().levels)).max(1);
+        let levels_now = u32::from(self.root().levels); // once: without the lock it may be another next time
+        let levels = self.levels_for(last, 0).max(levels_now).max(1);
         let on_level = |level: u32| (last >> (level * BITS)) - (index >> (level * BITS)) + 1;
         let path: u64 = (1..=levels).map(on_level).sum();
-        let growth = levels - u32::from(self.root().levels);
+        let growth = levels - levels_now;
         u32::try_from(path).unwrap_or(u32::MAX).saturating_add(growth)
     }
 

@@ -25,6 +25,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::db_bench::Options;
 use super::rows::{Row, Standing};
 use super::statistics::Quartiles;
 
@@ -43,9 +44,20 @@ pub struct Settings {
     /// How much is measured.
     pub extent: Extent,
     /// Counted repetitions of each case.
-    pub repeat: usize,
+    pub repeat: Repeat,
     /// Where files are made.
     pub folder: PathBuf,
+    /// What was said of db_bench's work.
+    pub db_bench: Options,
+}
+
+/// How often a case is repeated and counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Repeat {
+    /// So often; less often where a repetition takes minutes.
+    Usual(usize),
+    /// As often as was told.
+    Told(usize),
 }
 
 impl Settings {
@@ -87,12 +99,23 @@ impl From<std::io::Error> for Unmeasured {
     }
 }
 
+/// From what state of the kernel's caches an experiment begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Starts {
+    /// What it measures depends on none.
+    Anyhow,
+    /// With nothing of its files in them, at least in some cases.
+    Cold,
+}
+
 /// A question, and the situations in which it is asked.
 pub struct Experiment {
     /// What it is called on the command line.
     pub name: &'static str,
     /// What it asks.
     pub question: &'static str,
+    /// From what.
+    pub starts: Starts,
     /// The situations.
     pub cases: fn(&Settings) -> Vec<Case>,
 }
@@ -163,6 +186,8 @@ pub struct Case {
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
+    /// Counted repetitions if nobody told how many.
+    usual_max: usize,
     /// Counted repetitions at most.
     repeat_max: usize,
     prepare: Prepare,
@@ -180,6 +205,7 @@ impl Case {
             metrics: metrics.to_vec(),
             comparisons: Vec::new(),
             warm_ups: 1,
+            usual_max: usize::MAX,
             repeat_max: usize::MAX,
             prepare: Box::new(prepare),
         }
@@ -189,6 +215,11 @@ impl Case {
     pub fn without_warm_up(mut self) -> Self {
         self.warm_ups = 0;
         self
+    }
+
+    /// So many repetitions will do, if nobody told how many.
+    pub fn usually(self, repetitions: usize) -> Self {
+        Self { usual_max: repetitions, ..self }
     }
 
     /// One repetition says all: for what is counted and not timed.
@@ -208,10 +239,16 @@ impl Case {
         self
     }
 
-    /// A row beside what nothing can be better than: to come second is no loss.
-    pub fn bound(mut self, metric: &'static str, ours: &'static str, bound: &'static str) -> Self {
+    /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
+    pub fn bound(
+        mut self,
+        metric: &'static str,
+        ours: &'static str,
+        bound: &'static str,
+        goal: Option<f64>,
+    ) -> Self {
         let standing = Standing::Bound;
-        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal: None });
+        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal });
         self
     }
 
@@ -222,7 +259,11 @@ impl Case {
 
     /// How often the case's alternatives are run together, counted or not.
     pub fn repetitions(&self, settings: &Settings) -> usize {
-        self.warm_ups + settings.repeat.min(self.repeat_max)
+        let counted = match settings.repeat {
+            Repeat::Usual(repetitions) => repetitions.min(self.usual_max),
+            Repeat::Told(repetitions) => repetitions,
+        };
+        self.warm_ups + counted.min(self.repeat_max)
     }
 
     /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows.
@@ -321,7 +362,13 @@ mod tests {
     use std::rc::Rc;
 
     fn settings(repeat: usize) -> Settings {
-        Settings { extent: Extent::Quick, repeat, folder: PathBuf::from(".") }
+        let folder = PathBuf::from(".");
+        Settings {
+            extent: Extent::Quick,
+            repeat: Repeat::Usual(repeat),
+            folder,
+            db_bench: Options::default(),
+        }
     }
 
     const TIME: Metric = Metric::cost("time", "ns");
@@ -346,6 +393,14 @@ mod tests {
         assert_eq!(*seen.borrow(), "abcbcacababc");
         assert_eq!(passes, 4);
         assert_eq!(rows.expect("it runs")[0].quinion, Some(1.0));
+    }
+
+    #[test]
+    fn a_case_is_repeated_as_often_as_was_told_or_as_will_do() {
+        let case = || Case::new("x", &[TIME], || Ok(Vec::new())).usually(3);
+        let told = Settings { repeat: Repeat::Told(7), ..settings(0) };
+        assert_eq!([settings(2), settings(9), told.clone()].map(|s| case().repetitions(&s)), [3, 4, 8]);
+        assert_eq!(case().once().repetitions(&told), 1);
     }
 
     #[test]

@@ -1,25 +1,32 @@
 //! Hit: what does a read of cached data cost, beside the kernel's own?
 //!
 //! ```text
-//!   pread        the kernel's, from its page cache
-//!   order 0      File::read_at, folios of a page         order 9   of up to 2 MiB
-//!   bare copy    the same bytes from memory in 2 MiB pages, without looking anything up: the bound
+//!   pread          the kernel's, from its page cache
+//!   order 0        File::read_at, folios of a page         order 9   of up to 2 MiB
+//!   .., 16 a call  File::read_batch of so many, each into a buffer of its own
+//!   bare copy      the same bytes from memory in 2 MiB pages, without looking anything up: the bound
+//!   .., 32 buffers one after another, into as many buffers as a batch fills
 //! ```
 //!
 //! One file, wholly cached by each of them; reads at places that are the same
 //! random ones for all in a repetition. CPU time counts, since threads only
 //! compute. The last cases ask what a second thread on the same page costs us.
+//!
+//! One read at a time goes into the same buffer again and again, which stays
+//! near the processor. A batch cannot do that, and its buffers are larger than
+//! the nearest cache. So a batch stands beside `pread` into as many buffers; and
+//! where a goal is set, beside the bare copy into one, which is the harder bound.
 
-use std::cell::OnceCell;
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-use quinion::{Cache, File};
+use quinion::{BatchRead, Cache, File};
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::scratch::{Scratch, is_from};
-use super::timing::together;
+use super::shared::Shared;
+use super::timing::together_ready;
 use crate::sys::HugeMemory;
 
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
@@ -27,9 +34,34 @@ const PREAD: &str = "pread";
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
 const COPY: &str = "bare copy";
+const COPY_AROUND: &str = "bare copy, 32 buffers";
+/// Reads that a batch has at most.
+const BATCH_MAX: usize = 32;
 const TWO: &str = "order 0, 2 threads";
 /// A second thread on a page may make a read dearer by a tenth.
 const TWO_GOAL: f64 = 1.0 / 1.1;
+
+/// A batch may cost a twentieth more than the bare copy.
+const BATCH_GOAL: f64 = 1.0 / 1.05;
+
+/// Reads in a call, and what stands beside them: the same reads by the kernel into as many buffers.
+const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffers", BATCH_MAX)];
+
+/// A size of batches by one of our files.
+struct Batch {
+    name: &'static str,
+    reads: usize,
+    of: Of,
+    peer: &'static str,
+}
+type Of = fn(&Files) -> &File;
+
+const BATCHES: [Batch; 4] = [
+    Batch { name: "order 0, 16 a call", reads: 16, of: |files| &files.order_0, peer: AROUND[0].0 },
+    Batch { name: "order 0, 32 a call", reads: BATCH_MAX, of: |files| &files.order_0, peer: AROUND[1].0 },
+    Batch { name: "order 9, 16 a call", reads: 16, of: |files| &files.order_9, peer: AROUND[0].0 },
+    Batch { name: "order 9, 32 a call", reads: BATCH_MAX, of: |files| &files.order_9, peer: AROUND[1].0 },
+];
 
 /// Which reads, and how many.
 #[derive(Clone, Copy)]
@@ -45,6 +77,13 @@ struct Load {
     reads: usize,
     /// The ratios to `pread` that are wanted at least, at order 0 and at order 9.
     goals: [Option<f64>; 2],
+}
+
+impl Load {
+    /// What is wanted of batches: where each read goes to memory that no cache of the processor holds.
+    fn batch_goal(&self) -> Option<f64> {
+        (self.bytes == PAGE && self.span.is_none()).then_some(BATCH_GOAL)
+    }
 }
 
 const PAGE: usize = 4096;
@@ -75,7 +114,7 @@ const fn load(
 
 /// Sizes of reads, near and far.
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let files = Shared::new(settings);
+    let files = Shared::new(settings, Files::new);
     let fewer = settings.pick(20, 1);
     let loads = LOADS.map(|load| Load { reads: load.reads / fewer, ..load });
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
@@ -83,47 +122,52 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     loads.iter().map(|load| beside_pread(&files, *load)).chain(beside_one).collect()
 }
 
-fn beside_pread(files: &Shared, load: Load) -> Case {
+fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
-    let case = Case::new(load.name, &METRICS, move || {
-        let files = files.get()?;
-        let of = |name, read: Read| alternative(&files, name, load, read);
-        Ok(vec![of(PREAD, pread), of(ORDER_0, order_0), of(ORDER_9, order_9), of(COPY, bare_copy)])
-    });
-    case.compare("cpu", ORDER_0, PREAD, load.goals[0])
+    let case = Case::new(load.name, &METRICS, move || Ok(ways(&files.get()?, load)));
+    let case = case
+        .compare("cpu", ORDER_0, PREAD, load.goals[0])
         .compare("cpu", ORDER_9, PREAD, load.goals[1])
-        .bound("cpu", ORDER_9, COPY)
+        .bound("cpu", ORDER_9, COPY, None);
+    BATCHES.iter().fold(case, |case, batch| {
+        let case = case.compare("cpu", batch.name, batch.peer, None);
+        match load.batch_goal() {
+            Some(goal) => case.bound("cpu", batch.name, COPY, Some(goal)),
+            None if batch.reads == BATCH_MAX => case.bound("cpu", batch.name, COPY_AROUND, None),
+            None => case,
+        }
+    })
+}
+
+/// All that a load is read by.
+fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
+    let of = |name, way| alternative(files, name, load, way);
+    let mut ways = vec![
+        of(PREAD, Way::Single(pread)),
+        of(ORDER_0, Way::Single(order_0)),
+        of(ORDER_9, Way::Single(order_9)),
+        of(COPY, Way::Single(bare_copy)),
+        of(COPY_AROUND, Way::Around(bare_copy, BATCH_MAX)),
+    ];
+    ways.extend(AROUND.map(|(name, buffers)| of(name, Way::Around(pread, buffers))));
+    ways.extend(BATCHES.iter().map(|batch| of(batch.name, Way::Batch(batch.of, batch.reads))));
+    ways
 }
 
 /// What a second thread at the same place costs us.
-fn beside_one(files: &Shared, load: Load) -> Case {
+fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     let files = files.clone();
     let goal = (load.bytes == PAGE).then_some(TWO_GOAL);
     let case = Case::new(load.name, &METRICS, move || {
         let files = files.get()?;
         let alone = Load { threads: 1, ..load };
-        Ok(vec![alternative(&files, TWO, load, order_0), alternative(&files, "1 thread", alone, order_0)])
+        let of = |name, load| alternative(&files, name, load, Way::Single(order_0));
+        Ok(vec![of(TWO, load), of("1 thread", alone)])
     });
     case.compare("cpu", TWO, "1 thread", goal)
 }
 
-/// The file, cached by everybody; made when the first case asks for it.
-#[derive(Clone)]
-struct Shared {
-    settings: Settings,
-    files: Rc<OnceCell<Result<Rc<Files>, Unmeasured>>>,
-}
-
-impl Shared {
-    fn new(settings: &Settings) -> Self {
-        Self { settings: settings.clone(), files: Rc::default() }
-    }
-
-    fn get(&self) -> Result<Rc<Files>, Unmeasured> {
-        self.files.get_or_init(|| Files::new(&self.settings).map(Rc::new)).clone()
-    }
-}
-
+/// The file, cached by everybody.
 struct Files {
     bytes: u64,
     kernel: KernelFile,
@@ -171,6 +215,26 @@ fn warm(file: File) -> Result<File, Unmeasured> {
 
 type Read = fn(&Files, &mut [u8], u64);
 
+/// How the reads of a load are made.
+#[derive(Clone, Copy)]
+enum Way {
+    /// One after another, always into the same buffer.
+    Single(Read),
+    /// One after another, each into the next of so many buffers.
+    Around(Read, usize),
+    /// So many in a call, each into a buffer of its own.
+    Batch(Of, usize),
+}
+
+impl Way {
+    fn buffers(self) -> usize {
+        match self {
+            Self::Single(_) => 1,
+            Self::Around(_, buffers) | Self::Batch(_, buffers) => buffers,
+        }
+    }
+}
+
 fn pread(files: &Files, buffer: &mut [u8], position: u64) {
     files.kernel.read_exact_at(buffer, position).expect("the kernel has it");
 }
@@ -184,30 +248,83 @@ fn bare_copy(files: &Files, buffer: &mut [u8], position: u64) {
     buffer.copy_from_slice(&files.copy[position as usize..][..buffer.len()]);
 }
 
-fn alternative(files: &Rc<Files>, name: &'static str, load: Load, read: Read) -> Alternative {
+fn alternative(files: &Rc<Files>, name: &'static str, load: Load, way: Way) -> Alternative {
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let files: &Files = &files;
-        let work = |thread| read_all(files, load, read, repetition * 77 + thread as u64);
-        let spent = together(load.threads, 1, work, |_| {});
+        let ready = |thread| Reader::new(files, load, way, repetition * 77 + thread as u64);
+        let spent = together_ready(load.threads, 1, ready, Reader::read_all, |_| {});
         Ok(vec![spent.cpu_ns / (load.threads * load.reads) as f64])
     })
 }
 
-/// The reads of one thread.
-fn read_all(files: &Files, load: Load, read: Read, seed: u64) {
-    let mut memory = vec![0; load.bytes + PAGE];
-    let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
-    let buffer = &mut memory[start..start + load.bytes];
-    let span = load.span.unwrap_or(files.bytes - load.bytes as u64 + load.step);
-    let mut places = Places(seed + 1);
-    let mut position = 0;
+/// One thread's buffers and places.
+struct Reader<'f> {
+    files: &'f Files,
+    load: Load,
+    way: Way,
+    places: Places,
+    memory: Vec<u8>,
+    /// Where in `memory` the first buffer begins: at a page, as a program that cares would have it.
+    start: usize,
+}
+
+impl<'f> Reader<'f> {
+    /// With buffers that have been written to, so that no read is the first that touches one.
+    fn new(files: &'f Files, load: Load, way: Way, seed: u64) -> Self {
+        let memory = vec![1; load.bytes * way.buffers() + PAGE];
+        let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
+        Self { files, load, way, places: Places(seed + 1), memory, start }
+    }
+
+    fn read_all(&mut self) {
+        let Self { files, load, way, places, memory, start } = self;
+        let span = load.span.unwrap_or(files.bytes - load.bytes as u64 + load.step);
+        let next = || places.next(span / load.step) * load.step;
+        let memory = &mut memory[*start..*start + load.bytes * way.buffers()];
+        match *way {
+            Way::Single(read) | Way::Around(read, _) => singly(files, *load, read, memory, next),
+            Way::Batch(of, _) => batches(of(files), *load, memory, next),
+        }
+    }
+}
+
+/// Reads one by one, into each buffer in turn.
+fn singly(files: &Files, load: Load, read: Read, memory: &mut [u8], mut next: impl FnMut() -> u64) {
+    let (mut position, mut start) = (0, 0);
     for _ in 0..load.reads {
-        position = places.next(span / load.step) * load.step;
+        position = next();
+        let buffer = &mut memory[start..start + load.bytes];
         read(files, buffer, position);
         std::hint::black_box(&buffer);
+        start = (start + load.bytes) % memory.len();
     }
-    assert!(is_from(buffer, position), "what was read is not what stands at {position}");
+    let last = &memory[(start + memory.len() - load.bytes) % memory.len()..];
+    assert!(is_from(last, position), "what was read is not what stands at {position}");
+}
+
+/// Reads as many in a call as there are buffers.
+fn batches(file: &File, load: Load, memory: &mut [u8], mut next: impl FnMut() -> u64) {
+    let buffers = memory.len() / load.bytes;
+    let mut left = load.reads;
+    while left > 0 {
+        let count = left.min(buffers);
+        // Arrays on the stack, as a program would have them; the longer one for both sizes.
+        let mut chunks = memory.chunks_exact_mut(load.bytes).take(count);
+        let mut reads: [_; BATCH_MAX] = std::array::from_fn(|_| match chunks.next() {
+            Some(buffer) => BatchRead::new(buffer, next()),
+            None => BatchRead::new(&mut [], 0),
+        });
+        file.read_batch(&mut reads[..count]);
+        let is_full = |read: &BatchRead<'_>| read.result().is_ok_and(|bytes| bytes == load.bytes);
+        assert!(reads[..count].iter().all(is_full), "every read of a batch is answered in full");
+        let is_right = |read: &BatchRead<'_>| is_from(read.bytes(), read.position());
+        left -= count;
+        if left == 0 {
+            assert!(reads[..count].iter().all(is_right), "each answer is what stands at its place");
+        }
+        std::hint::black_box(&reads);
+    }
 }
 
 /// Numbers that look random, and are the same for every alternative.

@@ -98,6 +98,16 @@ pub fn device_bytes(folder: &Path) -> Option<u64> {
     Some(sectors * 512)
 }
 
+/// Bytes that this process has had read from devices, and those of its children that have ended; `None` if
+/// the kernel does not count them.
+pub fn process_bytes() -> Option<u64> {
+    read_bytes(&fs::read_to_string("/proc/self/io").ok()?)
+}
+
+fn read_bytes(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +119,8 @@ mod tests {
         let mounts = "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n23 22 0:21 / /proc rw - proc proc rw\n";
         assert_eq!(mounted(mounts, "254:0").as_deref(), Some("ext4 on /dev/vda"));
         assert_eq!(mounted(mounts, "9:9"), None);
+        assert_eq!(read_bytes("rchar: 1\nread_bytes: 8192\nwrite_bytes: 4096\n"), Some(8192));
+        assert_eq!(read_bytes("rchar: 1\n"), None);
     }
 
     #[test]

@@ -5,10 +5,13 @@
 //!   harness      cases, alternatives in turn, ratios            rows      lines and tables
 //!   timing       elapsed and CPU time, of threads together      machine   what the numbers depend on
 //!   statistics   medians and quartiles                          scratch   files without a name
+//!   folder       a folder that others may write into           db_bench  RocksDB's benchmark as a program
+//!   shared       what the cases of an experiment share
+//!   caches       what the kernel keeps of files, dropped and looked at
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
-//!   hit  insert  split  readbatch  cold                                             the experiments
+//!   hit  insert  split  readbatch  cold  readseq                                             the experiments
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -16,21 +19,26 @@
 //!
 //! Invariants:
 //!  1. Nothing but results goes to standard output; in JSON, nothing but rows.
-//!  2. A run that is interrupted leaves no file: those of the experiments have no name.
+//!  2. A run that is interrupted leaves no file: those of the experiments have no name, or are swept away.
 //!  3. What could not be measured is said on standard error, with what would help.
 
+mod caches;
 mod callgrind;
 mod cold;
 mod counted;
+mod db_bench;
+mod folder;
 mod harness;
 mod hit;
 mod index;
 mod insert;
 mod machine;
 mod readbatch;
+mod readseq;
 mod ready;
 mod rows;
 mod scratch;
+mod shared;
 mod split;
 mod stage;
 mod statistics;
@@ -45,35 +53,47 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::EXIT_FAILED;
 use crate::report::Form;
-use harness::{Experiment, Extent, Settings, Unmeasured};
+use caches::Drops;
+use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 5] = [
+const EXPERIMENTS: [Experiment; 6] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
+        starts: Starts::Anyhow,
         cases: hit::cases,
     },
     Experiment {
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
+        starts: Starts::Anyhow,
         cases: insert::cases,
     },
     Experiment {
         name: "split",
         question: "split: what does it cost to insert into a larger shadow?",
+        starts: Starts::Anyhow,
         cases: split::cases,
     },
     Experiment {
         name: "readbatch",
         question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
+        starts: Starts::Anyhow,
         cases: readbatch::cases,
     },
     Experiment {
         name: "cold",
         question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
+        starts: Starts::Cold,
         cases: cold::cases,
+    },
+    Experiment {
+        name: "readseq",
+        question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
+        starts: Starts::Cold,
+        cases: readseq::cases,
     },
 ];
 
@@ -90,12 +110,17 @@ pub struct Arguments {
     /// Print one object of JSON a line for each row; a ratio above 1 means that Quinion is better.
     #[arg(long)]
     json: bool,
-    /// Counted repetitions of each case; 9 if not given, 3 in a quick run.
+    /// Counted repetitions of each case; 9 if not given (3 where one takes minutes), 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
-    /// Where experiments make their files, which have no name; the current directory if not given.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    dir: PathBuf,
+    /// Where experiments make their files, which are gone when this ends, however it ends.
+    #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
+    scratch: PathBuf,
+    #[command(flatten)]
+    db_bench: db_bench::Options,
+    /// Remove this folder when standard input ends.
+    #[arg(long, hide = true, exclusive = true, value_name = "DIR")]
+    sweep: Option<PathBuf>,
     /// Count the instructions of the recorded snippets, for `cargo xtask`.
     #[arg(long, hide = true, exclusive = true)]
     count: bool,
@@ -111,6 +136,9 @@ pub struct Arguments {
 pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(name) = &arguments.inside {
         return callgrind::inside(name).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
+    }
+    if let Some(folder) = &arguments.sweep {
+        return folder::sweep(folder).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
     }
     if arguments.count {
         return count();
@@ -147,8 +175,8 @@ fn count() -> ExitCode {
 fn settings(arguments: &Arguments) -> Settings {
     let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
-    let repeat = arguments.repeat.map_or(usual, usize::from);
-    Settings { extent, repeat, folder: arguments.dir.clone() }
+    let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
+    Settings { extent, repeat, folder: arguments.scratch.clone(), db_bench: arguments.db_bench.clone() }
 }
 
 /// A run of experiments.
@@ -169,6 +197,10 @@ impl Bench {
     }
 
     fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
+        let is_cold = experiments.iter().any(|experiment| experiment.starts == Starts::Cold);
+        if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
+            eprintln!("quinion: {note}");
+        }
         if self.form == Form::Text {
             crate::print(&machine::described(&self.settings.folder))?;
         }

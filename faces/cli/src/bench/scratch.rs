@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
+use rustix::fs::{Mode, OFlags, open};
 
 use super::harness::Unmeasured;
 
@@ -31,7 +31,7 @@ impl Scratch {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let wrong = |error: std::io::Error| {
             Unmeasured::Failed(format!(
-                "{}: cannot make a file of {} MiB without a name there: {error}; choose another folder by --dir",
+                "{}: cannot make a file of {} MiB without a name there: {error}; choose another folder by --scratch",
                 folder.display(),
                 bytes >> 20
             ))
@@ -55,9 +55,14 @@ impl Scratch {
         self.bytes
     }
 
-    /// Asks the kernel to keep nothing of it in memory.
-    pub fn drop_from_kernel(&self) -> Result<(), Unmeasured> {
-        fadvise(&self.file, 0, None, Advice::DontNeed).map_err(|error| Unmeasured::Failed(error.to_string()))
+    /// Opens it for reads past the kernel's page cache.
+    pub fn open_direct(&self) -> Result<File, Unmeasured> {
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        open(self.path(), flags, Mode::empty()).map(File::from).map_err(|error| {
+            Unmeasured::Missing(format!(
+                "the file system has no direct reads: {error}; choose another folder by --scratch"
+            ))
+        })
     }
 }
 
@@ -75,6 +80,40 @@ pub fn is_from(bytes: &[u8], position: u64) -> bool {
     bytes.first_chunk::<8>().is_some_and(|&word| u64::from_le_bytes(word) == word_at(position))
 }
 
+/// Bytes between two words that a [`Look`] takes.
+const PAGE_BYTES: usize = 4096;
+
+/// A look at the first word of each page that was read: the same little work for everybody, after which each
+/// page has been touched and is known to be the right one.
+#[derive(Default, Debug)]
+pub struct Look {
+    wrong: u64,
+    bytes: u64,
+}
+
+impl Look {
+    /// At `bytes`, which are said to stand at `position`, the beginning of a page.
+    pub fn at(&mut self, bytes: &[u8], position: u64) {
+        let pages = (position..).step_by(PAGE_BYTES).zip(bytes.chunks(PAGE_BYTES));
+        for (position, page) in pages {
+            let word = page.first_chunk().map_or(!word_at(position), |&word| u64::from_le_bytes(word));
+            self.wrong |= word ^ word_at(position);
+        }
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// So many bytes have been looked at, and all were right.
+    pub fn expect(&self, bytes: u64) -> Result<(), Unmeasured> {
+        if self.wrong != 0 {
+            return Err(Unmeasured::Failed("what was read is not what stands there".to_owned()));
+        }
+        if self.bytes != bytes {
+            return Err(Unmeasured::Failed(format!("{} of {bytes} bytes were read", self.bytes)));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,14 +129,18 @@ mod tests {
         assert_eq!(bytes.len() as u64, scratch.bytes());
         assert!(is_from(&bytes, 0) && is_from(&bytes[(1 << 20) + 4096..], (1 << 20) + 4096));
         assert!(!is_from(&bytes[8..], 0) && !is_from(&[], 0));
-        scratch.drop_from_kernel().expect("it may be asked");
+        let mut look = Look::default();
+        look.at(&bytes[4096..], 4096);
+        assert!(look.expect(scratch.bytes() - 4096).is_ok() && look.expect(scratch.bytes()).is_err());
+        look.at(&bytes[4096..], 8192);
+        assert!(look.expect(2 * (scratch.bytes() - 4096)).is_err());
     }
 
     #[test]
     fn a_folder_that_is_not_there_is_named_with_a_remedy() {
         let wrong = Scratch::new(Path::new("no/such/folder"), 1 << 20).err().expect("it cannot be made");
         assert!(
-            wrong.to_string().contains("no/such/folder") && wrong.to_string().contains("--dir"),
+            wrong.to_string().contains("no/such/folder") && wrong.to_string().contains("--scratch"),
             "{wrong}"
         );
     }

@@ -10,6 +10,9 @@
 //!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner
 //!   asked             {reads, questions}             reads that waited for the owner; times they asked
 //!   device            {reads, bytes}                 what the owner read
+//!   readahead         {pages, used_pages, wasted_pages, unread_pages, accuracy}
+//!                     fetched before anybody asked; read; gone unread; still there unread; used of those that
+//!                     were read or are gone, 0 to 1
 //!   evicted           {pages, refaulted_pages, activated_pages, workingset_windows}
 //!                     what left for want of memory; of it, what came back, and what came back soon;
 //!                     windows with a page that had come back before
@@ -24,6 +27,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
 use quinion::arena::control::Reason;
 use quinion::serve::ViewerTotals;
@@ -39,6 +43,8 @@ pub struct OwnerNumbers {
     pub device_reads: u64,
     /// Bytes of these.
     pub device_bytes: u64,
+    /// Pages fetched before anybody asked for them, by what became of them.
+    pub readahead: ReadaheadUse,
     /// Pages evicted to make room.
     pub evicted_pages: u64,
     /// Pages that had been evicted and came back.
@@ -136,6 +142,7 @@ impl RunReport<'_> {
         line("hits", format!("{} of the reads; {} asked {} times", self.hits(), totals.asked, totals.misses));
         let owner = &self.owner;
         line("device", format!("{} in {} reads", size::shown(owner.device_bytes), owner.device_reads));
+        line("readahead", readahead_text(&owner.readahead));
         line(
             "evicted",
             format!(
@@ -177,6 +184,7 @@ impl RunReport<'_> {
             .add("served", "served", self.served())
             .add("asked", "asked", numbers(&[("reads", totals.asked), ("questions", totals.misses)]))
             .add("device", "device", self.device())
+            .add("readahead", "readahead", self.readahead())
             .add("evicted", "evicted", self.evicted())
             .add("memory", "memory", self.memory())
             .add("kernel", "kernel", self.kernel())
@@ -196,6 +204,17 @@ impl RunReport<'_> {
 
     fn device(&self) -> Value {
         numbers(&[("reads", self.owner.device_reads), ("bytes", self.owner.device_bytes)])
+    }
+
+    fn readahead(&self) -> Value {
+        let usage = &self.owner.readahead;
+        let mut readahead = Report::new();
+        for (name, number) in usage.numbers() {
+            readahead.add(name, name, Value::Number(number));
+        }
+        let (part, whole) = (usage.used_pages, usage.used_pages + usage.wasted_pages);
+        readahead.add("accuracy", "accuracy", Value::Share { part, whole });
+        Value::Group(readahead)
     }
 
     fn evicted(&self) -> Value {
@@ -241,6 +260,14 @@ fn numbers(named: &[(&'static str, u64)]) -> Value {
 /// A list of words.
 fn words_of(words: impl Iterator<Item = String>) -> Value {
     Value::List(words.map(Value::Text).collect())
+}
+
+fn readahead_text(usage: &ReadaheadUse) -> String {
+    let accuracy = usage.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
+    format!(
+        "{} pages ahead; {} read, {} gone unread, {} waiting; accuracy {accuracy}",
+        usage.pages, usage.used_pages, usage.wasted_pages, usage.unread_pages
+    )
 }
 
 fn reasons_text(totals: &ViewerTotals) -> String {

@@ -1,0 +1,102 @@
+//! Folder: a scratch folder with a name, which is gone when we are.
+//!
+//! Programs that we measure want folders and names. What has a name outlives
+//! whoever is killed, so somebody else has to clear up:
+//!
+//! ```text
+//!   this process                       the sweeper: this command again, in a process group of its own
+//!     |-- holds a pipe ---------------->  reads it, and gets nothing
+//!     X   ends, however it ends           the pipe ends: the folder is removed
+//! ```
+//!
+//! Ctrl-C goes to our process group and not to the sweeper's; and no signal has
+//! to be caught, so one that cannot be is no exception. There is one way to
+//! remove the folder, taken in each run.
+//!
+//! Invariant: the sweeper removes only a folder whose name begins as ours do.
+
+use std::fs::{create_dir, remove_dir_all};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::harness::Unmeasured;
+
+const PREFIX: &str = "quinion-bench-";
+/// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A folder for programs to write into.
+pub struct ScratchFolder {
+    path: PathBuf,
+    sweeper: Child,
+}
+
+impl ScratchFolder {
+    /// An empty folder in `parent`.
+    pub fn new(parent: &Path) -> Result<Self, Unmeasured> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let wrong = |error: std::io::Error| {
+            Unmeasured::Failed(format!(
+                "{}: cannot make a folder there: {error}; choose another one by --scratch",
+                parent.display()
+            ))
+        };
+        let parent = parent.canonicalize().map_err(wrong)?;
+        let path = parent.join(format!("{PREFIX}{}-{count}", std::process::id()));
+        let mut sweeper = Command::new(std::env::current_exe()?);
+        sweeper.args(["bench", "--sweep"]).arg(&path).process_group(0);
+        sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let folder = Self { sweeper: sweeper.spawn()?, path };
+        create_dir(&folder.path).map_err(wrong)?;
+        Ok(folder)
+    }
+
+    /// Where it is: an absolute path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchFolder {
+    fn drop(&mut self) {
+        drop(self.sweeper.stdin.take());
+        // Whether it was removed shows in the folder; a sweeper that somebody killed is no reason to panic.
+        let _ = self.sweeper.wait();
+    }
+}
+
+/// What the sweeper does: waits for the end of standard input, and removes `folder` and all that is in it.
+pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
+    let name = folder.file_name().map(|name| name.to_string_lossy());
+    if !name.is_some_and(|name| name.starts_with(PREFIX)) {
+        return Err(Unmeasured::Failed(format!("{} is no folder of a benchmark", folder.display())));
+    }
+    let mut nothing = Vec::new();
+    std::io::stdin().read_to_end(&mut nothing)?;
+    for _ in 0..TRIES {
+        match remove_dir_all(folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(PAUSE),
+            _ => return Ok(()),
+        }
+    }
+    Err(Unmeasured::Failed(format!("{} cannot be removed", folder.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_our_own_folders_is_swept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(sweep(folder.path()).is_err());
+        assert!(sweep(Path::new("/")).is_err());
+        assert!(folder.path().exists());
+    }
+}

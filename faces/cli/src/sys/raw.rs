@@ -1,0 +1,146 @@
+//! Raw: reads past the kernel's page cache by io_uring, as who has no cache at all would make them.
+//!
+//! ```text
+//!   slot 0  [ buffer ] -- a read --> device        as many slots as reads in flight;
+//!   slot 1  [ buffer ] -- a read --> device        what lands is shown, and its slot
+//!   slot 2  [ buffer ] -- a read --> device        starts the next read
+//! ```
+//!
+//! It is the peer at its best: buffers in 2 MiB pages, registered once, a
+//! registered file, and completions that are worked on only where they are
+//! waited for, if the kernel can do that.
+//!
+//! Invariant: buffers are registered with the ring, which pins their pages. So a
+//! read that is in flight when all of this is dropped still has memory to land
+//! in, which nobody else has.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, opcode, types};
+
+use super::HugeMemory;
+
+/// A ring, the buffers it reads into, and the file it reads.
+pub struct RawReader {
+    ring: IoUring,
+    memory: HugeMemory,
+    piece: usize,
+    /// Where the read of each slot begins, while it is in flight.
+    places: Vec<u64>,
+    /// Slots that have landed, and with what result.
+    landed: Vec<(usize, i32)>,
+}
+
+impl RawReader {
+    /// Reads of `piece` bytes each of `file`, which was opened for direct reads; `depth` in flight.
+    ///
+    /// # Errors
+    /// There is no ring to be had, or no memory that may be locked for it.
+    pub fn new(file: &File, piece: usize, depth: usize) -> io::Result<Self> {
+        let (ring, mut memory) = (ring(depth as u32)?, HugeMemory::new(piece * depth)?);
+        let buffers: Vec<libc::iovec> = memory
+            .chunks_exact_mut(piece)
+            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: piece })
+            .collect();
+        // SAFETY: the buffers are mapped, and the registration pins what they are made of.
+        unsafe { ring.submitter().register_buffers(&buffers)? };
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        Ok(Self { ring, memory, piece, places: vec![0; depth], landed: Vec::with_capacity(depth) })
+    }
+
+    /// Reads at every place that `next` gives, and shows to `seen` what stands there, in any order.
+    ///
+    /// # Errors
+    /// A read failed or was short. Others may still be in flight then, and `self` is of no more use.
+    pub fn read_all(
+        mut self,
+        mut next: impl FnMut() -> Option<u64>,
+        mut seen: impl FnMut(&[u8], u64),
+    ) -> io::Result<()> {
+        let mut in_flight = 0;
+        for (slot, place) in (0..self.places.len()).zip(std::iter::from_fn(&mut next)) {
+            self.push(slot, place);
+            in_flight += 1;
+        }
+        while in_flight > 0 {
+            self.wait()?;
+            for (slot, result) in std::mem::take(&mut self.landed) {
+                seen(self.arrived(slot, result)?, self.places[slot]);
+                match next() {
+                    Some(place) => self.push(slot, place),
+                    None => in_flight -= 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, slot: usize, place: u64) {
+        self.places[slot] = place;
+        let buffer = self.memory[slot * self.piece..].as_mut_ptr();
+        let read = opcode::ReadFixed::new(types::Fixed(0), buffer, self.piece as u32, slot as u16);
+        let entry = read.offset(place).build().user_data(slot as u64);
+        // SAFETY: the buffer and the file are registered, and no slice of the buffer is lent: it is that of
+        // a slot that has landed or was never used.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("the queue has a place for each slot");
+    }
+
+    /// Hands to the kernel what was pushed, and waits until something has landed.
+    fn wait(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        let Self { ring, landed, .. } = self;
+        landed.extend(ring.completion().map(|entry| (entry.user_data() as usize, entry.result())));
+        Ok(())
+    }
+
+    /// What a slot's read has brought.
+    fn arrived(&self, slot: usize, result: i32) -> io::Result<&[u8]> {
+        match usize::try_from(result) {
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+            Ok(bytes) if bytes < self.piece => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(&self.memory[slot * self.piece..][..self.piece]),
+        }
+    }
+}
+
+/// A ring as good as the kernel has one.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    let best = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    best.or_else(|_| IoUring::new(entries))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::io::Write;
+
+    const PIECE: usize = 4096;
+
+    #[test]
+    fn every_place_is_read_once_and_a_short_read_is_an_error() {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        for page in 0..10_u8 {
+            file.write_all(&[page; PIECE]).expect("room for it");
+        }
+        let Ok(reader) = RawReader::new(&file, PIECE, 3) else { return };
+        let (mut places, mut seen) = ((0..10).rev(), BTreeMap::new());
+        let next = || places.next().map(|page: u64| page * PIECE as u64);
+        let read = reader.read_all(next, |bytes, place| {
+            assert_eq!(seen.insert(place, bytes[PIECE - 1]), None);
+        });
+        read.expect("all of it is there");
+        assert_eq!(seen, (0..10).map(|page| (u64::from(page) * PIECE as u64, page)).collect());
+
+        let mut places = [10 * PIECE as u64].into_iter();
+        let reader = RawReader::new(&file, PIECE, 3).expect("as before");
+        let error = reader.read_all(|| places.next(), |_, _| panic!("nothing is there"));
+        assert_eq!(error.expect_err("it is past the end").kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

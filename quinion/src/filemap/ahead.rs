@@ -1,0 +1,87 @@
+//! Ahead: what became of the pages that were fetched before anybody asked for them.
+//!
+//! ```text
+//!   fetched ahead  =  used  +  wasted  +  unread
+//!                      |        |           `- here still; found by a look at their referenced bytes
+//!                      |        `- left unread; counted where folios leave their tree
+//!                      `- the rest: no hit counts anything
+//! ```
+//!
+//! A folio counts with all its pages: one that holds a page that was asked for is
+//! not fetched ahead, and one page that is read makes the others of its folio used.
+//! What comes back soon after its eviction is left out: that it is wanted was known.
+//!
+//! Not an invariant: that a read is seen at once, or at all, if a viewer in another
+//! process made it: its ring of what it read forgets, and may be told late.
+
+use std::sync::atomic::Ordering;
+
+use crate::arena::{View, referenced};
+use crate::stats::Count;
+use crate::units::Frame;
+
+use super::fill::Filemap;
+
+/// Pages that were fetched before anybody asked for them, since the cache was built, by what became of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ReadaheadUse {
+    /// All of them: the other three together.
+    pub pages: u64,
+    /// Those that were read.
+    pub used_pages: u64,
+    /// Those that left before anybody read them: evicted, dropped, forgotten because their file changed, or
+    /// not delivered.
+    pub wasted_pages: u64,
+    /// Those that are in the cache, or on their way, and have not been read.
+    pub unread_pages: u64,
+}
+
+impl ReadaheadUse {
+    /// Of the pages of which it is known, the share that was used, from 0 to 1; `None` if there are none.
+    pub fn accuracy(&self) -> Option<f64> {
+        let known = self.used_pages + self.wasted_pages;
+        (known > 0).then(|| self.used_pages as f64 / known as f64)
+    }
+
+    /// Every number with its name, in the order of the fields; for reports.
+    pub fn numbers(&self) -> [(&'static str, u64); 4] {
+        [
+            ("pages", self.pages),
+            ("used_pages", self.used_pages),
+            ("wasted_pages", self.wasted_pages),
+            ("unread_pages", self.unread_pages),
+        ]
+    }
+}
+
+impl Filemap {
+    /// Pages that were fetched ahead so far.
+    pub fn readahead_pages(&self) -> u64 {
+        self.counters.sum(Count::Readahead).saturating_sub(self.counters.sum(Count::ReadaheadActivated))
+    }
+
+    /// What became of them. Looks at one byte for each page of the arena.
+    pub fn readahead_use(&self) -> ReadaheadUse {
+        let (pages, wasted) = (self.readahead_pages(), self.counters.sum(Count::ReadaheadWasted));
+        let unread = unread_pages(self.arena.view()).min(pages.saturating_sub(wasted));
+        let used = pages.saturating_sub(wasted + unread);
+        ReadaheadUse { pages, used_pages: used, wasted_pages: wasted, unread_pages: unread }
+    }
+}
+
+/// Pages of all folios that were fetched ahead and nobody has read.
+fn unread_pages(view: &View) -> u64 {
+    let (first, grown) = (view.layout().frames_meta, view.frames_grown());
+    let mut pages = 0;
+    for eight in (first..grown).step_by(8) {
+        let bytes = view.referenced8(Frame(eight)).expect("it is grown").load(Ordering::Relaxed);
+        for (at, byte) in bytes.to_le_bytes().into_iter().enumerate().take_while(|_| bytes != 0) {
+            let word = || view.own(Frame(eight + at as u32)).word();
+            if referenced::is_unread(byte) && word().is_live() {
+                pages += u64::from(word().order().pages());
+            }
+        }
+    }
+    pages
+}

@@ -1,0 +1,217 @@
+//! Pressure: ten thousand futures, and many threads, over a cache that holds a fraction of what they ask for.
+//!
+//! Most of the futures find no memory when they are first polled and are helped
+//! by errands; some are dropped on the way. No read has a thread of its own,
+//! nobody is woken much more often than there is something to do, and what is
+//! read is right.
+
+mod common;
+mod hazard;
+
+use std::future::Future;
+use std::io::Write;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake};
+use std::thread;
+use std::time::Instant;
+
+use common::Dice;
+use quinion::backend::Mechanism;
+use quinion::{Cache, File, Hint, Result};
+
+const PAGE: u64 = 4096;
+const FILE_PAGES: u64 = 16 << 10;
+
+/// A file of 64 MiB whose contents tell where they belong.
+fn content(folder: &tempfile::TempDir) -> PathBuf {
+    let path = folder.path().join("content");
+    let mut plain = std::fs::File::create(&path).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    for number in 0..FILE_PAGES * PAGE >> 20 {
+        common::fill_content(&mut piece, 1, number << 20, 0);
+        plain.write_all(&piece).unwrap();
+    }
+    plain.sync_all().unwrap();
+    path
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Those who were woken, in turn.
+#[derive(Default)]
+struct Queue {
+    woken: Mutex<Vec<usize>>,
+    bell: Condvar,
+    wakes: AtomicUsize,
+}
+
+struct Waker {
+    number: usize,
+    queue: Arc<Queue>,
+}
+
+impl Wake for Waker {
+    fn wake(self: Arc<Self>) {
+        self.queue.wakes.fetch_add(1, Ordering::Relaxed);
+        self.queue.woken.lock().unwrap().push(self.number);
+        self.queue.bell.notify_one();
+    }
+}
+
+impl Queue {
+    fn next(&self) -> Vec<usize> {
+        let mut woken = self.woken.lock().unwrap();
+        while woken.is_empty() {
+            woken = self.bell.wait(woken).unwrap();
+        }
+        std::mem::take(&mut *woken)
+    }
+}
+
+/// One read by futures: as many as it takes.
+struct Task {
+    file: File,
+    position: u64,
+    bytes: usize,
+}
+
+impl Task {
+    async fn run(self) -> Result<()> {
+        let (mut buffer, mut done) = (vec![0; self.bytes], 0);
+        while done < self.bytes {
+            let bytes = self.file.read_at_async(&mut buffer[done..], self.position + done as u64).await?;
+            assert!(bytes > 0, "the file does not end here");
+            done += bytes;
+        }
+        common::verify(&buffer, 1, self.position).unwrap();
+        Ok(())
+    }
+}
+
+fn ten_thousand_at_once(mechanism: Mechanism) {
+    const READS: usize = 10_000;
+    let folder = folder();
+    let path = content(&folder);
+    let cache = Cache::builder()
+        .memory(std::env::var("MEM").map_or(16, |m| m.parse().unwrap()) << 20)
+        .mechanism(mechanism)
+        .build()
+        .unwrap();
+    let file = cache.open(&path).unwrap();
+    file.advise(Hint::Random).unwrap();
+    let (mut dice, queue) = (Dice::new(7), Arc::new(Queue::default()));
+    let begin = Instant::now();
+    let mut tasks: Vec<Option<Pin<Box<dyn Future<Output = Result<()>>>>>> = Vec::new();
+    for _ in 0..READS {
+        let position = dice.below((FILE_PAGES - 2) * PAGE);
+        let task = Task { file: file.clone(), position, bytes: 1 + dice.below(5000) as usize };
+        tasks.push(Some(Box::pin(task.run())));
+    }
+    queue.woken.lock().unwrap().extend(0..READS);
+    let (mut polls, mut open, mut threads) = (0, READS, 0);
+    while open > 0 {
+        for number in queue.next() {
+            let Some(task) = &mut tasks[number] else { continue };
+            let waker = Arc::new(Waker { number, queue: Arc::clone(&queue) }).into();
+            polls += 1;
+            let poll = task.as_mut().poll(&mut Context::from_waker(&waker));
+            // Some lose interest: at their first poll, or later.
+            let is_dropped = number % 7 == 3 || number % 11 == 5 && polls > READS;
+            if let Poll::Ready(outcome) = &poll {
+                outcome.as_ref().unwrap();
+            }
+            if poll.is_ready() || is_dropped {
+                tasks[number] = None;
+                open -= 1;
+            }
+            if polls % 1000 == 0 {
+                threads = threads.max(hazard::threads("quinion"));
+            }
+        }
+    }
+    let wakes = queue.wakes.load(Ordering::Relaxed);
+    println!(
+        "{mechanism:?}: {READS} futures, {polls} polls, {wakes} wakes, {threads} threads, {:?}",
+        begin.elapsed()
+    );
+    assert!(threads <= 5, "{threads} threads: none of them is a request's own");
+    assert!(polls <= wakes + READS, "who is polled was woken");
+    assert!(wakes <= 8 * READS, "{wakes} wakes for {READS} reads");
+    cache.check().unwrap();
+}
+
+#[test]
+fn ten_thousand_futures_over_a_ring_need_no_thread_each() {
+    if hazard::in_a_process_of_its_own("ten_thousand_futures_over_a_ring_need_no_thread_each") {
+        ten_thousand_at_once(Mechanism::Ring);
+    }
+}
+
+#[test]
+fn ten_thousand_futures_over_a_pool_need_no_thread_each() {
+    if hazard::in_a_process_of_its_own("ten_thousand_futures_over_a_pool_need_no_thread_each") {
+        ten_thousand_at_once(Mechanism::Threads);
+    }
+}
+
+/// 32 threads read all of one file, or of a 32nd of it each, cold, over and over.
+fn many_waiters(mechanism: Mechanism, is_shared: bool) {
+    const THREADS: u64 = 32;
+    const READS: u64 = 200;
+    let folder = folder();
+    let path = content(&folder);
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();
+    let files: Vec<_> = (0..THREADS)
+        .map(|number| {
+            let own = folder.path().join(number.to_string());
+            if !is_shared {
+                let mut bytes = vec![0; (READS * PAGE) as usize];
+                common::fill_content(&mut bytes, 1, 0, 0);
+                std::fs::write(&own, bytes).unwrap();
+            }
+            let file = cache.open(if is_shared { &path } else { &own }).unwrap();
+            file.advise(Hint::Random).unwrap();
+            file
+        })
+        .collect();
+    let (before, begin) = (hazard::waits(), Instant::now());
+    thread::scope(|scope| {
+        for (number, file) in files.iter().enumerate() {
+            scope.spawn(move || {
+                let mut buffer = [0; 1000];
+                for step in 0..READS {
+                    let page =
+                        if is_shared { (step * 32 + number as u64) * 104_729 % FILE_PAGES } else { step };
+                    let position = page * PAGE + 24;
+                    file.read_exact_at(&mut buffer, position).unwrap();
+                    common::verify(&buffer, 1, position).unwrap();
+                }
+            });
+        }
+    });
+    let waits = (hazard::waits() - before) as f64 / (THREADS * READS) as f64;
+    println!("{mechanism:?}, shared {is_shared}: {waits:.2} waits a read, {:?}", begin.elapsed());
+    assert!(waits < 8.0, "{waits} waits a read: sleepers are woken whom it does not concern");
+    cache.check().unwrap();
+}
+
+#[test]
+fn many_who_wait_for_a_ring_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("many_who_wait_for_a_ring_are_woken_for_their_own_pages") {
+        many_waiters(Mechanism::Ring, true);
+        many_waiters(Mechanism::Ring, false);
+    }
+}
+
+#[test]
+fn many_who_wait_for_a_pool_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("many_who_wait_for_a_pool_are_woken_for_their_own_pages") {
+        many_waiters(Mechanism::Threads, true);
+        many_waiters(Mechanism::Threads, false);
+    }
+}

@@ -22,7 +22,7 @@ use std::thread;
 use common::{Dice, page_content};
 use device::Device;
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitRoom};
+use quinion::backend::{Attributes, Backend, Faults, Fill, Identity, Simulated, Times, Version, WaitRoom};
 use quinion::filemap::{Filemap, Patience};
 use quinion::mapping::Mapping;
 use quinion::readahead::{Config, Readahead};
@@ -30,7 +30,7 @@ use quinion::sync::{Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
 use quinion::tuning::Tuning;
 use quinion::units::{MappingId, Order, Orders, PageIndex};
-use quinion::{Cache, Error, ErrorKind};
+use quinion::{Cache, Error, ErrorKind, ReadOptions};
 
 const PAGE: u64 = 4096;
 
@@ -424,6 +424,39 @@ fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
     assert_eq!(rig.mapping.size(), 100 * PAGE);
     assert_eq!(rig.try_read(99, 2).unwrap() as u64, PAGE);
     rig.finish();
+}
+
+#[test]
+fn of_a_device_with_bad_spots_exactly_their_pages_fail() {
+    const PAGES: u64 = 3000;
+    let spots = [
+        0..1,
+        4097..4098,
+        700 * PAGE..703 * PAGE,
+        2048 * PAGE - 1..2048 * PAGE + 1,
+        2999 * PAGE..2999 * PAGE + 5,
+    ];
+    let is_bad =
+        |page: u64| spots.iter().any(|spot| spot.start < (page + 1) * PAGE && page * PAGE < spot.end);
+    let content = |_: u64, page: u64, bytes: &mut [u8]| bytes.copy_from_slice(&page_content(1, page, 0));
+    for (part, step) in [(1, 1), (16, 1), (64, 7), (64, 501)] {
+        let device = Simulated::generated(1, PAGES * PAGE - 1000, content, Faults::default()).in_parts(part);
+        spots.iter().for_each(|spot| device.fail_at(spot.clone(), Times::Always));
+        let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().unwrap();
+        let file = cache.open_backend(Arc::new(device)).unwrap();
+        let mut buffer = vec![0; 4096];
+        for page in (0..PAGES).map(|number| number * step % PAGES) {
+            match file.read_at(&mut buffer, page * PAGE) {
+                Ok(bytes) => common::verify(&buffer[..bytes], 1, page * PAGE).unwrap(),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
+            }
+            // A part of a page that was asked for by itself is that page.
+            let failed =
+                file.read_at_with(&mut buffer, page * PAGE, ReadOptions::new().cached_only(true)).is_err();
+            assert_eq!(failed, is_bad(page), "page {page}, in parts of {part}");
+        }
+        cache.check().unwrap();
+    }
 }
 
 // ---- all of it at once --------------------------------------------------------------------------------------

@@ -23,12 +23,14 @@
 //! | odd | - | - | 0 | 1 | 0 | head of a free run of `order` |
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
 //! | even | 0 | 1 | 0 | 0 | >= 1 | in the index or about to be, being filled; its fill holds it, and so may readers who wait |
-//! | | | | | | any | with `LANDED`: readers hold it too, and read those of its pages whose bits say that they have come (`landed.rs`) |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
 //! | even | 0 | 0 | 0 | 0 | 0 | its fill failed; it is about to be retired |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
+//!
+//! In the third row `LANDED` may be set: then readers who hold the folio read those of its pages whose bits say that
+//! they have come (`landed.rs`). It is set nowhere else first, and stays until the frames are freed.
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.

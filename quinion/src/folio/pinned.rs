@@ -55,8 +55,8 @@ impl Pinned {
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
         // SAFETY: every extent lies in pages that had come and that this value's pins keep: nobody writes them
-        // (a fill writes no page again that has landed, a change of the file replaces folios, it does not rewrite pinned ones) and they stay mapped as
-        // long as the arena lives, which this value shares.
+        // (a fill does not write what has landed again, and a change of the file replaces folios, it does not
+        // rewrite pinned ones) and they stay mapped as long as the arena lives, which this value shares.
         self.extents.iter().map(|extent| unsafe { std::slice::from_raw_parts(extent.first, extent.len) })
     }
 

@@ -70,6 +70,8 @@ struct Victim {
     mapping: MappingId,
     index: PageIndex,
     frame: Frame,
+    /// As it was when it was looked at.
+    order: Order,
 }
 
 impl Reclaim {
@@ -182,7 +184,7 @@ impl Reclaim {
         // So many times round clear every byte, once more finds what nobody touched since.
         let mut budget = self.arena.view().frames_grown().saturating_mul(TURNS_MAX + 1) + EXTENT_PAGES;
         while freed < pages && budget > 0 {
-            let Some((victims, scanned)) = self.gather(budget, locks) else { break };
+            let Some((victims, scanned)) = self.gather(pages - freed, budget, locks) else { break };
             budget -= scanned.min(budget);
             if victims.is_empty() && budget == 0 {
                 break;
@@ -207,17 +209,19 @@ impl Reclaim {
         victims.chunks(BATCH).map(|batch| self.evict(batch.to_vec(), Locks::Wait)).sum()
     }
 
-    /// Moves the hand over at most `budget` frames and returns up to a batch of victims, and how far it went.
-    fn gather(&self, budget: u32, locks: Locks) -> Option<(Vec<Victim>, u32)> {
+    /// Moves the hand over at most `budget` frames and returns up to a batch of victims, and how far it went. Where
+    /// folios are large it stops at `pages` pages, which may be few folios: what goes beyond the need would have been
+    /// read yet.
+    fn gather(&self, pages: u32, budget: u32, locks: Locks) -> Option<(Vec<Victim>, u32)> {
         let view = self.arena.view();
         let (first, grown) = (view.layout().frames_meta, view.frames_grown());
         let mut victims = Vec::with_capacity(BATCH);
-        let mut scanned = 0;
+        let (mut scanned, mut gathered) = (0, 0);
         if first >= grown {
             return Some((victims, budget));
         }
         let mut hand = self.hand.lock_as(locks)?;
-        while scanned < budget && victims.len() + 8 <= BATCH {
+        while scanned < budget && victims.len() + 8 <= BATCH && gathered < pages {
             if *hand >= grown || *hand < first {
                 *hand = first;
             }
@@ -230,7 +234,9 @@ impl Reclaim {
             }
             for (at, referenced) in bytes.to_le_bytes().into_iter().enumerate() {
                 if is_due(referenced) {
-                    victims.extend(self.victim(Frame(*hand + at as u32)));
+                    let victim = self.victim(Frame(*hand + at as u32));
+                    gathered += victim.as_ref().map_or(0, |victim| victim.order.pages());
+                    victims.extend(victim);
                 }
             }
             *hand += 8;
@@ -249,7 +255,7 @@ impl Reclaim {
             && !word.has(Flags::LOCKED)
             && word.holds() == 0
             && mapping != MappingId::NONE;
-        takeable.then(|| Victim { mapping, index: descriptor.index(), frame })
+        takeable.then(|| Victim { mapping, index: descriptor.index(), frame, order: word.order() })
     }
 
     /// Takes `victims` out of their mappings and frees what went; returns the pages.

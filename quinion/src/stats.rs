@@ -52,9 +52,11 @@ pub enum Count {
     Activated,
     /// Windows with a folio that had come back before, was kept for it, and was evicted all the same.
     WorkingsetWindows,
+    /// Microseconds that reads waited for these.
+    MemoryStall,
 }
 
-const COUNTS: usize = Count::WorkingsetWindows as usize + 1;
+const COUNTS: usize = Count::MemoryStall as usize + 1;
 const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 

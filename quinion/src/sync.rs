@@ -84,6 +84,12 @@ pub enum Mutant {
     ReadableAcquire,
     /// A holder's comparison of the sequence when it looks whether its folio is filled.
     ReadableSequence,
+    /// The release ordering with which a page is said to have landed.
+    LandedRelease,
+    /// The acquire ordering of a holder's look whether its page has landed.
+    LandedAcquire,
+    /// The clearing of what has landed before frames are freed.
+    LandedClear,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -135,6 +141,9 @@ impl Mutant {
         Mutant::PutHolds,
         Mutant::ReadableAcquire,
         Mutant::ReadableSequence,
+        Mutant::LandedRelease,
+        Mutant::LandedAcquire,
+        Mutant::LandedClear,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,

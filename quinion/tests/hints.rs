@@ -74,7 +74,9 @@ fn what_will_be_needed_ends_with_the_file_and_is_not_more_than_half_the_memory()
 
 #[test]
 fn what_is_not_needed_goes_and_nothing_else() {
-    let (cache, device) = (exact(), Device::new(100 * PAGE + 50));
+    // In folios of one page, so that what goes is told by the page.
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0).build().unwrap();
+    let device = Device::new(100 * PAGE + 50);
     let (file, other) = (open(&cache, &device), open(&cache, &Device::with_number(2, 10 * PAGE)));
     read(&file, &device, 0, 100 * PAGE as usize + 50);
     other.read_exact_at(&mut [0; 100], 0).unwrap();

@@ -78,6 +78,9 @@
 //! | `PutHolds` | `hold_against_failed_fill` | race: two parties free the frame |
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
+//! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have landed |
+//! | `LandedAcquire` | `page_of_a_fill` | race: the same |
+//! | `LandedClear` | `page_of_a_later_fill` | race: what landed for the folio before passes for this one's |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -114,7 +117,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
-use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, before_bytes};
+use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, before_bytes, landed};
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -767,6 +770,95 @@ fn wait_for_a_removed_fill() {
     });
 }
 
+/// A folio of two pages that is filled in two parts: what its holder reads is its first page.
+#[derive(Debug)]
+struct Landing {
+    held: Arc<Held>,
+    /// The bits of both pages, the first page's lowest.
+    bits: quinion::sync::atomic::AtomicU64,
+}
+
+impl Landing {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { held: Held::new(), bits: quinion::sync::atomic::AtomicU64::new(0) })
+    }
+    fn prepare(&self, mapping: MappingId) {
+        self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
+    }
+    /// The fill says that a page has come.
+    fn land(&self, bit: u64) {
+        self.held.descriptor.note_landed();
+        landed::set(&self.bits, bit);
+    }
+    /// A reader holds the folio, and reads the first page when it is told that it may.
+    fn wait(&self, mapping: MappingId, right: u64) -> String {
+        let Ok(ticket) = self.held.descriptor.try_hold_unfilled(mapping, PAGE_0) else {
+            return "Mismatch".into();
+        };
+        let descriptor = &self.held.descriptor;
+        let readable = descriptor.is_page_readable(ticket, || landed::load(&self.bits) & 1 != 0);
+        if readable == Readable::Yes {
+            let content = self.held.content();
+            assert!(content == right, "wrong bytes: {content} in a page that has landed");
+        }
+        format!("{readable:?}, {}", self.held.put())
+    }
+}
+
+#[test]
+fn page_of_a_fill() {
+    explore(&["NotYet, Kept", "Yes, Kept"], || {
+        let stage = Landing::new();
+        stage.prepare(ONE);
+        let waiter = spawn(&stage, |stage| stage.wait(ONE, 1));
+        stage.held.write(1);
+        stage.land(1);
+        stage.held.descriptor.complete(true);
+        waiter.join().unwrap()
+    });
+}
+
+/// The frames are freed and prepared again: the first page landed for the folio before, and has not for this one.
+#[test]
+fn page_of_a_later_fill() {
+    explore(&["NotYet, Kept", "Yes, Kept"], || {
+        let stage = Landing::new();
+        stage.prepare(ONE);
+        stage.held.write(1);
+        stage.land(1);
+        stage.held.descriptor.complete(true);
+        stage.held.descriptor.try_retire().expect("nobody holds it");
+        landed::clear(&stage.bits, 3);
+        stage.prepare(TWO);
+        let waiter = spawn(&stage, |stage| stage.wait(TWO, 2));
+        stage.land(2);
+        stage.held.write(2);
+        stage.held.descriptor.complete(true);
+        waiter.join().unwrap()
+    });
+}
+
+/// The folio leaves the index while its reader waits: what lands then is not taken for the file's; what landed before
+/// may be, and stays as long as it is held.
+#[test]
+fn page_of_a_removed_fill() {
+    explore(&["Mismatch", "Never, Kept", "NotYet, Kept", "Yes, Kept"], || {
+        let stage = Landing::new();
+        stage.prepare(ONE);
+        let waiter = spawn(&stage, |stage| {
+            let waited = stage.wait(ONE, 1);
+            waited.replace("Last(order 1)", "Kept")
+        });
+        stage.held.write(1);
+        stage.land(1);
+        stage.held.retire();
+        if let Completed::Detached(Put::Last(_)) = stage.held.descriptor.complete(false) {
+            stage.held.free();
+        }
+        waiter.join().unwrap()
+    });
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -830,6 +922,9 @@ const NEEDED: &[Needed] = &[
     (Mutant::PutHolds, &[("hold_against_failed_fill", RACE), ("two_holds_against_removal", RACE)]),
     (Mutant::ReadableAcquire, &[("wait_for_a_fill", RACE)]),
     (Mutant::ReadableSequence, &[("wait_for_a_removed_fill", "wrong answer")]),
+    (Mutant::LandedRelease, &[("page_of_a_fill", RACE)]),
+    (Mutant::LandedAcquire, &[("page_of_a_fill", RACE)]),
+    (Mutant::LandedClear, &[("page_of_a_later_fill", RACE)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

@@ -15,8 +15,9 @@ use quinion::{Cache, File, Hint, ReadaheadUse};
 
 const PAGE: u64 = 4096;
 
+/// In folios of one page, so that the account is by the page.
 fn cache() -> Cache {
-    Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
+    Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(0).build().expect("a small cache")
 }
 
 fn open(cache: &Cache, device: &Arc<Device>) -> File {
@@ -108,7 +109,8 @@ fn what_comes_back_soon_was_not_guessed() {
 
 #[test]
 fn folios_count_with_all_their_pages() {
-    let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_min(3).build().unwrap();
+    let cache =
+        Cache::builder().memory(Cache::MEMORY_MIN).folio_order_min(3).folio_order_max(3).build().unwrap();
     let device = Device::new(64 * PAGE);
     let file = open(&cache, &device);
     file.advise(Hint::Random).unwrap();

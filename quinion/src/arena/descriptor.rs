@@ -14,6 +14,7 @@
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
+//! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
 //!
@@ -21,15 +22,22 @@
 //! |---|---|---|---|---|---|---|
 //! | odd | - | - | 0 | 1 | 0 | head of a free run of `order` |
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
-//! | even | 0 | 1 | 0 | 0 | 1 | in the index or about to be, being filled; nobody but the fill can hold it |
+//! | even | 0 | 1 | 0 | 0 | >= 1 | in the index or about to be, being filled; its fill holds it, and so may readers who wait |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
 //! | even | 0 | 0 | 0 | 0 | 0 | its fill failed; it is about to be retired |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
+//! In the third row `LANDED` may be set: then readers who hold the folio read those of its pages whose bits say that
+//! they have come (`landed.rs`). It is set nowhere else first, and stays until the frames are freed.
+//!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
+//!
+//! A folio in the index is up to date as a whole, or being filled: one of whose pages some failed leaves the
+//! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
+//! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
 //! sequence alone that keeps new readers away.
@@ -72,6 +80,8 @@ impl Flags {
     pub const FREE: u64 = 1 << 4;
     /// It came back soon after it had been evicted.
     pub const WORKINGSET: u64 = 1 << 5;
+    /// Bits of its frames may say that their pages have come; see `landed.rs`.
+    pub const LANDED: u64 = 1 << 6;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -291,6 +301,13 @@ impl Descriptor {
         Ok(ticket)
     }
 
+    /// Whether this is a folio of `mapping` that covers `index`, filled or not.
+    #[inline]
+    pub fn identify(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+        // Acquire, partner: the Release in `prepare`: who sees the word sees its identity, or a later one.
+        self.check(Word(self.word.load(Ordering::Acquire)), mapping, index)
+    }
+
     /// The reader's second look: was what it copied this folio's, from the first byte to the last?
     #[inline]
     pub fn end_read(&self, ticket: Ticket) -> bool {
@@ -433,17 +450,41 @@ impl Descriptor {
         }
     }
 
-    /// What the holder of a folio may do with it now.
+    /// What the holder of a folio may do with all of it now.
     #[inline]
     pub fn is_readable(&self, ticket: Ticket) -> Readable {
+        self.is_page_readable(ticket, || false)
+    }
+
+    /// What the holder of a folio may do now with that page of it of which `has_landed` looks at the bit.
+    #[inline]
+    pub fn is_page_readable(&self, ticket: Ticket, has_landed: impl FnOnce() -> bool) -> Readable {
         // Acquire, partner: the Release in `complete`.
         let word =
             Word(self.word.load(ordering(Mutant::ReadableAcquire, Ordering::Acquire, Ordering::Relaxed)));
         let same = word.sequence() == ticket.word.sequence() || mutant(Mutant::ReadableSequence);
         match () {
+            // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
+            () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
             () if word.has(Flags::LOCKED) => Readable::NotYet,
             () if word.has(Flags::UPTODATE) && same => Readable::Yes,
             () => Readable::Never,
+        }
+    }
+
+    /// Whether the holder of this folio may read all of its bytes, also if it has left the index since it was held.
+    #[inline]
+    pub fn is_filled(&self) -> bool {
+        // Acquire, partner: the Release in `complete`.
+        let word = Word(self.word.load(Ordering::Acquire));
+        word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED)
+    }
+
+    /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
+    pub fn note_landed(&self) {
+        if !self.word().has(Flags::LANDED) {
+            let before = Word(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
+            debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
         }
     }
 

@@ -33,6 +33,7 @@
 //!  4. What is grown never exceeds the bound the arena was built with.
 
 mod descriptor;
+pub mod landed;
 pub use descriptor::{
     Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
     before_bytes,
@@ -65,6 +66,6 @@ pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{default_memory, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, KeepingView};
+pub use owner::{Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView};
 #[cfg(not(quinion_model))]
 pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, View};

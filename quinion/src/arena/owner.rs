@@ -43,9 +43,9 @@ use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
 use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
-use super::{Layout, NodeHead};
+use super::{Flags, Layout, NodeHead};
 use crate::sync::{Locks, Rank, RankedMutex};
-use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE};
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
 /// the control file.
@@ -234,6 +234,54 @@ pub enum Amount {
     Less,
 }
 
+/// How frames are to lie for the pages of a file.
+///
+/// ```text
+///   pages    5 6 7 | 8 ............ 15 | 16 ...          align: order 3
+///   block    x x x x x 5 6 7 | 8 ............ 15 |        a block holds the pages at their places in it,
+///            `-- back ---'                                and what it has besides goes back at once
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fit {
+    /// No run is longer than the larger of these; every run begins at a multiple of the smaller one, in pages
+    /// and in frames, and is one long.
+    pub runs: Orders,
+    /// A page and its frame agree modulo so many pages, so that folios up to this order can be made of a run.
+    /// At most the larger of `runs`.
+    pub align: Order,
+}
+
+impl Fit {
+    /// Runs of these sizes, wherever their frames lie.
+    pub const fn anywhere(runs: Orders) -> Self {
+        Self { runs, align: runs.min }
+    }
+
+    /// What of `pages` pages from `at` on a block of `order` takes: how many of its frames come before them, and
+    /// how many they are.
+    fn place(self, (at, pages): (PageIndex, u32), order: Order) -> (u32, u32) {
+        let before = (at.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
+        (before, pages.min(order.pages() - before))
+    }
+
+    /// The smallest block that takes as many of `pages` pages from `at` on as the largest would.
+    fn block(self, wanted: (PageIndex, u32)) -> Order {
+        let (_, most) = self.place(wanted, self.runs.max);
+        let mut orders = (self.runs.min.0..self.runs.max.0).map(Order);
+        orders.find(|&order| self.place(wanted, order).1 == most).unwrap_or(self.runs.max)
+    }
+}
+
+/// The first page of `gaps`, as (first page, pages), that has no frame if `got` pages have one; and how many
+/// follow it in its gap, itself included.
+fn next_wanted(gaps: &[(PageIndex, u32)], mut got: u32) -> Option<(PageIndex, u32)> {
+    gaps.iter().find_map(|&(first, pages)| {
+        let wanted = (got < pages).then(|| (first.plus(u64::from(got)), pages - got));
+        got = got.saturating_sub(pages);
+        wanted
+    })
+}
+
 /// With what somebody who wants frames is content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
@@ -241,6 +289,14 @@ enum Wish {
     Whole,
     /// Less, if there is no more.
     Pieces,
+}
+
+fn wanted_pages(gaps: &[(PageIndex, u32)]) -> u32 {
+    gaps.iter().map(|(_, pages)| pages).sum()
+}
+
+fn pages_of(runs: &[Run]) -> u32 {
+    runs.iter().map(|run| run.pages).sum()
 }
 
 /// Whether it is worth looking again.
@@ -356,44 +412,59 @@ impl Arena {
 
     fn alloc_run_as(&self, pages: u32, locks: Locks) -> Option<Run> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, pages, Stock::ANY, wish))
+        let (fit, wanted) = (Fit::anywhere(Stock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
+        self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
     }
 
-    /// Takes `pages` pages in as few runs as can be had, each a naturally aligned power of two within
-    /// `sizes`, appends them to `runs` and says how many pages they are together: all, or with
-    /// [`Amount::Less`] fewer where there are no more. `pages` is a multiple of the smallest size.
+    /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
+    /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
+    /// already. Says how many pages more have one now: all, or with [`Amount::Less`] fewer where there are no more.
+    /// No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`].
-    pub fn alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
-        self.alloc_runs_as(pages, sizes, amount, Locks::Wait, runs)
+    pub fn alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
+        self.alloc_runs_as(gaps, fit, amount, Locks::Wait, runs)
     }
 
     /// As [`Arena::alloc_runs`], without waiting for a lock, like [`Arena::try_alloc_run`]; fewer or none also
     /// when somebody has one. To give back what was not enough it does take the lock of the lists.
-    pub fn try_alloc_runs(&self, pages: u32, sizes: Orders, amount: Amount, runs: &mut Vec<Run>) -> u32 {
-        self.alloc_runs_as(pages, sizes, amount, Locks::Try, runs)
+    pub fn try_alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
+        amount: Amount,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
+        self.alloc_runs_as(gaps, fit, amount, Locks::Try, runs)
     }
 
     fn alloc_runs_as(
         &self,
-        pages: u32,
-        sizes: Orders,
+        gaps: &[(PageIndex, u32)],
+        fit: Fit,
         amount: Amount,
         locks: Locks,
         runs: &mut Vec<Run>,
     ) -> u32 {
-        let (before, mut left) = (runs.len(), pages);
+        let (before, had) = (runs.len(), pages_of(runs));
+        let (wanted, mut got) = (wanted_pages(gaps) - had, had);
         self.alloc_growing(locks, |stock, wish| {
-            if wish == Wish::Pieces && !stock.has_for(left, amount) {
+            if wish == Wish::Pieces && !stock.has_for(had + wanted - got, amount) {
                 return None;
             }
-            while left > 0 {
-                let run = stock.take_run(&self.view, left, sizes, wish)?;
-                left -= run.pages;
+            while let Some(next) = next_wanted(gaps, got) {
+                let run = stock.take_run(&self.view, next, fit, wish)?;
+                got += run.pages;
                 runs.push(run);
             }
             Some(())
         });
-        self.all_or(amount, pages - left, pages, before, runs)
+        self.all_or(amount, got - had, wanted, before, runs)
     }
 
     /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
@@ -401,10 +472,7 @@ impl Arena {
         if got == pages || amount == Amount::Less {
             return got;
         }
-        let back: Vec<_> = runs.drain(before..).map(|run| (run.frame, Order::fitting(run.pages))).collect();
-        if !back.is_empty() {
-            self.free_all(&back);
-        }
+        runs.drain(before..).for_each(|run| self.free_run(run.frame, run.pages));
         0
     }
 
@@ -424,10 +492,18 @@ impl Arena {
 
     /// Gives many runs back under one lock; as [`Arena::free`].
     pub fn free_all(&self, runs: &[(Frame, Order)]) {
+        runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
         let mut stock = self.stock.lock();
         for &(frame, order) in runs {
             self.assert_ours(&stock, frame, order.pages());
             stock.buddy.free(&self.view, frame, order);
+        }
+    }
+
+    /// What has landed in the frames of a folio is forgotten with it; see `landed.rs`.
+    fn forget_landed(&self, frame: Frame, order: Order) {
+        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
+            self.view.clear_landed(frame, order.pages());
         }
     }
 
@@ -654,6 +730,9 @@ impl Arena {
             if (taken || frame.0 < free_until) && !is_nobodys(word) {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
             }
+            if (taken || frame.0 < free_until) && self.view.has_landed(frame) {
+                return Err(format!("{frame:?} is no folio's, and its page is said to have landed"));
+            }
         }
         Ok(())
     }
@@ -667,16 +746,22 @@ impl Stock {
     /// Runs of every size.
     const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
 
-    /// Takes a run of at most `pages` frames, of the largest of `sizes` that fits, or of any below.
-    fn take_run(&mut self, view: &View, pages: u32, sizes: Orders, wish: Wish) -> Option<Run> {
-        let order = Order::fitting(pages).min(sizes.max);
+    /// Takes a run for the first of `wanted`, as (first page, pages): as many as a block can take, or with
+    /// [`Wish::Pieces`] fewer.
+    fn take_run(&mut self, view: &View, wanted: (PageIndex, u32), fit: Fit, wish: Wish) -> Option<Run> {
+        let largest = fit.block(wanted);
         let smallest = match wish {
-            Wish::Whole => order,
-            Wish::Pieces => sizes.min,
+            Wish::Whole => largest,
+            Wish::Pieces => fit.runs.min,
         };
-        let mut orders = (smallest.0..=order.0).rev().map(Order);
-        orders
-            .find_map(|order| self.buddy.alloc(view, order).map(|frame| Run { frame, pages: order.pages() }))
+        (smallest.0..=largest.0).rev().map(Order).find_map(|order| {
+            let block = self.buddy.alloc(view, order)?;
+            let (before, pages) = fit.place(wanted, order);
+            let end = before + pages;
+            self.buddy.free_run(view, block, before);
+            self.buddy.free_run(view, block.plus(end), order.pages() - end);
+            Some(Run { frame: block.plus(before), pages })
+        })
     }
 
     /// Whether it is worth to begin taking `pages` frames.
@@ -884,11 +969,20 @@ mod tests {
         assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
         let rest = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
-        assert_eq!(arena.alloc_runs(1000, Stock::ANY, Amount::Less, &mut runs), 511);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 1000)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            511
+        );
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(arena.alloc_runs(1, Stock::ANY, Amount::Less, &mut runs), 0);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 1)], Fit::anywhere(Stock::ANY), Amount::Less, &mut Vec::new()),
+            0
+        );
         arena.free_all(&rest);
-        assert_eq!(arena.alloc_runs(600, Stock::ANY, Amount::All, &mut runs), 600);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 600)], Fit::anywhere(Stock::ANY), Amount::All, &mut Vec::new()),
+            600
+        );
         arena.free(one, Order(0));
         arena.check().unwrap();
     }
@@ -957,12 +1051,24 @@ mod tests {
         let all = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
         arena.free_run(all[0].0, 100);
-        assert_eq!(arena.alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
-        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::All, &mut runs), 0);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            0
+        );
+        assert_eq!(
+            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            0
+        );
         assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
-        assert_eq!(arena.try_alloc_runs(101, Stock::ANY, Amount::Less, &mut runs), 100);
+        assert_eq!(
+            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
+            100
+        );
         arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
-        assert_eq!(arena.alloc_runs(100, Stock::ANY, Amount::All, &mut runs), 100);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 100)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
+            100
+        );
         arena.check().unwrap();
     }
 
@@ -977,16 +1083,22 @@ mod tests {
         }
         let mut runs = Vec::new();
         assert_eq!(
-            arena.alloc_runs(512, sizes, Amount::All, &mut runs),
+            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::All, &mut runs),
             0,
             "there are as many, but not such"
         );
         assert_eq!(arena.stats().free_pages, 448);
-        assert_eq!(arena.alloc_runs(512, sizes, Amount::Less, &mut runs), 256);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::Less, &mut runs),
+            256
+        );
         assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
         arena.free_run(all[1].0, 512);
         runs.clear();
-        assert_eq!(arena.alloc_runs(132, sizes, Amount::All, &mut runs), 132);
+        assert_eq!(
+            arena.alloc_runs(&[(PageIndex(0), 132)], Fit::anywhere(sizes), Amount::All, &mut runs),
+            132
+        );
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
         arena.check().unwrap();
     }
@@ -1008,7 +1120,8 @@ mod tests {
         drop(locked);
         let mut runs = Vec::new();
         let max = arena.view().layout().frames_max;
-        let got = arena.try_alloc_runs(max, Stock::ANY, Amount::Less, &mut runs);
+        let got =
+            arena.try_alloc_runs(&[(PageIndex(0), max)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs);
         assert!(arena.alloc(Order::ZERO).is_none(), "it went to the bound: {got}");
         arena.check().unwrap();
     }
@@ -1048,8 +1161,14 @@ mod tests {
                         None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
                     },
                     Op::Runs(pages) => {
-                        let got = arena.alloc_runs(pages, Stock::ANY, Amount::Less, &mut runs);
+                        // An odd place, and a shift: no frame more than are wanted is lost.
+                        let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
+                        let fit = Fit { runs: Stock::ANY, align: Order((pages % 10) as u8) };
+                        let got = arena.alloc_runs(&gaps, fit, Amount::Less, &mut new);
+                        prop_assert_eq!(pages_of(&new), got);
                         prop_assert!(got == pages || arena.stats().free_pages == 0);
+                        prop_assert_eq!(check_places(gaps[0].0, fit.align, &new), Ok(()));
+                        runs.append(&mut new);
                     }
                     Op::Free(which) if !runs.is_empty() => {
                         let run = runs.swap_remove(which % runs.len());
@@ -1073,11 +1192,29 @@ mod tests {
         }
     }
 
+    /// Runs for the pages from `at` on: each page agrees with its frame, as far as folios of `align` need.
+    fn check_places(mut at: PageIndex, align: Order, runs: &[Run]) -> Result<(), String> {
+        for run in runs {
+            let mut page = 0;
+            while page < run.pages {
+                let index = at.plus(u64::from(page));
+                let order = Order(index.0.trailing_zeros().min(u32::from(align.0)) as u8);
+                let order = order.min(Order::fitting(run.pages - page));
+                if (run.frame.0 + page) & (order.pages() - 1) != 0 {
+                    return Err(format!("{run:?} for {at:?}: {index:?} could head a folio of {order:?}"));
+                }
+                page += order.pages();
+            }
+            at = at.plus(u64::from(run.pages));
+        }
+        Ok(())
+    }
+
     fn check_owners(arena: &Arena, runs: &[Run], cells: &[CellNumber]) -> Result<(), String> {
         let mut owners = HashMap::new();
         for (number, run) in runs.iter().enumerate() {
             for frame in run.frame.0..run.frame.0 + run.pages {
-                if frame >= arena.view().frames_grown() || run.frame.0 % run.pages != 0 {
+                if frame >= arena.view().frames_grown() {
                     return Err(format!("{run:?} is no run"));
                 }
                 if owners.insert(frame, number).is_some() {

@@ -20,6 +20,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::Descriptor;
+use super::landed;
 use super::layout::{Header, Layout, LayoutError};
 use crate::units::{Frame, PAGE_SIZE};
 
@@ -174,6 +175,49 @@ impl View {
     #[inline]
     pub fn referenced8(&self, frame: Frame) -> Option<&AtomicU64> {
         self.grown().referenced8(frame)
+    }
+    /// Says that `pages` pages in the frames from `frame` on have come; see `landed.rs`. The caller fills them.
+    ///
+    /// # Panics
+    /// If the frames do not exist.
+    pub fn set_landed(&self, frame: Frame, pages: u32) {
+        landed::words(frame, pages).for_each(|(first, mask)| landed::set(self.landed_word(first), mask));
+    }
+    /// Forgets what has landed in `pages` frames from `frame` on, which are the caller's alone; as
+    /// [`View::set_landed`].
+    pub fn clear_landed(&self, frame: Frame, pages: u32) {
+        landed::words(frame, pages).for_each(|(first, mask)| landed::clear(self.landed_word(first), mask));
+    }
+    /// Of `pages` pages from `frame` on, how many have landed before the first that has not; as
+    /// [`View::set_landed`]. Means something to the holder of their folio.
+    pub fn landed_in_row(&self, frame: Frame, pages: u32) -> u32 {
+        let mut row = 0;
+        for (first, mask) in landed::words(frame, pages) {
+            let missing = !landed::load(self.landed_word(first)) & mask;
+            if missing != 0 {
+                return row + (missing.trailing_zeros() - mask.trailing_zeros());
+            }
+            row += mask.count_ones();
+        }
+        row
+    }
+    /// Of `pages` pages from `frame` on, how many have landed; as [`View::landed_in_row`].
+    pub fn landed_pages(&self, frame: Frame, pages: u32) -> u32 {
+        let landed =
+            |(first, mask): (Frame, u64)| (landed::load(self.landed_word(first)) & mask).count_ones();
+        landed::words(frame, pages).map(landed).sum()
+    }
+    /// Whether the page in `frame` has landed; as [`View::landed_in_row`].
+    #[inline]
+    pub fn has_landed(&self, frame: Frame) -> bool {
+        self.landed_in_row(frame, 1) == 1
+    }
+    /// The word of bits that begins with that of `first`.
+    fn landed_word(&self, first: Frame) -> &AtomicU64 {
+        assert!(first.0 < self.frames_grown(), "{first:?} does not exist");
+        // SAFETY: frames grow by whole extents, so all frames of the word exist; their bits lie in the table,
+        // aligned, and are atomics only.
+        unsafe { &*self.at(self.layout.uptodate as usize + first.0 as usize / 8).cast::<AtomicU64>() }
     }
     /// See [`Grown::slots`].
     #[inline]

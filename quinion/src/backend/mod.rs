@@ -24,6 +24,9 @@
 //! | [`MemoryFile`] | a vector | inside `submit` |
 //! | [`Simulated`] | one of the above, with faults under a seed | when reaped |
 //!
+//! A fill of many pages may say of some that they have landed ([`Fill::landed`]) before it ends. Who waits for
+//! one of these is woken; all of them stay readable if the rest fails.
+//!
 //! A `Fill` that is dropped completes with an error: no path through a backend
 //! can leave a folio locked for good.
 //!
@@ -31,10 +34,12 @@
 //!  1. A backend completes each fill exactly once; the type sees to it.
 //!  2. No lock of the index is held when a backend is called, so completing inside `submit` is allowed.
 //!  3. No call of a backend waits for a fill of another caller, except `reap` with [`Reap::Wait`].
-//!  4. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+//!  4. What has landed is not written again.
+//!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -175,6 +180,39 @@ pub trait FillSink: Send + Sync {
     /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
     /// was an error. Called once for each fill, on any thread, with no lock held.
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>);
+
+    /// These pages of the run, counted from its start, hold the file's data, and are not written again. The fill
+    /// goes on. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none and
+    /// wakes nobody.
+    fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
+        let _ = (run, pages);
+    }
+
+    /// Those who wait for these pages may look again: they have landed. Called with no lock held.
+    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
+        let _ = (run, pages);
+    }
+}
+
+/// The news that pages of a fill have landed, for those who wait for them.
+#[must_use = "who waits for the pages has not been told"]
+pub(crate) struct Arrival {
+    sink: Arc<dyn FillSink>,
+    run: FillRun,
+    pages: Range<u32>,
+}
+
+impl Arrival {
+    /// Wakes them. To be called with no lock held.
+    pub(crate) fn tell(self) {
+        self.sink.wake_landed(self.run, self.pages);
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival").field("run", &self.run).field("pages", &self.pages).finish_non_exhaustive()
+    }
 }
 
 /// Which folios a fill is for.
@@ -195,6 +233,8 @@ pub struct Fill {
     run: FillRun,
     buffer: NonNull<u8>,
     sink: Option<Arc<dyn FillSink>>,
+    /// Pages that have landed.
+    landed: Vec<Range<u32>>,
 }
 
 // SAFETY: the buffer is frames that nobody but this fill writes; the sink is Send and Sync.
@@ -209,7 +249,7 @@ impl Fill {
     /// `buffer` is valid for `run.pages` pages of writes until the fill has been completed, aligned
     /// to a page, and written by nobody else.
     pub unsafe fn new(run: FillRun, buffer: NonNull<u8>, sink: Arc<dyn FillSink>) -> Self {
-        Self { run, buffer, sink: Some(sink) }
+        Self { run, buffer, sink: Some(sink), landed: Vec::new() }
     }
     /// Where in the file it begins, in bytes; a multiple of 4096.
     pub fn position(&self) -> u64 {
@@ -243,13 +283,45 @@ impl Fill {
         // SAFETY: inside the buffer by the assertion; the frames are this fill's alone.
         unsafe { crate::folio::copy::copy_in(bytes.as_ptr(), self.buffer.as_ptr().add(at), bytes.len()) };
     }
+    /// These bytes of the fill hold the file's data, and the rest is on its way: readers of whole pages among
+    /// them need not wait any longer, and keep them though the rest should fail. They may not be written again.
+    ///
+    /// # Panics
+    /// If they lie outside the fill.
+    pub fn landed(&mut self, bytes: Range<usize>) {
+        if let Some(news) = self.note_landed(bytes) {
+            news.tell();
+        }
+    }
+    /// As [`Fill::landed`], but whoever waits has yet to be told. May be called under a lock.
+    fn note_landed(&mut self, bytes: Range<usize>) -> Option<Arrival> {
+        assert!(bytes.end <= self.len(), "what lands is part of the fill");
+        let pages = bytes.start.div_ceil(PAGE_SIZE) as u32..(bytes.end / PAGE_SIZE) as u32;
+        let sink = self.sink.as_ref().filter(|_| !pages.is_empty())?;
+        sink.fill_landed(self.run, pages.clone());
+        self.landed.push(pages.clone());
+        Some(Arrival { sink: Arc::clone(sink), run: self.run, pages })
+    }
+    /// Zeroes what lies at `from` bytes and behind, but for pages that have landed: they may be being read.
+    fn zero_from(&mut self, from: usize) {
+        self.landed.sort_unstable_by_key(|pages| pages.start);
+        let end = self.run.pages..self.run.pages;
+        let mut at = from;
+        for landed in self.landed.iter().chain([&end]) {
+            let until = landed.start as usize * PAGE_SIZE;
+            if at < until {
+                // SAFETY: `at..until` is inside the buffer, and its frames are this fill's alone.
+                unsafe { crate::folio::copy::zero(self.buffer.as_ptr().add(at), until - at) };
+            }
+            at = at.max(landed.end as usize * PAGE_SIZE);
+        }
+    }
     /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the
     /// file ends there; or it failed. What follows the file's last byte is zeroed.
     pub fn complete(mut self, result: io::Result<usize>) {
         let result = result.map(|bytes| bytes.min(self.len()));
         if let Ok(bytes) = result {
-            // SAFETY: `bytes..len` is inside the buffer, whose frames are this fill's alone.
-            unsafe { crate::folio::copy::zero(self.buffer.as_ptr().add(bytes), self.len() - bytes) };
+            self.zero_from(bytes);
         }
         if let Some(sink) = self.sink.take() {
             sink.fill_completed(self.run, result);

@@ -9,7 +9,8 @@
 //!
 //! A **job** is one fill of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
-//! any order; the job ends with its last part.
+//! any order; the job ends with its last part. What a part has brought before that has *landed*: its readers
+//! are woken, and keep it whatever becomes of the other parts.
 //!
 //! `submit` never waits for the device. What does not fit into the queue stays
 //! in the backlog, and whoever reaps refills the queue from there. The backlog
@@ -61,7 +62,7 @@ use std::time::Duration;
 use super::file::{OpenFile, Way};
 use super::slab::{Key, Slab};
 use super::transfer::{Step, Transfer};
-use super::{Fill, Reap, Reaped, WaitRoom};
+use super::{Arrival, Fill, Reap, Reaped, WaitRoom};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::ring::{Landed, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
 
@@ -100,6 +101,7 @@ impl RingDriver {
             backlog: VecDeque::new(),
             queue_depth,
             io_bytes_max,
+            news: Vec::new(),
         };
         Ok(Self {
             submission: RankedMutex::new(Rank::Submit, submission),
@@ -261,12 +263,14 @@ impl<'a> Leader<'a> {
             return 0;
         }
         let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
+        let mut news = Vec::new();
         // 1 What came whole, which is nearly all.
         let mut submission = self.driver.submission.lock();
         for landed in landed.drain(..) {
             doubtful.extend(submission.land(landed, &mut finished));
         }
         self.driver.pump(&mut submission, Vec::new(), &mut finished);
+        news.append(&mut submission.news);
         drop(submission);
         self.landed = landed;
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
@@ -277,8 +281,10 @@ impl<'a> Leader<'a> {
                 judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
             let again = again.collect();
             self.driver.pump(&mut submission, again, &mut finished);
+            news.append(&mut submission.news);
         }
         // 3 Up to the cache, with no lock held.
+        news.into_iter().for_each(Arrival::tell);
         self.driver.complete(finished)
     }
 }
@@ -411,6 +417,8 @@ struct Submission {
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
+    /// What has landed of jobs that go on, and nobody has been told yet.
+    news: Vec<Arrival>,
 }
 
 impl Submission {
@@ -513,11 +521,22 @@ impl Submission {
         let part = self.parts.remove(key).expect("a part ends once");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         job.parts -= 1;
+        let came = match &verdict {
+            Verdict::Complete => part.transfer.len(),
+            Verdict::Ended(bytes) | Verdict::Failed(bytes, _) => *bytes,
+            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+        };
         match verdict {
             Verdict::Complete => {}
             Verdict::Ended(bytes) => job.end_at(part.at + bytes),
             Verdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
-            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+            Verdict::Again(_) => {}
+        }
+        // What came is told now, unless the job ends here and well: that tells all of it. Here, under the lock,
+        // because without it another thread could end the job meanwhile.
+        let ends_well = job.is_finished() && job.failure.is_none();
+        if !ends_well {
+            self.news.extend(job.fill.note_landed(part.at..part.at + came));
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -567,6 +586,7 @@ mod tests {
             backlog: VecDeque::new(),
             queue_depth: 100,
             io_bytes_max: part_pages * PAGE_SIZE,
+            news: Vec::new(),
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
         submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));

@@ -30,6 +30,8 @@ use crate::units::PAGE_SIZE;
 
 /// What [`Identity::device`] of generated content is.
 const DEVICE: u64 = u64::MAX - 1;
+/// What a part that failed leaves behind.
+const RUBBISH: u8 = 0xbd;
 
 /// What goes wrong, and how often. The default is nothing, held until reaped, in the order of submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,6 +117,8 @@ struct State {
     tick: u64,
     held: Vec<Held>,
     bad_spots: Vec<(Range<u64>, Times)>,
+    /// Bytes of a part, if fills are answered in parts.
+    part: Option<usize>,
     reads: u64,
     read_bytes: u64,
     page_reads: BTreeMap<u64, u64>,
@@ -158,6 +162,7 @@ impl Simulated {
             tick: 0,
             held: Vec::new(),
             bad_spots: Vec::new(),
+            part: None,
             reads: 0,
             read_bytes: 0,
             page_reads: BTreeMap::new(),
@@ -173,7 +178,15 @@ impl Simulated {
         }
     }
 
-    /// Fills that touch these bytes of the file fail with `EIO`, so many times.
+    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first: what a part
+    /// brings lands at once. Where something fails it is one part that does, and rubbish is left there.
+    #[must_use]
+    pub fn in_parts(self, pages: u32) -> Self {
+        self.lock().part = Some(pages.max(1) as usize * PAGE_SIZE);
+        self
+    }
+
+    /// Fills (or parts of them) that touch these bytes of the file fail with `EIO`, so many times.
     pub fn fail_at(&self, bytes: Range<u64>, times: Times) {
         self.lock().bad_spots.push((bytes, times));
     }
@@ -232,11 +245,12 @@ impl Simulated {
 
     /// Lets a fill meet its fate. Holds no lock while it is completed.
     fn serve(&self, mut fill: Fill) {
-        let fate = self.lock().fate(&fill, &self.faults);
-        match fate {
-            Fate::Dropped => drop(fill),
-            Fate::Fails => fill.complete(Err(io::Error::from_raw_os_error(libc::EIO))),
-            Fate::Served | Fate::EndsEarly(_) => {
+        let (fate, part) = self.lock().fate(&fill, &self.faults);
+        match (fate, part) {
+            (Fate::Dropped, _) => drop(fill),
+            (Fate::Served | Fate::Fails, Some(part)) => self.serve_parts(fill, fate, part),
+            (Fate::Fails, None) => fill.complete(Err(io::Error::from_raw_os_error(libc::EIO))),
+            (Fate::Served | Fate::EndsEarly(_), _) => {
                 let mut bytes = self.content.copy_to(&mut fill);
                 if let Fate::EndsEarly(end) = fate {
                     bytes = bytes.min(end);
@@ -245,6 +259,26 @@ impl Simulated {
                 fill.complete(Ok(bytes));
             }
         }
+    }
+
+    /// Serves a fill in parts of `part` bytes, from the last to the first. One of them fails, if that is its fate.
+    fn serve_parts(&self, mut fill: Fill, fate: Fate, part: usize) {
+        let there = self.content.copy_to(&mut fill);
+        let (position, parts) = (fill.position(), fill.len().div_ceil(part));
+        let failing = (fate == Fate::Fails).then(|| self.lock().below(parts as u64) as usize);
+        let mut outcome = Ok(there);
+        for number in (0..parts).rev() {
+            let (at, end) = (number * part, fill.len().min((number + 1) * part));
+            if failing == Some(number) || self.lock().is_bad(position + at as u64..position + end as u64) {
+                fill.write(at, &vec![RUBBISH; end - at]);
+                outcome = Err(io::Error::from_raw_os_error(libc::EIO));
+            } else {
+                let end = end.min(there).max(at);
+                self.lock().read_bytes += (end - at) as u64;
+                fill.landed(at..end);
+            }
+        }
+        fill.complete(outcome);
     }
 
     /// Serves what is due. With [`Reap::Wait`] time jumps to where something is.
@@ -296,7 +330,9 @@ impl State {
         due
     }
 
-    fn fate(&mut self, fill: &Fill, faults: &Faults) -> Fate {
+    /// What a fill will meet, and in parts of how many bytes, if in parts: each of these looks for bad spots by
+    /// itself.
+    fn fate(&mut self, fill: &Fill, faults: &Faults) -> (Fate, Option<usize>) {
         self.reads += 1;
         let first = fill.run().index.0;
         for page in first..first + u64::from(fill.run().pages) {
@@ -305,18 +341,20 @@ impl State {
         let chance = self.below(1000) as u32;
         let end = self.below(fill.len() as u64 + 1) as usize;
         let (errors, early_ends) = (faults.errors, faults.errors + faults.early_ends);
-        match chance {
-            _ if self.is_bad(fill) => Fate::Fails,
+        let bytes = fill.position()..fill.position() + fill.len() as u64;
+        let fate = match chance {
+            _ if self.part.is_none() && self.is_bad(bytes) => Fate::Fails,
             _ if chance < errors => Fate::Fails,
             _ if chance < early_ends => Fate::EndsEarly(end),
             _ if chance < early_ends + faults.drops => Fate::Dropped,
             _ => Fate::Served,
-        }
+        };
+        (fate, self.part)
     }
 
-    fn is_bad(&mut self, fill: &Fill) -> bool {
-        let (from, to) = (fill.position(), fill.position() + fill.len() as u64);
-        let spot = self.bad_spots.iter().position(|(bytes, _)| bytes.start < to && from < bytes.end);
+    fn is_bad(&mut self, asked: Range<u64>) -> bool {
+        let mut spots = self.bad_spots.iter();
+        let spot = spots.position(|(bytes, _)| bytes.start < asked.end && asked.start < bytes.end);
         let Some(spot) = spot else { return false };
         if let (_, Times::First(times)) = &mut self.bad_spots[spot] {
             *times = times.saturating_sub(1);

@@ -112,6 +112,11 @@ impl<R: ReadAt> Source for Bounced<R> {
             }
             fill.write(done, &bounce[..bytes]);
             done += bytes;
+            if done < fill.len() {
+                // From the page's start: the first part of it may have come with the bytes before.
+                let from = (done - bytes) / PAGE_SIZE * PAGE_SIZE;
+                fill.landed(from..done);
+            }
         }
         Ok(done)
     }

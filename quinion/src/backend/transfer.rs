@@ -46,6 +46,10 @@ impl Transfer {
         debug_assert!(align.is_power_of_two() && len > 0);
         Self { len, done: 0, align }
     }
+    /// How many bytes are wanted.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
     /// The same, begun anew for another alignment.
     pub(super) fn restart(self, align: usize) -> Self {
         Self::new(self.len, align)

@@ -17,7 +17,7 @@ use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex};
+use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
 
 use super::{Handle, ReadFuture};
 
@@ -213,6 +213,30 @@ impl File {
             return Err(Repr::Forked.into());
         }
         self.readahead.lock().set_hint(hint);
+        Ok(())
+    }
+
+    /// Says between which orders the folios are to be that this handle's reads make, each log2 of pages; what lies
+    /// outside the cache's own orders ([`Builder::folio_order_max`](crate::Builder::folio_order_max)) is brought
+    /// inside. What is read is rounded to whole folios of the least order; folios are smaller all the same where
+    /// others made smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits
+    /// as [`File::advise`] does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)
+    /// if the least is larger than the largest.
+    pub fn set_folio_orders(&self, least: u8, largest: u8) -> Result<()> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        if least > largest {
+            let text =
+                format!("folios of order {least} at least and {largest} at most: let the first be no larger");
+            return Err(Repr::InvalidInput(text).into());
+        }
+        let Orders { min, max } = self.handle.shared.filemap.folio_orders;
+        let orders = Orders { min: Order(least).clamp(min, max), max: Order(largest).clamp(min, max) };
+        self.readahead.lock().set_orders(orders);
         Ok(())
     }
 

@@ -91,7 +91,9 @@ pub struct Builder {
     readahead: u64,
     readahead_style: ReadaheadStyle,
     idle_files_max: usize,
-    folio_orders: Orders,
+    folio_order_min: Order,
+    /// `None`: as the memory allows.
+    folio_order_max: Option<Order>,
     engine: EngineOptions,
     tuning: Tuning,
 }
@@ -126,12 +128,15 @@ impl Builder {
         self.idle_files_max = files;
         self
     }
-    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// Larger folios make hits on large files cheaper and eviction coarser. Lowers the smallest folio to itself.
+    /// The largest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. Larger folios make
+    /// hits on large files cheaper and eviction coarser. Only streams and long reads make large ones: a short
+    /// read somewhere is cached by single pages whatever this is. The default is the largest that is no
+    /// more than a 256th of `memory`: 4 with 16 MiB, 9 from 512 MiB on. Lowers the smallest folio to itself.
     #[must_use]
     pub fn folio_order_max(mut self, order: u8) -> Self {
-        self.folio_orders.max = Order(order).min(Order::MAX);
-        self.folio_orders.min = self.folio_orders.min.min(self.folio_orders.max);
+        let order = Order(order).min(Order::MAX);
+        self.folio_order_max = Some(order);
+        self.folio_order_min = self.folio_order_min.min(order);
         self
     }
     /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
@@ -139,8 +144,8 @@ impl Builder {
     /// pieces are larger than a page. Raises the largest folio to itself.
     #[must_use]
     pub fn folio_order_min(mut self, order: u8) -> Self {
-        self.folio_orders.min = Order(order).min(Order::MAX);
-        self.folio_orders.max = self.folio_orders.max.max(self.folio_orders.min);
+        self.folio_order_min = Order(order).min(Order::MAX);
+        self.folio_order_max = self.folio_order_max.map(|max| max.max(self.folio_order_min));
         self
     }
     /// How the cache works inside, for benchmarks and tests; see [`Tuning`].
@@ -168,16 +173,16 @@ impl Builder {
         let arena = Arena::build(ArenaOptions { memory }).map_err(|e| Repr::Build(Box::new(e)))?;
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
-        let filemap = Filemap::new(Arc::new(arena), room, self.folio_orders, self.tuning);
+        let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
+        let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
+        let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
             ReadaheadStyle::Streams => Config::new(readahead_pages),
-            ReadaheadStyle::KernelLike => {
-                Config::kernel_like(readahead_pages, EXTENT_PAGES, self.folio_orders.max)
-            }
+            ReadaheadStyle::KernelLike => Config::kernel_like(readahead_pages, EXTENT_PAGES, orders.max),
         };
-        let readahead = readahead.orders(self.folio_orders.min, self.folio_orders.max);
+        let readahead = readahead.orders(orders.min, orders.max);
         let shared = Shared {
             filemap: Arc::new(filemap),
             engine,
@@ -191,6 +196,15 @@ impl Builder {
     }
 }
 
+/// The largest folio that a cache of `memory` bytes makes if nobody says: one of which 256 fit. Of what a
+/// cache holds, less than a 256th is then kept for the sake of one page in it that is read again, and a cache
+/// of 16 MiB still has some hundred folios to choose from when it evicts. From 2 MiB on a folio gains
+/// nothing by being larger, and the arena has none.
+fn folio_order_default(memory: u64) -> Order {
+    let pages = (memory / 256 / PAGE_SIZE as u64).clamp(1, u64::from(EXTENT_PAGES));
+    Order::fitting(pages as u32)
+}
+
 impl Default for Builder {
     fn default() -> Self {
         Self {
@@ -198,7 +212,8 @@ impl Default for Builder {
             readahead: 4 << 20,
             readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
-            folio_orders: Orders::PAGES,
+            folio_order_min: Order::ZERO,
+            folio_order_max: None,
             engine: EngineOptions::default(),
             tuning: Tuning::default(),
         }
@@ -383,6 +398,7 @@ impl Shared {
             shadowed_pages: counters.sum(Count::Shadows),
             refaulted_pages: counters.sum(Count::Refaults),
             activated_pages: counters.sum(Count::Activated),
+            memory_stall_us: counters.sum(Count::MemoryStall),
             workingset_windows: counters.sum(Count::WorkingsetWindows),
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
@@ -522,6 +538,8 @@ pub struct Stats {
     pub activated_pages: u64,
     /// Windows read that had such a page in them which had come back before: the working set does not fit.
     pub workingset_windows: u64,
+    /// Microseconds that reads waited for such windows: time lost for want of memory.
+    pub memory_stall_us: u64,
     /// Of `index_bytes`, nodes that hold nothing but shadows.
     pub shadow_bytes: u64,
     /// Requests at the backends now.
@@ -532,7 +550,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 26] {
+    pub fn numbers(&self) -> [(&'static str, u64); 27] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -558,6 +576,7 @@ impl Stats {
             ("refaulted_pages", self.refaulted_pages),
             ("activated_pages", self.activated_pages),
             ("workingset_windows", self.workingset_windows),
+            ("memory_stall_us", self.memory_stall_us),
             ("shadow_bytes", self.shadow_bytes),
             ("in_flight", self.in_flight),
         ]

@@ -21,9 +21,14 @@
 //! of it, as do gaps and runs; the last folio may reach over the end of the
 //! file, and its rest is zeros.
 //!
-//! The end of a fill comes by [`FillSink`], on whatever thread reaped it. Pages
-//! that the device did not deliver leave the tree before their folios are
-//! unlocked, so a failed page is absent, never empty.
+//! The end of a fill comes by [`FillSink`], on whatever thread reaped it, and before it the news that pages have
+//! landed: these are read by whoever waits for them, while the rest of their folio is on its way. Folios that the
+//! device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
+//!
+//! A failed page takes with it the folio that it is a page of, and no other folio of its request. The folio could
+//! stay, with a hole to be filled on demand; but then a folio that is neither filled nor being
+//! filled would be a state for eviction, batches, pins and viewers to know, for the sake of bad sectors. Its good pages
+//! come again when they are wanted, by themselves.
 
 use std::io;
 use std::ops::Range;
@@ -32,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::arena::{Amount, Arena, Completed, Put, Run};
+use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
 use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
@@ -81,6 +86,18 @@ pub(crate) enum Need {
     Asked,
     /// It may come handy.
     Ahead,
+}
+
+/// Pages that need frames.
+#[derive(Clone, Copy, Debug)]
+struct Wanted<'g> {
+    /// Where they are, as (first page, pages).
+    gaps: &'g [(PageIndex, u32)],
+    /// How many they are.
+    pages: u32,
+    /// The largest folio to be made of them.
+    align: Order,
+    locks: Locks,
 }
 
 /// What became of a wish to fill a window.
@@ -162,7 +179,7 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, need, patience.locks());
+        let frames = self.alloc_frames(mapping, &gaps, self.orders_for(window).max, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
@@ -191,10 +208,16 @@ impl Filemap {
         Filled::Submitted(batch)
     }
 
+    /// The orders of the folios that are made for `window`.
+    fn orders_for(&self, window: Window) -> Orders {
+        let Orders { min, max } = self.folio_orders;
+        Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
+    }
+
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
-    /// and its marker at the next.
+    /// and its marker at the next. The smallest is the cache's, or what the window wants at least.
     fn whole_folios(&self, window: Window) -> Window {
-        let min = self.folio_orders.min;
+        let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
         let start = window.start.align_down(min);
         let end = window.start.plus(u64::from(window.pages)).align_up(min);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
@@ -207,41 +230,42 @@ impl Filemap {
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
+        align: Order,
         need: Need,
         locks: Locks,
     ) -> Vec<Run> {
-        let pages = gaps.iter().map(|(_, pages)| pages).sum();
+        let wanted = Wanted { gaps, pages: gaps.iter().map(|(_, pages)| pages).sum(), align, locks };
         let mut runs = Vec::new();
-        if self.take_frames(pages, Amount::All, locks, &mut runs) > 0 {
+        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(pages.max(RECLAIM_PAGES), locks);
-        if reclaimed == 0 || self.take_frames(pages, Amount::All, locks, &mut runs) == 0 {
-            self.scrape_frames(mapping, pages, (need, locks, completed), &mut runs);
+        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
+            self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
         }
         runs
     }
 
-    /// Takes what frames there are up to `pages`, and reclaims for the rest as long as that brings some. For
+    /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
     /// the first of them memory is waited for, if `need` says so and `locks` allows it.
     fn scrape_frames(
         &self,
         mapping: &Mapping,
-        pages: u32,
-        (need, locks, mut completed): (Need, Locks, u64),
+        wanted: Wanted<'_>,
+        (need, mut completed): (Need, u64),
         runs: &mut Vec<Run>,
     ) {
         let (mut got, mut stalls) = (0, 0);
         loop {
-            got += self.take_frames(pages - got, Amount::Less, locks, runs);
-            if got == pages {
+            got += self.take_frames(wanted, Amount::Less, runs);
+            if got == wanted.pages {
                 return;
             }
-            if self.reclaim.reclaim(RECLAIM_PAGES, locks) > 0 && locks == Locks::Wait {
+            if self.reclaim.reclaim(RECLAIM_PAGES, wanted.locks) > 0 && wanted.locks == Locks::Wait {
                 continue;
             }
-            let waits = got == 0 && need == Need::Asked && locks == Locks::Wait;
+            let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
             if !waits || stalls == STALLS_MAX {
                 break;
             }
@@ -250,15 +274,16 @@ impl Filemap {
             completed = self.completed.load(Ordering::Relaxed);
         }
         // Once more, for what the last look brought.
-        self.take_frames(pages - got, Amount::Less, locks, runs);
+        self.take_frames(wanted, Amount::Less, runs);
     }
 
-    /// Up to `pages` frames in runs that are whole folios; how many.
-    fn take_frames(&self, pages: u32, amount: Amount, locks: Locks, runs: &mut Vec<Run>) -> u32 {
-        let sizes = Orders { min: self.folio_orders.min, max: self.folio_orders.max.max(RUN_ORDER_MAX) };
+    /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
+    fn take_frames(&self, wanted: Wanted<'_>, amount: Amount, runs: &mut Vec<Run>) -> u32 {
+        let Wanted { gaps, align, locks, .. } = wanted;
+        let fit = Fit { runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) }, align };
         match locks {
-            Locks::Wait => self.arena.alloc_runs(pages, sizes, amount, runs),
-            Locks::Try => self.arena.try_alloc_runs(pages, sizes, amount, runs),
+            Locks::Wait => self.arena.alloc_runs(gaps, fit, amount, runs),
+            Locks::Try => self.arena.try_alloc_runs(gaps, fit, amount, runs),
         }
     }
 
@@ -295,8 +320,7 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        let Orders { min, max } = self.folio_orders;
-        let orders = Orders { min, max: max.min(window.order).max(min) };
+        let orders = self.orders_for(window);
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted };
         let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
         let added = match self.tuning.insertion {
@@ -515,55 +539,103 @@ impl Batch {
         Some(failures.swap_remove(place).1)
     }
 
-    /// How many pages of the run hold the file's bytes: takes the rest out of the tree.
-    fn settle(&self, run: FillRun, result: io::Result<usize>) -> u32 {
+    /// What of the run holds the file's bytes: takes the rest out of the tree.
+    fn settle(&self, run: FillRun, result: io::Result<usize>) -> Came {
         let counters = &self.filemap.counters;
         counters.add(Count::DeviceReads, 1);
         let wanted = run.pages as usize * PAGE_SIZE;
-        let failed = result.is_err();
-        let bytes = match result {
-            Ok(bytes) => bytes.min(wanted),
+        let (came, bytes) = match result {
+            Ok(bytes) => (Came::Before(bytes.min(wanted)), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
-                0
+                let landed = self.filemap.arena.view().landed_pages(run.frame, run.pages);
+                (Came::Landed, landed as usize * PAGE_SIZE)
             }
         };
         counters.add(Count::DeviceBytes, bytes as u64);
-        let valid = bytes.div_ceil(PAGE_SIZE) as u32;
-        if bytes < wanted {
+        if came != Came::Before(wanted) {
             let mut guard = self.mapping.lock();
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
-            if !failed && guard.holds_run(run) {
+            if let Came::Before(bytes) = came
+                && guard.holds_run(run)
+            {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
-            guard.remove_failed(run, valid);
+            guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
         }
-        valid
+        came
     }
+
+    /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
+    fn has_come(&self, came: Came, run: FillRun, page: u32, order: Order) -> bool {
+        match came {
+            Came::Before(end) => (page as usize * PAGE_SIZE) < end,
+            Came::Landed => {
+                let view = self.filemap.arena.view();
+                view.landed_in_row(run.frame.plus(page), order.pages()) == order.pages()
+            }
+        }
+    }
+
+    /// The folios of a run that is being filled, as (page of the run, order).
+    fn folios(&self, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+        let view = self.filemap.arena.view();
+        let mut page = 0;
+        std::iter::from_fn(move || {
+            let at = page;
+            (at < run.pages).then(|| {
+                let order = view.own(run.frame.plus(at)).word().order();
+                page += order.pages();
+                (at, order)
+            })
+        })
+    }
+}
+
+/// What of a run has come when its fill has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Came {
+    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
+    /// pages that landed when the file was longer; nobody is shown them.
+    Before(usize),
+    /// What had landed before something failed.
+    Landed,
 }
 
 impl FillSink for Batch {
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
-        let valid = self.settle(run, result);
+        let came = self.settle(run, result);
         let view = self.filemap.arena.view();
         let mut free: Vec<(Frame, Order)> = Vec::new();
-        let mut page = 0;
-        while page < run.pages {
+        for (page, order) in self.folios(run) {
             let frame = run.frame.plus(page);
-            let descriptor = view.own(frame);
-            let order = descriptor.word().order();
-            if let Completed::Detached(Put::Last(order)) = descriptor.complete(page < valid) {
+            let completed = view.own(frame).complete(self.has_come(came, run, page, order));
+            if let Completed::Detached(Put::Last(order)) = completed {
                 free.push((frame, order));
             }
-            page += order.pages();
         }
         self.filemap.arena.free_all(&free);
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
         let first = Place { mapping: self.mapping.id(), page: run.index };
         self.filemap.room.wake_filled(first, run.pages);
+    }
+
+    fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
+        let view = self.filemap.arena.view();
+        for (page, order) in self.folios(run) {
+            if page < pages.end && pages.start < page + order.pages() {
+                view.own(run.frame.plus(page)).note_landed();
+            }
+        }
+        view.set_landed(run.frame.plus(pages.start), pages.end - pages.start);
+    }
+
+    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
+        let first = Place { mapping: self.mapping.id(), page: run.index.plus(u64::from(pages.start)) };
+        self.filemap.room.wake_filled(first, pages.end - pages.start);
     }
 }
 

@@ -32,6 +32,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable, referenced};
 use crate::backend::Reap;
@@ -243,7 +244,8 @@ impl Filemap {
         len: usize,
         first: Option<Held<'m>>,
     ) -> Result<Option<Held<'m>>, Error> {
-        let miss = Miss { index: PageIndex::of_byte(position), position, len, reach: Reach::Window };
+        let index = PageIndex::of_byte(position);
+        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::PageLanded };
         self.hold_reaching(mapping, readahead, patience, miss, first)
     }
 
@@ -254,7 +256,8 @@ impl Filemap {
         position: u64,
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-        let miss = Miss { index: PageIndex::of_byte(position), position, len: 1, reach: Reach::Page };
+        let index = PageIndex::of_byte(position);
+        let miss = Miss { index, position, len: 1, reach: Reach::Page, until: Until::PageLanded };
         self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
 
@@ -273,7 +276,7 @@ impl Filemap {
                 return Ok(None);
             }
             match first.take().map_or_else(|| mapping.try_hold(miss.index), Ok) {
-                Ok(held) => match self.wait_readable(mapping, &held, patience) {
+                Ok(held) => match self.wait_readable(mapping, &held, miss, patience) {
                     Readable::Yes => return Ok(Some(held)),
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
                     Readable::Never => miss.reach = Reach::Page,
@@ -290,19 +293,23 @@ impl Filemap {
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until the folio is filled or will never be.
-    fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, patience: Patience) -> Readable {
+    /// Waits, if the caller does, until what `miss` waits for has come or will never come.
+    fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, miss: Miss, patience: Patience) -> Readable {
+        let readable = || match miss.until {
+            Until::PageLanded => held.is_readable_at(miss.index),
+            Until::FolioFilled => held.is_readable(),
+        };
         match patience {
             Patience::Wait => {
                 let backend = &**mapping.backend();
-                self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+                self.room.wait(backend, &mut || readable() != Readable::NotYet);
             }
             // Fetching what has landed starts nothing and waits for nothing.
             Patience::Start | Patience::Now | Patience::CacheOnly => {
                 mapping.backend().reap(Reap::Ready, &mut || false);
             }
         }
-        held.is_readable()
+        readable()
     }
 
     /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
@@ -314,7 +321,7 @@ impl Filemap {
         patience: Patience,
         miss: Miss,
     ) -> Result<Missed<'m>, Error> {
-        let Miss { index, position, len, reach } = miss;
+        let Miss { index, position, len, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if patience == Patience::CacheOnly {
             return Err(would_block());
@@ -348,7 +355,12 @@ impl Filemap {
             Filled::Submitted(batch) => {
                 self.fill_ahead(mapping, ahead, wanted, patience);
                 if let Ok(held) = mapping.try_hold(index) {
-                    match self.wait_readable(mapping, &held, patience) {
+                    let stalled = batch.refaulted().then(Instant::now);
+                    let readable = self.wait_readable(mapping, &held, miss, patience);
+                    if let Some(since) = stalled {
+                        self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
+                    }
+                    match readable {
                         Readable::Yes => return Ok(Missed::Ready(held)),
                         Readable::NotYet => return Err(would_block()),
                         Readable::Never => {}
@@ -430,7 +442,9 @@ impl Filemap {
         position: u64,
         len: usize,
     ) -> Result<(), Error> {
-        let held = self.hold_folio(mapping, readahead, Patience::Wait, position, len, None)?;
+        let index = PageIndex::of_byte(position);
+        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::FolioFilled };
+        let held = self.hold_reaching(mapping, readahead, Patience::Wait, miss, None)?;
         if let Some(held) = held {
             touch(self.arena.view().grown(), held.frame());
         }
@@ -501,6 +515,16 @@ struct Miss {
     position: u64,
     len: usize,
     reach: Reach,
+    until: Until,
+}
+
+/// For how much of its folio the reader of a page waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Until {
+    /// The page: it is read under a hold.
+    PageLanded,
+    /// All of it: only then can it be hit by who holds nothing.
+    FolioFilled,
 }
 
 /// How much is read on a miss.

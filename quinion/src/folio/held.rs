@@ -12,13 +12,13 @@
 //!
 //! Invariants:
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
-//!  2. Bytes are copied out only when the folio was seen readable.
+//!  2. Bytes are copied out only of pages that were seen readable.
 //!  3. Whoever puts the last hold of a detached folio frees its frames, and nobody else does.
 //!
 //! Not an invariant: that a held folio is in the index, or will ever be
 //! readable. A fill may fail, and a change of the file detaches it.
 
-use crate::arena::{Arena, Flags, HoldRefused, Put, Readable, Ticket};
+use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
 use super::copy;
@@ -60,7 +60,19 @@ impl<'a> Held<'a> {
     pub fn has_marker(&self) -> bool {
         self.ticket.has_marker()
     }
-    /// What may be done with it now.
+    /// What may be done with its page at `index` now: while the folio is filled, pages become readable as their
+    /// parts of it land.
+    ///
+    /// # Panics
+    /// If the folio does not cover `index`.
+    pub fn is_readable_at(&self, index: PageIndex) -> Readable {
+        let view = self.arena.view();
+        let page = index.0.wrapping_sub(self.first().0);
+        assert!(page < u64::from(self.order().pages()), "the folio covers the page");
+        let frame = self.frame.plus(page as u32);
+        view.own(self.frame).is_page_readable(self.ticket, || view.has_landed(frame))
+    }
+    /// What may be done with all of it now.
     pub fn is_readable(&self) -> Readable {
         self.arena.view().own(self.frame).is_readable(self.ticket)
     }
@@ -69,19 +81,38 @@ impl<'a> Held<'a> {
     /// how many.
     ///
     /// # Panics
-    /// If the folio is not filled or does not cover `position`.
+    /// If the page at `position` is not filled, or the folio does not cover it.
     pub fn copy_out(&self, position: u64, to: &mut [u8]) -> usize {
-        // Not `is_readable`: a folio that has left the index since the caller found it so is still its holder's.
-        let word = self.arena.view().own(self.frame).word();
-        assert!(word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED), "a folio is filled, then copied from");
-        let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
-        let inside = inside as usize;
-        assert!(inside < self.order().bytes(), "the folio covers the position");
-        let bytes = to.len().min(self.order().bytes() - inside);
-        // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them, and `to` is a
-        // unique slice of at least `bytes`.
+        let bytes = to.len().min(self.ready_bytes(position));
+        let inside = self.inside(position);
+        // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them and filled, and `to`
+        // is a unique slice of at least `bytes`.
         unsafe { copy::copy_out(self.bytes().add(inside), to.as_mut_ptr(), bytes) };
         bytes
+    }
+
+    /// How many bytes from file position `position` on can be read: to the folio's end, or while it is filled to
+    /// the first page that has not landed.
+    ///
+    /// # Panics
+    /// As [`Held::copy_out`].
+    pub fn ready_bytes(&self, position: u64) -> usize {
+        let (view, inside) = (self.arena.view(), self.inside(position));
+        // Not `is_readable`: a folio that has left the index since the caller found it so is still its holder's.
+        if view.own(self.frame).is_filled() {
+            return self.order().bytes() - inside;
+        }
+        let page = (inside / PAGE_SIZE) as u32;
+        let pages = view.landed_in_row(self.frame.plus(page), self.order().pages() - page);
+        assert!(pages > 0, "a page is filled, then read");
+        pages as usize * PAGE_SIZE - inside % PAGE_SIZE
+    }
+
+    /// Where in the folio byte `position` of the file lies.
+    fn inside(&self, position: u64) -> usize {
+        let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
+        assert!(inside < self.order().bytes() as u64, "the folio covers the position");
+        inside as usize
     }
 
     /// The address of the folio's first byte; valid for `PAGE_SIZE << order` bytes of reads while held.

@@ -54,16 +54,16 @@ impl Pinned {
     /// In a forked child, which does not have the cache's memory.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
-        // SAFETY: every extent lies in up-to-date folios that this value's pins keep: nobody writes them
-        // (a change of the file replaces folios, it does not rewrite pinned ones) and they stay mapped as
-        // long as the arena lives, which this value shares.
+        // SAFETY: every extent lies in pages that had come and that this value's pins keep: nobody writes them
+        // (a fill does not write what has landed again, and a change of the file replaces folios, it does not
+        // rewrite pinned ones) and they stay mapped as long as the arena lives, which this value shares.
         self.extents.iter().map(|extent| unsafe { std::slice::from_raw_parts(extent.first, extent.len) })
     }
 
     /// Adds what `held` has of the file from `position` on, at most `len` bytes; returns how many.
     pub(crate) fn add(&mut self, held: Held<'_>, position: u64, len: usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
-        let bytes = len.min(held.order().bytes() - inside);
+        let bytes = len.min(held.ready_bytes(position));
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
         match self.extents.last_mut() {

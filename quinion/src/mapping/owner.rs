@@ -242,7 +242,7 @@ impl Mapping {
     /// Takes the marker off the folio at `index`; true if it was there and this call took it.
     pub fn take_marker(&self, index: PageIndex) -> bool {
         let Some(descriptor) = self.find(index) else { return false };
-        descriptor.begin_read(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
+        descriptor.identify(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
     }
 
     /// Whether a folio seems to stand at `index`, filled or not: a hint, by a look without a lock.
@@ -252,7 +252,19 @@ impl Mapping {
 
     /// Whether the page at `index` is ready to be read, as far as can be seen without a lock.
     pub fn probe(&self, index: PageIndex) -> Result<(), NotReady> {
-        self.find(index).ok_or(NotReady::Mismatch)?.begin_read(self.id, index).map(drop)
+        let frame = self.find_frame(index).ok_or(NotReady::Mismatch)?;
+        let descriptor = self.view().descriptor(frame).ok_or(NotReady::Mismatch)?;
+        match descriptor.begin_read(self.id, index) {
+            Err(NotReady::Filling) if self.has_landed(descriptor, frame, index) => Ok(()),
+            looked => looked.map(drop),
+        }
+    }
+
+    /// Whether the page at `index` of a folio that is being filled has landed; a hint, because nobody holds the
+    /// folio.
+    fn has_landed(&self, descriptor: &Descriptor, head: Frame, index: PageIndex) -> bool {
+        let page = index.0.wrapping_sub(descriptor.index().0);
+        page < u64::from(descriptor.word().order().pages()) && self.view().has_landed(head.plus(page as u32))
     }
 
     /// Holds the folio at `index`, filled or not.
@@ -475,9 +487,9 @@ impl<'a> MappingGuard<'a> {
         self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
     }
 
-    /// Takes out every folio of a fill that failed, from the `valid`th page of its run on. Each is still
-    /// held by the fill, so its frames are freed when the fill gives that hold back.
-    pub fn remove_failed(&mut self, run: FillRun, valid: u32) {
+    /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come
+    /// as a whole. Each is still held by the fill, so its frames are freed when the last hold is given back.
+    pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
         let mut page = 0;
@@ -485,7 +497,7 @@ impl<'a> MappingGuard<'a> {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let descriptor = self.mapping.view().own(frame);
             let order = descriptor.word().order();
-            let ours = page >= valid && tree.load(index.0) == Entry::folio(frame.0);
+            let ours = !came(page, order) && tree.load(index.0) == Entry::folio(frame.0);
             if ours {
                 let retired = descriptor.retire();
                 debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");

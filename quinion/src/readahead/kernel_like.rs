@@ -163,7 +163,8 @@ impl KernelLike {
         let more = self.start.0 + u64::from(self.size) < file_pages && self.async_pages > 0;
         let marker = self.start.plus(u64::from(self.size - self.async_pages));
         let order = Order(self.order);
-        Windows::one(Window { start: self.start, pages, marker: more.then_some(marker), order })
+        let marker = more.then_some(marker);
+        Windows::one(Window { marker, order, ..Window::exact(self.start, pages) })
     }
 }
 

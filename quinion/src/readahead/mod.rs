@@ -45,7 +45,7 @@ mod tests;
 
 pub use window::{Asked, Cached, NothingCached, Window, Windows};
 
-use crate::units::{Order, PageIndex};
+use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
 use streams::Streams;
@@ -219,6 +219,12 @@ impl Readahead {
         self.pages_max = self.configured_max();
     }
 
+    /// From now on windows ask for folios of these orders. What was known of streams is forgotten.
+    pub fn set_orders(&mut self, orders: Orders) {
+        self.config = self.config.orders(orders.min, orders.max);
+        self.set_hint(self.hint);
+    }
+
     /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
     /// and nobody waits for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
@@ -311,7 +317,8 @@ impl Readahead {
     }
 
     /// Counts what was judged, and hands it on.
-    fn note(&mut self, windows: Windows) -> Windows {
+    fn note(&mut self, mut windows: Windows) -> Windows {
+        windows.set_order_min(self.config.order_min);
         let wanted = windows.wanted();
         if !windows.is_empty() {
             self.done.window_pages = windows.pages();

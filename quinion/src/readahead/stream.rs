@@ -298,7 +298,7 @@ impl Stream {
         }
         self.edge = end;
         let pages = (end.0 - start.0) as u32;
-        Windows::one(Window { start, pages, marker: self.marker, order })
+        Windows::one(Window { marker: self.marker, order, ..Window::exact(start, pages) })
     }
 
     /// The order of a window that is ahead as a whole: half of it at most is lost to alignment.
@@ -345,7 +345,8 @@ impl Stream {
             let first_touched = PageIndex(end.0.saturating_sub(request)).max(start);
             self.marker = cached.next_missing(first_touched, (end.0 - first_touched.0) as u32);
         }
-        windows.push(Window { start, pages: (end.0 - start.0) as u32, marker: self.marker, order });
+        let pages = (end.0 - start.0) as u32;
+        windows.push(Window { marker: self.marker, order, ..Window::exact(start, pages) });
     }
 
     // ---- strided ---------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ impl Stream {
             let pages = clamp(start, pages, file_pages);
             if let Some(missing) = cached.next_missing(start, pages) {
                 let marker = if windows.len() == first { Some(missing) } else { None };
-                windows.push(Window { start, pages, marker, order: self.order });
+                windows.push(Window { marker, order: self.order, ..Window::exact(start, pages) });
             }
             (next, count) = (next + distance, count - 1);
         }

@@ -27,12 +27,14 @@ pub struct Window {
     /// The largest folio the fill should make of it. The fill makes smaller ones where frames or alignment
     /// want it so.
     pub order: Order,
+    /// The smallest folio that is worth making: the fill rounds the window to whole ones. 0 asks for nothing.
+    pub order_min: Order,
 }
 
 impl Window {
     /// `pages` pages from `start` on and nothing else: no marker, folios of one page.
     pub const fn exact(start: PageIndex, pages: u32) -> Self {
-        Self { start, pages, marker: None, order: Order::ZERO }
+        Self { start, pages, marker: None, order: Order::ZERO, order_min: Order::ZERO }
     }
 
     /// The page after the last one.
@@ -84,6 +86,11 @@ impl Windows {
         );
         self.list[self.count] = window;
         self.count += 1;
+    }
+
+    /// Gives all of them this smallest folio.
+    pub(super) fn set_order_min(&mut self, order_min: Order) {
+        self.list[..self.count].iter_mut().for_each(|window| window.order_min = order_min);
     }
 
     /// The same, for a request of `wanted`.

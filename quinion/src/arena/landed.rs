@@ -1,0 +1,104 @@
+//! Landed: which pages of a folio hold the file's bytes while its fill goes on.
+//!
+//! A fill of many pages is several requests, and they end one by one. A bit for
+//! each frame, in a table beside the descriptors, says that the frame's page has
+//! come, so that whoever waits for that page need not wait for the others, and a
+//! request that fails takes with it what it was for and nothing else.
+//!
+//! ```text
+//!   frames       0 1 2 3 | 4 5 6 7 | 8 9 ...          one folio, LOCKED, in parts of four pages
+//!   bits         1 1 1 1 | 0 0 0 0 | 1 1 ...          parts 1 and 3 have landed
+//!                  ^         ^
+//!                  |         +-- its reader waits
+//!                  +-- its reader holds the folio and reads
+//! ```
+//!
+//! | who | does what | when |
+//! |---|---|---|
+//! | the fill | `note_landed` on the folio, then sets bits | a part has ended and another has not, or failed |
+//! | who holds the folio | looks at the bit of its page | the folio is not up to date as a whole |
+//! | who frees the frames | clears all bits of a folio that was noted | before the arena has them back |
+//!
+//! A hit never looks here: it takes folios that are up to date as a whole. A fill that ends well
+//! in one piece never sets a bit, and the bits of one that does are not wanted any more
+//! when it has ended; they stay until the frames are freed, because clearing them earlier would take
+//! a page from a holder who was just told that it is there.
+//!
+//! Invariants:
+//!  1. A set bit is of a frame of a folio that was noted; so those of free frames are clear, and those of a folio
+//!     that was just prepared ([`Arena::check`](super::Arena::check) sees the first).
+//!  2. Bytes of a page whose bit is set are written by nobody until the frame is freed.
+//!
+//! Not an invariant: that a bit is set. A folio that is up to date as a whole says so in its word alone.
+//!
+//! `tests/model_hit.rs` shows that the two orderings and the clearing are needed.
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutant, mutant, ordering};
+use crate::units::Frame;
+
+/// Frames whose bits share a word.
+pub const FRAMES_PER_WORD: u32 = 64;
+
+/// Says that the pages of the frames in `mask` have come.
+#[inline]
+pub fn set(word: &AtomicU64, mask: u64) {
+    // Release, partner: the Acquire in `load`: who sees the bit sees the bytes.
+    word.fetch_or(mask, ordering(Mutant::LandedRelease, Ordering::Release, Ordering::Relaxed));
+}
+
+/// The bits of a word. Means something to the holder of a folio whose frames they are of.
+#[inline]
+pub fn load(word: &AtomicU64) -> u64 {
+    // Acquire, partner: the Release in `set`. (A holder does not see bits from before its folio: they were
+    // cleared before the frames were freed, and the Acquire that gave it the hold has `prepare` for a partner.)
+    word.load(ordering(Mutant::LandedAcquire, Ordering::Acquire, Ordering::Relaxed))
+}
+
+/// Forgets the bits in `mask`: their frames are about to be freed, and are the caller's alone. Other bits of the word
+/// may be others' and change meanwhile.
+#[inline]
+pub fn clear(word: &AtomicU64, mask: u64) {
+    if !mutant(Mutant::LandedClear) {
+        word.fetch_and(!mask, Ordering::Relaxed);
+    }
+}
+
+/// The words of `pages` frames from `frame` on, each by its first frame, with the mask of those of it that are meant.
+#[inline]
+pub fn words(frame: Frame, pages: u32) -> impl Iterator<Item = (Frame, u64)> {
+    let end = frame.0 + pages;
+    let mut at = frame.0;
+    core::iter::from_fn(move || {
+        let (first, bit) = (at & !(FRAMES_PER_WORD - 1), at % FRAMES_PER_WORD);
+        let count = (end - at).min(FRAMES_PER_WORD - bit);
+        at += count;
+        (count > 0).then(|| (Frame(first), u64::MAX >> (FRAMES_PER_WORD - count) << bit))
+    })
+}
+
+#[cfg(all(test, not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_cover_the_frames_and_no_others() {
+        for (first, pages) in [(0, 1), (63, 1), (63, 2), (5, 59), (5, 60), (64, 64), (100, 512), (7, 0)] {
+            let mut covered = Vec::new();
+            for (word, mask) in words(Frame(first), pages) {
+                assert!(word.0 % FRAMES_PER_WORD == 0 && mask != 0);
+                covered.extend((0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| word.0 + bit));
+            }
+            assert_eq!(covered, (first..first + pages).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_word_do_not_disturb_each_other() {
+        let word = AtomicU64::new(0);
+        set(&word, 0b1111_0000);
+        set(&word, 0b0000_1100);
+        clear(&word, 0b0011_0000);
+        assert_eq!(load(&word), 0b1100_1100);
+    }
+}

@@ -1,0 +1,515 @@
+//! Large folios: made where windows allow, read page by page as they land, and never more than a failed page
+//! is lost of what was asked for.
+//!
+//! ```text
+//!   a window from page 5 on     [5 .. 511][512 ...... 1023][1024 ..     requests
+//!                                1 2 8 16 ... 256   order 9              folios: page and frame agree modulo 512
+//! ```
+//!
+//! The device here is a double that is told what lands and what fails, part by part. Where it
+//! runs by itself it cuts each request into parts, lands them last part first, and
+//! fails the parts with a bad page, writing rubbish there.
+
+mod common;
+mod device;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use common::{Dice, page_content};
+use device::Device;
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Attributes, Backend, Faults, Fill, Identity, Simulated, Times, Version, WaitRoom};
+use quinion::filemap::{Filemap, Patience};
+use quinion::mapping::Mapping;
+use quinion::readahead::{Config, Readahead};
+use quinion::sync::{Rank, RankedMutex};
+use quinion::sys::fork::ForkGuard;
+use quinion::tuning::Tuning;
+use quinion::units::{MappingId, Order, Orders, PageIndex};
+use quinion::{Cache, Error, ErrorKind, ReadOptions};
+
+const PAGE: u64 = 4096;
+
+// ---- a device of parts ------------------------------------------------------------------------------------
+
+/// A device that lands each request in parts of `part_pages`, or keeps it for the test to land.
+#[derive(Debug)]
+struct Parts {
+    size: AtomicU64,
+    part_pages: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    keeps: bool,
+    kept: Vec<Fill>,
+    bad: BTreeSet<u64>,
+    requests: Vec<(u64, u32)>,
+}
+
+impl Parts {
+    fn new(pages: u64, part_pages: u64) -> Arc<Self> {
+        let size = AtomicU64::new(pages * PAGE);
+        Arc::new(Self { size, part_pages, state: Mutex::default(), changed: Condvar::new() })
+    }
+    fn keep(&self) {
+        self.state.lock().unwrap().keeps = true;
+    }
+    /// Waits for a request that is kept.
+    fn kept(&self) -> Fill {
+        let mut state = self.state.lock().unwrap();
+        loop {
+            if !state.kept.is_empty() {
+                return state.kept.remove(0);
+            }
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+    fn spoil(&self, page: u64) {
+        self.state.lock().unwrap().bad.insert(page);
+    }
+    fn mend(&self) {
+        self.state.lock().unwrap().bad.clear();
+    }
+    /// Requests since the last call, as (first page, pages).
+    fn requests(&self) -> Vec<(u64, u32)> {
+        std::mem::take(&mut self.state.lock().unwrap().requests)
+    }
+
+    /// Lands and ends a request by itself.
+    fn serve(&self, mut fill: Fill) {
+        let (first, pages) = (fill.run().index.0, u64::from(fill.run().pages));
+        let bad = self.state.lock().unwrap().bad.clone();
+        let mut failure = None;
+        for part in (0..pages.div_ceil(self.part_pages)).rev() {
+            let (from, to) = (part * self.part_pages, pages.min((part + 1) * self.part_pages));
+            match bad.range(first + from..first + to).next() {
+                Some(_) => {
+                    fill.write((from * PAGE) as usize, &vec![0xbd; ((to - from) * PAGE) as usize]);
+                    failure = Some(io::Error::from_raw_os_error(5));
+                }
+                None => land(&mut fill, from..to),
+            }
+        }
+        let left = self.size.load(Ordering::Relaxed).saturating_sub(first * PAGE);
+        fill.complete(failure.map_or(Ok(left.min(pages * PAGE) as usize), Err));
+    }
+}
+
+/// These pages of a request come.
+fn land(fill: &mut Fill, pages: std::ops::Range<u64>) {
+    let first = fill.run().index.0;
+    for page in pages.clone() {
+        fill.write((page * PAGE) as usize, &page_content(1, first + page, 0));
+    }
+    fill.landed((pages.start * PAGE) as usize..(pages.end * PAGE) as usize);
+}
+
+impl Backend for Parts {
+    fn name(&self) -> &'static str {
+        "parts"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        Ok(Attributes {
+            identity: Identity { device: 7, inode: 1, born: 0 },
+            version: Version { modified: 0, changed: 0, settled: true },
+            size: self.size.load(Ordering::Relaxed),
+        })
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        for fill in fills {
+            let mut state = self.state.lock().unwrap();
+            state.requests.push((fill.run().index.0, fill.run().pages));
+            if state.keeps {
+                state.kept.push(fill);
+                self.changed.notify_all();
+            } else {
+                drop(state);
+                self.serve(fill);
+            }
+        }
+    }
+}
+
+// ---- a cache of one file, open to be looked at --------------------------------------------------------------
+
+struct Rig {
+    arena: Arc<Arena>,
+    filemap: Arc<Filemap>,
+    mapping: Arc<Mapping>,
+    device: Arc<Parts>,
+    readahead: RankedMutex<Readahead>,
+}
+
+impl Rig {
+    /// Folios of these orders, windows of at most `window` pages, and what the handle asks for.
+    fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
+        let room = Arc::new(WaitRoom::new());
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
+        let known = device.attributes().unwrap();
+        let backend = Arc::clone(&device) as Arc<dyn Backend>;
+        let mapping = Mapping::new(
+            Arc::clone(&arena),
+            MappingId(1),
+            backend,
+            &known,
+            ForkGuard::new(),
+            Tuning::default(),
+        );
+        let readahead = Readahead::new(Config::new(window).orders(handle.min, handle.max));
+        Self {
+            arena,
+            filemap,
+            mapping: Arc::new(mapping.unwrap()),
+            device,
+            readahead: RankedMutex::new(Rank::Readahead, readahead),
+        }
+    }
+
+    fn large(device: Arc<Parts>, window: u32) -> Self {
+        Self::new(64 << 20, device, ALL, window, ALL)
+    }
+
+    /// Reads `pages` pages from `first` on, as far as that goes at once, and checks them; how many bytes.
+    fn try_read(&self, first: u64, pages: u64) -> Result<usize, Error> {
+        let mut buffer = vec![0; (pages * PAGE) as usize];
+        let (position, patience) = (first * PAGE, Patience::Wait);
+        let bytes = self.filemap.read(&self.mapping, &self.readahead, patience, position, &mut buffer)?;
+        common::verify(&buffer[..bytes], 1, position).unwrap();
+        Ok(bytes)
+    }
+
+    fn read(&self, first: u64, pages: u64) {
+        assert_eq!(self.try_read(first, pages).unwrap() as u64, pages * PAGE);
+    }
+
+    /// The order of the folio at `page`; `None` if there is none.
+    fn order(&self, page: u64) -> Option<u8> {
+        self.mapping.try_hold(PageIndex(page)).ok().map(|held| held.order().0)
+    }
+
+    /// How many of the first `pages` pages are in folios of each order.
+    fn pages_by_order(&self, pages: u64) -> BTreeMap<u8, u64> {
+        let mut counts = BTreeMap::new();
+        for order in (0..pages).filter_map(|page| self.order(page)) {
+            *counts.entry(order).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Everything is as it must be; and when the file goes, all of its frames come back.
+    fn finish(self) {
+        assert_eq!(self.filemap.in_flight(), 0);
+        self.mapping.check().unwrap();
+        self.arena.check().unwrap();
+        drop((self.mapping, self.filemap));
+        let stats = self.arena.stats();
+        assert_eq!(stats.free_pages * PAGE, stats.data_bytes, "no frame is lost");
+        assert_eq!(stats.cells_used, 0);
+        self.arena.check().unwrap();
+    }
+}
+
+const ALL: Orders = Orders { min: Order(0), max: Order(9) };
+
+// ---- which folios are made ------------------------------------------------------------------------------------
+
+#[test]
+fn each_order_is_made_for_a_handle_that_asks_for_it() {
+    for order in (0..=9).map(Order) {
+        let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: order, max: order });
+        rig.read(700, 1);
+        let first = PageIndex(700).align_down(order).0;
+        assert_eq!(rig.device.requests(), [(first, order.pages())], "one request, and no page more");
+        assert_eq!(rig.order(700), Some(order.0));
+        assert_eq!(rig.mapping.lock().pages(), u64::from(order.pages()));
+        rig.read(first, u64::from(order.pages()));
+        assert_eq!(rig.device.requests(), []);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_handles_smallest_folio_goes_around_what_others_cached() {
+    let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: Order(4), max: Order(4) });
+    let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
+    let mut page = [0; PAGE as usize];
+    rig.filemap.read(&rig.mapping, &plain, Patience::Wait, 37 * PAGE, &mut page).unwrap();
+    assert_eq!(rig.order(37), Some(0));
+    rig.read(33, 1);
+    assert_eq!(rig.device.requests(), [(37, 1), (32, 5), (38, 10)]);
+    assert_eq!(rig.order(37), Some(0));
+    rig.finish();
+}
+
+#[test]
+fn a_long_read_from_an_unaligned_page_makes_the_largest_folios_in_few_requests() {
+    let rig = Rig::large(Parts::new(8192, 64), 1024);
+    rig.read(5, 1024);
+    assert_eq!(rig.device.requests()[..3], [(5, 507), (512, 512), (1024, 5)], "cut where folios begin");
+    let counts = rig.pages_by_order(1024);
+    assert_eq!(counts[&9], 512, "{counts:?}");
+    let head: Vec<_> = [5, 6, 8, 16, 32, 64, 128, 256].map(|page| rig.order(page).unwrap()).into();
+    assert_eq!(head, [0, 1, 3, 4, 5, 6, 7, 8], "the head rises to the boundary");
+    rig.finish();
+}
+
+#[test]
+fn an_unaligned_stream_makes_mostly_large_folios() {
+    const PAGES: u64 = 8192;
+    for start in [0, 1, 5, 300] {
+        let rig = Rig::large(Parts::new(PAGES, 64), 1024);
+        for page in (start..PAGES).step_by(16) {
+            rig.try_read(page, 16).unwrap();
+        }
+        let counts = rig.pages_by_order(PAGES);
+        let from = |order| counts.range(order..).map(|(_, pages)| pages).sum::<u64>();
+        assert_eq!(from(0), PAGES - start);
+        assert!(from(4) * 100 >= (PAGES - start) * 97, "from {start} on: {counts:?}");
+        assert!(from(9) * 100 >= (PAGES - start) * 75, "from {start} on: {counts:?}");
+        let requests = rig.device.requests();
+        assert!(requests.len() < 64, "from {start} on: {requests:?}");
+        assert_eq!(requests.iter().map(|&(_, pages)| u64::from(pages)).sum::<u64>(), PAGES - start);
+        rig.finish();
+    }
+}
+
+#[test]
+fn memory_in_pieces_makes_smaller_folios_and_all_of_them() {
+    let rig = Rig::large(Parts::new(100_000, 64), 0);
+    // Every fourth page of the arena is taken: nothing larger than a pair can be had.
+    let mut taken = Vec::new();
+    while let Some(frame) = rig.arena.alloc(Order(2)) {
+        rig.arena.free(frame.plus(2), Order(1));
+        taken.push(frame);
+    }
+    rig.read(600, 64);
+    assert_eq!(rig.pages_by_order(700), BTreeMap::from([(1, 64)]));
+    assert_eq!(rig.device.requests().len(), 32);
+    taken.into_iter().for_each(|frame| rig.arena.free(frame, Order(1)));
+    rig.finish();
+}
+
+#[test]
+fn a_cache_chooses_its_largest_folio_by_its_memory() {
+    for (memory, order) in [(16 << 20, 4), (64 << 20, 6)] {
+        let device = Device::new(8 << 20);
+        let cache = Cache::builder().memory(memory).build().unwrap();
+        let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+        // Least as large as can be: the request shows what that is.
+        file.set_folio_orders(9, 9).unwrap();
+        file.read_exact_at(&mut [0], 700 * PAGE).unwrap();
+        let first = PageIndex(700).align_down(Order(order)).0;
+        assert_eq!(device.reads()[0], (first, 1 << order), "{memory} bytes");
+        assert_eq!(file.set_folio_orders(3, 2).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}
+
+// ---- pages that land one by one ------------------------------------------------------------------------------
+
+#[test]
+fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
+    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    rig.device.keep();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| rig.try_read(0, 1).unwrap());
+        let mut fill = rig.device.kept();
+        let last = scope.spawn(|| rig.try_read(511, 1).unwrap());
+        let pair = scope.spawn(|| rig.try_read(300, 4).unwrap());
+        land(&mut fill, 0..64);
+        assert_eq!(first.join().unwrap() as u64, PAGE);
+        assert!(!last.is_finished() && !pair.is_finished());
+        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has landed is there");
+        land(&mut fill, 448..512);
+        assert_eq!(last.join().unwrap() as u64, PAGE);
+        land(&mut fill, 300..302);
+        land(&mut fill, 302..304);
+        assert_eq!(pair.join().unwrap() as u64, 4 * PAGE);
+        let pin = rig.filemap.pin(&rig.mapping, &rig.readahead, 0, 64 * 4096, ForkGuard::new()).unwrap();
+        assert_eq!(pin.len(), 64 * 4096);
+        land(&mut fill, 64..300);
+        land(&mut fill, 304..448);
+        fill.complete(Ok(512 * 4096));
+        common::verify(pin.chunks().next().unwrap(), 1, 0).unwrap();
+    });
+    assert_eq!((rig.device.requests(), rig.order(0)), (vec![(0, 512)], Some(9)));
+    rig.read(0, 512);
+    rig.finish();
+}
+
+#[test]
+fn who_must_not_wait_gets_what_has_landed() {
+    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    rig.device.keep();
+    let now = |page: u64| {
+        let mut byte = [0];
+        let read = rig.filemap.read(&rig.mapping, &rig.readahead, Patience::Start, page * PAGE, &mut byte);
+        read.map_err(|error| error.kind())
+    };
+    assert_eq!(now(0), Err(ErrorKind::WouldBlock));
+    let mut fill = rig.device.kept();
+    land(&mut fill, 5..7);
+    assert_eq!((now(5), now(6)), (Ok(1), Ok(1)));
+    assert_eq!((now(4), now(7)), (Err(ErrorKind::WouldBlock), Err(ErrorKind::WouldBlock)));
+    fill.complete(Ok(0)); // the file was cut: nothing of it is there any more
+    assert_eq!((now(5), rig.mapping.lock().pages()), (Ok(0), 0));
+    rig.finish();
+}
+
+#[test]
+fn a_failed_page_fails_nobody_but_its_own_reader() {
+    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    rig.device.keep();
+    thread::scope(|scope| {
+        let good = scope.spawn(|| rig.try_read(70, 1));
+        let mut fill = rig.device.kept();
+        land(&mut fill, 64..128);
+        assert_eq!(good.join().unwrap().unwrap() as u64, PAGE);
+        let held = rig.mapping.try_hold(PageIndex(64)).unwrap();
+        rig.device.state.lock().unwrap().keeps = false;
+        rig.device.spoil(3);
+        fill.complete(Err(io::Error::from_raw_os_error(5)));
+        // Who holds what has landed keeps it; the index has let it go.
+        let mut bytes = vec![0; 64 * 4096];
+        assert_eq!(held.copy_out(64 * PAGE, &mut bytes), 64 * 4096);
+        common::verify(&bytes, 1, 64 * PAGE).unwrap();
+    });
+    assert_eq!(rig.mapping.lock().pages(), 0);
+    // Its frames went with the hold.
+    rig.arena.check().unwrap();
+    assert_eq!(rig.try_read(3, 1).unwrap_err().kind(), ErrorKind::Io);
+    for page in [2, 4, 70, 511] {
+        rig.read(page, 1);
+    }
+    rig.device.mend();
+    rig.read(0, 512);
+    rig.finish();
+}
+
+#[test]
+fn of_a_failed_request_the_folios_that_landed_stay() {
+    let rig = Rig::large(Parts::new(1024, 64), 0);
+    rig.device.spoil(300);
+    // One request of pages 5 to 511: folios of 1, 2, 8, ..., 128 pages and one of 256, which has the bad page.
+    assert!(rig.try_read(5, 507).unwrap() > 0);
+    assert_eq!((rig.order(5), rig.order(130), rig.order(255)), (Some(0), Some(7), Some(7)));
+    assert_eq!(rig.order(300), None);
+    assert_eq!(rig.order(400), Some(7), "and of the next request, which tells the good pages apart");
+    assert_eq!(rig.try_read(300, 1).unwrap_err().kind(), ErrorKind::Io);
+    rig.read(301, 1);
+    rig.finish();
+}
+
+#[test]
+fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
+    let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    rig.device.keep();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| rig.try_read(200, 1).unwrap());
+        let mut fill = rig.device.kept();
+        land(&mut fill, 200..210);
+        assert_eq!(reader.join().unwrap() as u64, PAGE);
+        let pin = rig.filemap.pin(&rig.mapping, &rig.readahead, 200 * PAGE, 8192, ForkGuard::new()).unwrap();
+        land(&mut fill, 0..100);
+        fill.complete(Ok(100 * 4096));
+        common::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();
+    });
+    assert_eq!(rig.mapping.size(), 100 * PAGE);
+    assert_eq!(rig.try_read(99, 2).unwrap() as u64, PAGE);
+    rig.finish();
+}
+
+#[test]
+fn of_a_device_with_bad_spots_exactly_their_pages_fail() {
+    const PAGES: u64 = 3000;
+    let spots = [
+        0..1,
+        4097..4098,
+        700 * PAGE..703 * PAGE,
+        2048 * PAGE - 1..2048 * PAGE + 1,
+        2999 * PAGE..2999 * PAGE + 5,
+    ];
+    let is_bad =
+        |page: u64| spots.iter().any(|spot| spot.start < (page + 1) * PAGE && page * PAGE < spot.end);
+    let content = |_: u64, page: u64, bytes: &mut [u8]| bytes.copy_from_slice(&page_content(1, page, 0));
+    for (part, step) in [(1, 1), (16, 1), (64, 7), (64, 501)] {
+        let device = Simulated::generated(1, PAGES * PAGE - 1000, content, Faults::default()).in_parts(part);
+        spots.iter().for_each(|spot| device.fail_at(spot.clone(), Times::Always));
+        let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().unwrap();
+        let file = cache.open_backend(Arc::new(device)).unwrap();
+        let mut buffer = vec![0; 4096];
+        for page in (0..PAGES).map(|number| number * step % PAGES) {
+            match file.read_at(&mut buffer, page * PAGE) {
+                Ok(bytes) => common::verify(&buffer[..bytes], 1, page * PAGE).unwrap(),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
+            }
+            // A part of a page that was asked for by itself is that page.
+            let failed =
+                file.read_at_with(&mut buffer, page * PAGE, ReadOptions::new().cached_only(true)).is_err();
+            assert_eq!(failed, is_bad(page), "page {page}, in parts of {part}");
+        }
+        cache.check().unwrap();
+    }
+}
+
+// ---- all of it at once --------------------------------------------------------------------------------------
+
+/// Readers of all sizes, some with large folios and some without, over a device with bad pages, in a cache that
+/// is too small.
+fn churn(seed: u64) {
+    const PAGES: u64 = 12_000;
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(9).idle_files_max(0);
+    let (cache, device) = (builder.build().unwrap(), Parts::new(PAGES, 16));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let mut dice = Dice::new(seed);
+    let bad: BTreeSet<u64> = (0..20).map(|_| dice.below(PAGES)).collect();
+    bad.iter().for_each(|&page| device.spoil(page));
+    thread::scope(|scope| {
+        for reader in 0..3u64 {
+            let (file, bad) = (file.clone(), &bad);
+            scope.spawn(move || {
+                file.set_folio_orders([0, 3, 9][reader as usize], 9).unwrap();
+                let mut dice = Dice::new(seed ^ reader << 32);
+                let mut buffer = vec![0; 600 * 4096];
+                let mut at = 0;
+                for _ in 0..150 {
+                    at = if dice.below(4) == 0 { dice.below(PAGES * PAGE) } else { at };
+                    let bits = dice.below(21);
+                    let len = 1 + dice.below(1 << bits) as usize;
+                    match file.read_at(&mut buffer[..len], at) {
+                        Ok(bytes) => {
+                            common::verify(&buffer[..bytes], 1, at).unwrap();
+                            at = (at + bytes as u64) % (PAGES * PAGE);
+                        }
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+                            assert!(bad.contains(&(at / PAGE)), "page {} is not bad: {error}", at / PAGE);
+                            at = (at / PAGE + 1) * PAGE % (PAGES * PAGE);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let stats = cache.stats();
+    assert_eq!(stats.in_flight, 0);
+    assert!(stats.evicted_pages > 0 && stats.device_errors > 0, "{stats:?}");
+    cache.check().unwrap();
+    drop(file);
+    let stats = cache.stats();
+    assert_eq!((stats.files, stats.free_bytes), (0, stats.data_bytes), "no frame is lost");
+    cache.check().unwrap();
+}
+
+#[test]
+fn in_a_churn_of_orders_only_bad_pages_fail_and_no_frame_is_lost() {
+    let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 300 } else { 4 };
+    (0..rounds).for_each(churn);
+}

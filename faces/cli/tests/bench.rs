@@ -146,8 +146,9 @@ fn a_folder_of_somebody_else_is_not_swept() {
     assert!(text(&output.stderr).contains("my-own-files") && folder.join("file").exists());
 }
 
-/// 1. A benchmark has made a folder for RocksDB. 2. Somebody kills it by a signal that nobody can catch. 3. What was in
-/// the folder stays for ever.
+/// 1. A benchmark has made a folder for RocksDB.
+/// 2. Somebody kills it by a signal that nobody can catch.
+/// 3. What was in the folder stays for ever.
 #[test]
 fn a_benchmark_that_is_killed_leaves_nothing() {
     let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -151,8 +151,9 @@ fn is_filled_by(case: &str, run: impl FnOnce(Command)) -> Option<bool> {
     Some(resident().contains("\"resident\":1.0000"))
 }
 
-/// 1. A program reads a file with hints of its own. 2. Its reads are served. 3. Each hint makes the kernel read
-/// the same bytes into its page cache, from which nobody reads them.
+/// 1. A program reads a file with hints of its own.
+/// 2. Its reads are served.
+/// 3. Each hint makes the kernel read the same bytes into its page cache, from which nobody reads them.
 #[test]
 fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
     let alone = is_filled_by("hints", |command| drop(output(command)));

@@ -43,7 +43,7 @@ use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
-use super::read::Patience;
+use super::read::{Patience, touch};
 use super::refault::Refaults;
 
 /// Nodes that only remember, forgotten at a time when nodes run out.
@@ -296,6 +296,7 @@ impl Filemap {
         let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         self.counters.add(Count::Inserted, pages);
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
+        self.spare_once(runs);
         let fills = runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
@@ -305,6 +306,14 @@ impl Filemap {
             unsafe { Fill::new(run, buffer, sink) }
         });
         mapping.backend().submit(fills.collect());
+    }
+
+    /// Pages of a window begin as if they had been read once. The hand would otherwise take those that were
+    /// fetched ahead of their reader first of all, and the reader would fetch them again.
+    fn spare_once(&self, runs: &[FillRun]) {
+        let grown = self.arena.view().grown();
+        let frames = runs.iter().flat_map(|run| (0..run.pages).map(|page| run.frame.plus(page)));
+        frames.for_each(|frame| touch(grown, frame));
     }
 
     fn free_runs(&self, runs: &[FillRun]) {

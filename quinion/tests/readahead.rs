@@ -54,6 +54,23 @@ fn backward_and_strided_reads_fetch_each_page_once() {
     cache.check().unwrap();
 }
 
+/// 1. A cache is full of pages that a stream has read.
+/// 2. The hand comes round: pages that were read are spared once, pages that lie ahead of the reader are not.
+/// 3. The reader comes to them, and they are read again.
+#[test]
+fn a_stream_through_a_small_cache_reads_each_page_once() {
+    const LONG: u64 = 40_000;
+    for (pages, readahead) in [(1, 1 << 20), (16, 1 << 20), (256, 4 << 20)] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead).build().unwrap();
+        let device = Device::new(LONG * PAGE);
+        let file = open(&cache, &device);
+        (0..LONG).step_by(pages).for_each(|page| read(&file, &device, page, pages as u64));
+        assert_eq!(waste(&device, |_| true), (0, 0), "reads of {pages} pages");
+        assert!(cache.stats().evicted_pages > LONG / 2);
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn what_lies_ahead_is_on_its_way_before_the_reader_waits() {
     let (cache, device) = (cache(), Device::new(PAGES * PAGE));

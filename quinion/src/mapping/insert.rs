@@ -198,9 +198,10 @@ impl Mapping {
         consumed: Consumed<'_>,
     ) -> Option<AddedRuns> {
         let (first, end) = (runs.first()?.index, end_of(runs.last()?));
-        let mut guard = Some(self.lock_to_add(first, end.0 - first.0, locks)?);
+        // Before the lock: under it these grow only if somebody else came between the look for gaps and here.
         let mut done =
             AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: Stop::All };
+        let mut guard = Some(self.lock_to_add(first, end.0 - first.0, locks)?);
         for &run in runs {
             let mut rest = run;
             while rest.pages > 0 {

@@ -200,6 +200,8 @@ fn b15_a_page_that_is_there_already_gets_no_marker() {
     stage.complete(there);
     let run = stage.run(0, 16);
     let shape = Shape { marker: Some(page(5)), ..PAGES };
+    let nothing = stage.mapping.add_window(&[], shape, Locks::Wait, &mut no_shadow).unwrap();
+    assert_eq!((nothing.inserted.len(), nothing.left.len(), nothing.stop), (0, 0, Stop::All));
     let got = stage.mapping.add_window(&[run], shape, Locks::Wait, &mut no_shadow).unwrap();
     let parts: Vec<_> = got.inserted.iter().map(|run| (run.index.0, run.pages)).collect();
     assert_eq!(parts, [(0, 5), (6, 10)], "it goes on behind what is there");

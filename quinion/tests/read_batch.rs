@@ -18,7 +18,6 @@
 
 mod batch_stage;
 mod common;
-#[allow(dead_code, reason = "a part of it is enough here")]
 mod device;
 
 use std::sync::Arc;

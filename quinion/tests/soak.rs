@@ -50,6 +50,8 @@ use common::{Dice, fill_content, generations};
 // ---- the files ----------------------------------------------------------------------------------------
 
 /// Sizes of the still files, five times the least memory in all, none a multiple of a page.
+/// How long all slots of a viewer may be in use: a slot that is lost stays lost.
+const NO_SLOT_MAX: Duration = Duration::from_secs(60);
 const STILL: [u64; 4] = [(33 << 20) + 4095, (23 << 20) + 17, (13 << 20) + 513, (11 << 20) + 1];
 /// The numbers of the others in their contents.
 const REPLACED: u32 = 10;
@@ -702,12 +704,16 @@ impl Sight {
         let mut buffer = vec![0; LEN_MAX as usize + 5000];
         let mut heard = Instant::now();
         while seen.reads < self.reads / 2 {
-            let outcome = self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard);
-            if outcome == Err(RequestError::OwnerGone) {
-                seen.gone_after_millis = Some(heard.elapsed().as_millis() as u64);
-                return seen;
+            match self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard) {
+                Ok(()) => {}
+                Err(RequestError::OwnerGone) => {
+                    seen.gone_after_millis = Some(heard.elapsed().as_millis() as u64);
+                    return seen;
+                }
+                // The owner is slower than we are, and has our markers still to look at.
+                Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
+                Err(error) => panic!("{error:?}"),
             }
-            outcome.unwrap();
         }
         seen
     }

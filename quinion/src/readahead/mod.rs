@@ -21,7 +21,7 @@
 //!
 //! Trouble is a read that failed, which makes the largest window a quarter, or
 //! a window that was gone before it was read, which halves it. After
-//! [`CALM_WINDOWS`] windows without trouble it doubles again, up to what was
+//! `CALM_WINDOWS` windows without trouble it doubles again, up to what was
 //! configured. (Kernel-like, it stays until a hint is given.)
 //!
 //! Invariants:

@@ -58,13 +58,18 @@ fn find_level() -> u8 {
 
 /// Asks the processor, and the system whether it saves the wide registers. Needs no standard library.
 fn detect() -> u8 {
-    use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    use core::arch::x86_64::{__cpuid_count, _xgetbv};
+    #[allow(unused_unsafe, reason = "the intrinsic became safe after the oldest compiler we build with")]
+    fn cpuid(leaf: u32) -> core::arch::x86_64::CpuidResult {
+        // SAFETY: every 64-bit x86 processor has the instruction.
+        unsafe { __cpuid_count(leaf, 0) }
+    }
     #[target_feature(enable = "xsave")]
     fn saved_state() -> u64 {
         // SAFETY: the caller has seen OSXSAVE, so the instruction exists.
         unsafe { _xgetbv(0) }
     }
-    let (leaf1, most) = (__cpuid(1), __cpuid(0).eax);
+    let (leaf1, most) = (cpuid(1), cpuid(0).eax);
     let osxsave = leaf1.ecx & (1 << 27) != 0;
     let avx = leaf1.ecx & (1 << 28) != 0;
     if most < 7 || !osxsave || !avx {
@@ -72,7 +77,7 @@ fn detect() -> u8 {
     }
     // SAFETY: OSXSAVE is set, so `xgetbv` may be executed.
     let saved = unsafe { saved_state() };
-    let leaf7 = __cpuid_count(7, 0);
+    let leaf7 = cpuid(7);
     let avx2 = leaf7.ebx & (1 << 5) != 0 && saved & 0b110 == 0b110;
     let avx512 = leaf7.ebx & (1 << 16) != 0 && saved & 0b1110_0110 == 0b1110_0110;
     match (avx2, avx512) {

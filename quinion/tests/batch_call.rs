@@ -369,8 +369,9 @@ fn batches_are_right_while_others_evict() {
         let readers: Vec<_> = (0..2)
             .map(|seed| scope.spawn(move || read_at_random(&open(cache, device), device, seed)))
             .collect();
-        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
         stop.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.expect("a reader found nothing wrong"));
     });
     assert!(cache.stats().evicted_pages > 0);
     cache.check().unwrap();

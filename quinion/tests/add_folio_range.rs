@@ -24,6 +24,7 @@ use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
 use quinion::filemap::{Filemap, Patience};
 use quinion::mapping::{Added, AddedFolio, Leave, Mapping, NewFolio, SPARE_MAX, Shape};
 use quinion::readahead::{Config, Readahead};
+use quinion::reclaim::NODE_BYTES;
 use quinion::sync::{Locks, Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, Orders};
@@ -199,6 +200,8 @@ fn b15_a_page_that_is_there_already_gets_no_marker() {
     stage.complete(there);
     let run = stage.run(0, 16);
     let shape = Shape { marker: Some(page(5)), ..PAGES };
+    let nothing = stage.mapping.add_window(&[], shape, Locks::Wait, &mut no_shadow).unwrap();
+    assert_eq!((nothing.inserted.len(), nothing.left.len(), nothing.stop), (0, 0, Stop::All));
     let got = stage.mapping.add_window(&[run], shape, Locks::Wait, &mut no_shadow).unwrap();
     let parts: Vec<_> = got.inserted.iter().map(|run| (run.index.0, run.pages)).collect();
     assert_eq!(parts, [(0, 5), (6, 10)], "it goes on behind what is there");
@@ -213,6 +216,7 @@ fn b15_a_page_that_is_there_already_gets_no_marker() {
 fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
     let (stage, stop, seen) = (Stage::new(), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
+        let _finish = AtEnd(&stop);
         for seed in 0..2u64 {
             let (stage, stop, seen) = (&stage, &stop, &seen);
             scope.spawn(move || {
@@ -229,7 +233,9 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
                 }
             });
         }
-        for round in 0..400u64 {
+        // As long as it takes until the readers have found folios, however late they begin.
+        for round in (0u64..).take_while(|round| *round < 400 || seen.load(Ordering::Relaxed) < 100) {
+            assert!(!stop.load(Ordering::Relaxed), "a reader found something wrong");
             // Frames come back at other places each time, in folios of other sizes.
             let order = (round % 4) as u8;
             let run = stage.run(round % 3 * 8, 384);
@@ -250,8 +256,52 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
                 at += pages;
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
+    stage.finish();
+}
+
+/// Stops the readers also when the test fails.
+struct AtEnd<'a>(&'a AtomicBool);
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn under_the_lock_nodes_come_out_of_the_stock_and_from_nowhere_else() {
+    let stage = Stage::new();
+    let (folio, run) = (stage.folio(77, 0), stage.run(1 << 24, 300));
+    // The arena has plenty, the stock has none.
+    let mut guard = stage.mapping.lock();
+    assert_eq!(guard.add_folio(folio, PAGES), AddedFolio::NoNode);
+    assert_eq!(guard.add_folio_range(run, PAGES, &mut no_shadow), Added { pages: 0, stop: Stop::NoNode });
+    drop(guard);
+    // The stock has enough, the arena has none.
+    let mut guard = stage.mapping.lock_to_add(run.index, 300, Locks::Wait).unwrap();
+    while stage.arena.alloc(Order::MAX).is_some() {}
+    let mut all = Vec::new();
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    assert_eq!(guard.add_folio_range(run, PAGES, &mut no_shadow), Added { pages: 300, stop: Stop::All });
+    drop(guard);
+    stage.arena.free_cells(all);
+    complete(&stage, run, 0);
+    stage.free(folio);
+    stage.finish();
+}
+
+#[test]
+fn nodes_take_less_than_a_hundredth_of_the_pages_they_find() {
+    let stage = Stage::new();
+    let mut pages = 0;
+    for start in [0, 512, 5000] {
+        let run = stage.run(start, 512);
+        assert_eq!(add(&stage, run, PAGES).stop, Stop::All);
+        complete(&stage, run, 0);
+        pages += 512;
+        let bytes = stage.arena.stats().cells_used * NODE_BYTES;
+        assert!(bytes * 100 < pages * PAGE, "{bytes} bytes of nodes, spare ones too, for {pages} pages");
+    }
     stage.finish();
 }
 

@@ -369,8 +369,9 @@ fn batches_are_right_while_others_evict() {
         let readers: Vec<_> = (0..2)
             .map(|seed| scope.spawn(move || read_at_random(&open(cache, device), device, seed)))
             .collect();
-        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
         stop.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.expect("a reader found nothing wrong"));
     });
     assert!(cache.stats().evicted_pages > 0);
     cache.check().unwrap();
@@ -400,4 +401,14 @@ fn read_at_random(file: &File, device: &Device, seed: u64) {
             verify(bytes, device, position);
         }
     }
+}
+
+#[test]
+fn what_a_batch_misses_goes_to_the_device_in_one_call() {
+    let (cache, device) = (cache(), Device::new(4096 * PAGE));
+    let file = open(&cache, &device);
+    let pages: Vec<u64> = (0..32).map(|at: u64| at * at * 3 + 100).collect();
+    read_pages(&file, &device, &pages);
+    assert_eq!((device.submissions(), device.reads().len()), (1, 32));
+    cache.check().unwrap();
 }

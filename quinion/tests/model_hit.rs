@@ -75,7 +75,7 @@
 //! | `HoldCompare` | `hold_against_reuse` | a hold on another file's folio: 2 for 1 |
 //! | `PutAcquire` | `two_holds_against_removal` | race: the last holder frees too early for the other |
 //! | `PutRelease` | `hold_against_eviction` | race: as `RetireAcquire` |
-//! | `PutHolds` | `hold_against_unprepare` | race: two parties free the frame |
+//! | `PutHolds` | `hold_against_failed_fill` | race: two parties free the frame |
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
 //! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have landed |
@@ -90,7 +90,7 @@
 //!   copies nothing, whatever identity it sees. It stands there for who holds a folio that is still being
 //!   filled (`PrepareRelease`). Since it does stand there, a reader of the old page never meets "filling":
 //!   with the new word it sees the new identity.
-//! * A fence in `unprepare` beyond those of `retire` and `complete`, which it is made of.
+//! * A fence where a fill fails, beyond those of `retire` and `complete`, one after the other.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //!
 //! # What the checker does not show
@@ -299,6 +299,15 @@ impl Held {
     }
 }
 
+/// A fill that fails: the folio leaves its tree, and is unlocked. The caller is the fill, under the tree lock.
+fn fail(descriptor: &Descriptor) -> Put {
+    assert_eq!(descriptor.retire(), Retire::Held, "a fill has a hold");
+    match descriptor.complete(false) {
+        Completed::Detached(put) => put,
+        Completed::Attached => panic!("it was just retired"),
+    }
+}
+
 // ---- scenarios ----------------------------------------------------------------------------------------
 
 /// As [`explore_bounded`], with as many preemptions as there can be.
@@ -387,7 +396,7 @@ fn two_generations() {
 }
 
 #[test]
-fn abandoned_insertion() {
+fn failed_fill() {
     explore_bounded(
         Some(1),
         &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
@@ -397,7 +406,7 @@ fn abandoned_insertion() {
             let reader = spawn(&frames, |frames| frames.read(0, 0, ONE, PAGE_0).must_be(&[1, 3]));
             frames.retire(0);
             frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
-            let put = frames.descriptors[0].unprepare();
+            let put = fail(&frames.descriptors[0]);
             assert_eq!(put, Put::Last(Order(0)), "nobody holds it");
             frames.fill(0, ONE, PAGE_0, 3);
             reader.join().unwrap()
@@ -644,9 +653,9 @@ fn fill_against_removal() {
     });
 }
 
-/// A reader came by a stale slot and holds a folio that then enters no index.
+/// A reader holds a folio that the device then does not deliver: it leaves its tree, and is unlocked.
 #[test]
-fn hold_against_unprepare() {
+fn hold_against_failed_fill() {
     explore(
         &[
             "given up Kept, holder Last(order 0)",
@@ -667,7 +676,7 @@ fn hold_against_unprepare() {
                 }
             });
             held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
-            let given_up = held.descriptor.unprepare();
+            let given_up = fail(&held.descriptor);
             if given_up != Put::Kept {
                 held.free();
             }
@@ -910,7 +919,7 @@ const NEEDED: &[Needed] = &[
     (Mutant::HoldCompare, &[("hold_against_reuse", "wrong bytes: 2 under a hold")]),
     (Mutant::PutAcquire, &[("two_holds_against_removal", RACE)]),
     (Mutant::PutRelease, &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)]),
-    (Mutant::PutHolds, &[("hold_against_unprepare", RACE), ("two_holds_against_removal", RACE)]),
+    (Mutant::PutHolds, &[("hold_against_failed_fill", RACE), ("two_holds_against_removal", RACE)]),
     (Mutant::ReadableAcquire, &[("wait_for_a_fill", RACE)]),
     (Mutant::ReadableSequence, &[("wait_for_a_removed_fill", "wrong answer")]),
     (Mutant::LandedRelease, &[("page_of_a_fill", RACE)]),

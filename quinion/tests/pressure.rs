@@ -30,7 +30,7 @@ fn content(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("content");
     let mut plain = std::fs::File::create(&path).unwrap();
     let mut piece = vec![0; 1 << 20];
-    for number in 0..FILE_PAGES * PAGE >> 20 {
+    for number in 0..(FILE_PAGES * PAGE) >> 20 {
         common::fill_content(&mut piece, 1, number << 20, 0);
         plain.write_all(&piece).unwrap();
     }
@@ -93,20 +93,20 @@ impl Task {
     }
 }
 
-fn ten_thousand_at_once(mechanism: Mechanism) {
+type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
+
+/// The memory is for a fraction of what they ask for, so that errands are run; or for all, so that all wait
+/// at a time.
+fn ten_thousand_at_once(mechanism: Mechanism, memory: u64) {
     const READS: usize = 10_000;
     let folder = folder();
     let path = content(&folder);
-    let cache = Cache::builder()
-        .memory(std::env::var("MEM").map_or(16, |m| m.parse().unwrap()) << 20)
-        .mechanism(mechanism)
-        .build()
-        .unwrap();
+    let cache = Cache::builder().memory(memory).mechanism(mechanism).build().unwrap();
     let file = cache.open(&path).unwrap();
     file.advise(Hint::Random).unwrap();
     let (mut dice, queue) = (Dice::new(7), Arc::new(Queue::default()));
     let begin = Instant::now();
-    let mut tasks: Vec<Option<Pin<Box<dyn Future<Output = Result<()>>>>>> = Vec::new();
+    let mut tasks: Vec<Option<Running>> = Vec::new();
     for _ in 0..READS {
         let position = dice.below((FILE_PAGES - 2) * PAGE);
         let task = Task { file: file.clone(), position, bytes: 1 + dice.below(5000) as usize };
@@ -148,14 +148,16 @@ fn ten_thousand_at_once(mechanism: Mechanism) {
 #[test]
 fn ten_thousand_futures_over_a_ring_need_no_thread_each() {
     if hazard::in_a_process_of_its_own("ten_thousand_futures_over_a_ring_need_no_thread_each") {
-        ten_thousand_at_once(Mechanism::Ring);
+        ten_thousand_at_once(Mechanism::Ring, 16 << 20);
+        ten_thousand_at_once(Mechanism::Ring, 128 << 20);
     }
 }
 
 #[test]
 fn ten_thousand_futures_over_a_pool_need_no_thread_each() {
     if hazard::in_a_process_of_its_own("ten_thousand_futures_over_a_pool_need_no_thread_each") {
-        ten_thousand_at_once(Mechanism::Threads);
+        ten_thousand_at_once(Mechanism::Threads, 16 << 20);
+        ten_thousand_at_once(Mechanism::Threads, 128 << 20);
     }
 }
 
@@ -196,7 +198,7 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
     });
     let waits = (hazard::waits() - before) as f64 / (THREADS * READS) as f64;
     println!("{mechanism:?}, shared {is_shared}: {waits:.2} waits a read, {:?}", begin.elapsed());
-    assert!(waits < 8.0, "{waits} waits a read: sleepers are woken whom it does not concern");
+    assert!(waits < 5.0, "{waits} waits a read: sleepers are woken whom it does not concern");
     cache.check().unwrap();
 }
 

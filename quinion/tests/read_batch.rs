@@ -320,6 +320,38 @@ fn r18_a_folio_without_a_hold_to_spare_ends_a_batch_and_says_so() {
 }
 
 #[test]
+fn r18_no_way_out_of_a_read_or_of_a_pin_leaves_a_hold() {
+    let cache = quinion::Cache::builder().memory(quinion::Cache::MEMORY_MIN).readahead(0).build().unwrap();
+    let device = device::Device::new(40 * PAGE + 100);
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let mut bytes = vec![0; 50 * PAGE as usize];
+    let eight = 8 * PAGE as usize;
+    let nowait = quinion::ReadOptions::new().nowait(true);
+    let cached_only = quinion::ReadOptions::new().cached_only(true);
+    // An error: behind a prefix, at once, and of a pin that has held the prefix.
+    device.fail(5);
+    assert_eq!(file.read_at(&mut bytes[..eight], 0).unwrap() as u64, 5 * PAGE);
+    assert!(file.read_at(&mut bytes[..eight], 5 * PAGE).is_err());
+    assert!(file.pin(0, eight).is_err());
+    device.mend(5);
+    // Nothing to wait for: behind a prefix, and at once, on its way or absent.
+    device.hold();
+    assert!(file.read_at_with(&mut bytes[..10], 5 * PAGE, nowait).is_err());
+    assert_eq!(file.read_at_with(&mut bytes[..eight], 0, nowait).unwrap() as u64, 5 * PAGE);
+    assert!(file.read_at_with(&mut bytes[..eight], 5 * PAGE, nowait).is_err());
+    assert!(file.read_at_with(&mut bytes[..eight], 30 * PAGE, cached_only).is_err());
+    device.release();
+    // All of it, to the end of the file; a pin that is given back.
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap() as u64, 40 * PAGE + 100);
+    drop(file.pin(3, usize::MAX).unwrap());
+    // What is held is not dropped, so everything is dropped only if nothing is.
+    assert_eq!(file.cached_pages(), 41);
+    assert_eq!(file.dont_need(0, u64::MAX).unwrap(), 41);
+    assert_eq!(file.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
 fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     let stage = stage_of([]);
     let frames: Vec<_> = (0..64).map(|page| stage.add(page, 0, State::Ready)).collect();

@@ -54,6 +54,23 @@ fn backward_and_strided_reads_fetch_each_page_once() {
     cache.check().unwrap();
 }
 
+/// 1. A cache is full of pages that a stream has read.
+/// 2. The hand comes round: pages that were read are spared once, pages that lie ahead of the reader are not.
+/// 3. The reader comes to them, and they are read again.
+#[test]
+fn a_stream_through_a_small_cache_reads_each_page_once() {
+    const LONG: u64 = 40_000;
+    for (pages, readahead) in [(1, 1 << 20), (16, 1 << 20), (256, 4 << 20)] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead).build().unwrap();
+        let device = Device::new(LONG * PAGE);
+        let file = open(&cache, &device);
+        (0..LONG).step_by(pages).for_each(|page| read(&file, &device, page, pages as u64));
+        assert_eq!(waste(&device, |_| true), (0, 0), "reads of {pages} pages");
+        assert!(cache.stats().evicted_pages > LONG / 2);
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn what_lies_ahead_is_on_its_way_before_the_reader_waits() {
     let (cache, device) = (cache(), Device::new(PAGES * PAGE));
@@ -154,7 +171,7 @@ fn scan_more_than_memory(memory: u64, streams: u64, pages: u64) -> (Arc<Device>,
 #[test]
 fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
     for (memory, streams, pages) in
-        [(Cache::MEMORY_MIN, 1, 1), (Cache::MEMORY_MIN, 1, 256), (Cache::MEMORY_MIN, 2, 4), (32 << 20, 4, 16)]
+        [(Cache::MEMORY_MIN, 1, 1), (Cache::MEMORY_MIN, 1, 64), (Cache::MEMORY_MIN, 2, 4), (32 << 20, 4, 16)]
     {
         let (device, misses, report) = scan_more_than_memory(memory, streams, pages);
         let case = format!("{memory} bytes, {streams} streams of {pages} pages: {report:?}");
@@ -162,4 +179,15 @@ fn a_scan_of_four_times_the_memory_reads_each_page_once_and_waits_twice() {
         assert!(misses <= 2 * streams, "{misses} misses, {case}");
         assert_eq!(report.lost_windows, 0, "{case}");
     }
+}
+
+#[test]
+fn pieces_ahead_go_to_the_device_in_one_call() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    (0..PAGES / 10).for_each(|piece| read(&file, &device, piece * 10, 1));
+    assert_eq!(file.readahead_report().unwrap().class, Class::Strided);
+    let (calls, reads) = (device.submissions(), device.reads().len());
+    assert_eq!(reads as u64, PAGES / 10);
+    assert!(calls * 6 < reads, "{calls} calls for {reads} pieces");
 }

@@ -589,8 +589,9 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
                 cache.check().unwrap();
             }
         });
-        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
         stop.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.expect("a reader found nothing wrong"));
     });
     let stats = cache.stats();
     assert!(stats.refaulted_pages > 0 && stats.shadow_bytes > 0, "{stats:?}");

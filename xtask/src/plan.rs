@@ -232,7 +232,8 @@ fn thread_sanitizer() -> Step {
     let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
                  --cfg quinion_portable --cfg quinion_tsan";
     let arguments = format!(
-        "test -p quinion --test xarray_walk --test churn --test read --test files --test soak \
+        "test -p quinion --test xarray_walk --test churn --test add_folio --test shadows --test read \
+         --test files --test soak \
          --no-fail-fast --target {host} --target-dir target/tsan \
          -- --test-threads=1 --skip a_scan_of_many_times_the_memory"
     );

@@ -4,7 +4,8 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE]
+//!                -- PROGRAM [ARGUMENTS]
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and

@@ -1,10 +1,11 @@
 //! `quinion bench` runs, says what it was asked to say, and leaves nothing behind.
 //!
 //! No number is looked at: how fast anything is, is not a promise, and this
-//! build has checks in it. That a row is there and can be read is.
+//! build has checks in it. That a row is there and can be read is looked at.
 
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 /// The keys of every row, in their order.
 const KEYS: [&str; 11] = [
@@ -22,7 +23,7 @@ const KEYS: [&str; 11] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 5] = ["hit", "insert", "split", "readbatch", "cold"];
+const EXPERIMENTS: [&str; 6] = ["hit", "insert", "split", "readbatch", "cold", "readseq"];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
@@ -82,7 +83,7 @@ fn every_experiment_prints_rows_that_can_be_read() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for experiment in EXPERIMENTS {
         let dir = folder.path().to_str().unwrap();
-        let output = bench(&["--quick", "--repeat", "1", "--json", "--dir", dir, experiment]);
+        let output = bench(&["--quick", "--repeat", "1", "--json", "--scratch", dir, experiment]);
         assert!(output.status.success(), "{experiment}: {}", text(&output.stderr));
         let lines = text(&output.stdout);
         let excused = text(&output.stderr).contains("was not measured");
@@ -97,6 +98,72 @@ fn every_experiment_prints_rows_that_can_be_read() {
         }
     }
     assert!(names_in(folder.path()).is_empty(), "{:?}", names_in(folder.path()));
+}
+
+#[test]
+fn several_experiments_come_in_their_order_with_every_peer() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let output = bench(&["--quick", "--repeat", "1", "--json", "--scratch", dir, "cold", "hit"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let (lines, wrong) = (text(&output.stdout), text(&output.stderr));
+    let of = |experiment: &str| lines.find(&format!("{{\"experiment\":\"{experiment}\""));
+    assert!(of("hit") < of("cold"), "{lines}");
+    // A machine without io_uring or direct reads has no such rows, and says so.
+    for peer in ["pread, 32 buffers", "bare copy", "kernel 64 KiB", "kernel mmap", "raw io_uring", "cat"] {
+        let named = format!("\"peer_name\":\"{peer}\"");
+        assert!(lines.contains(&named) || wrong.contains("was not measured"), "no {peer} in\n{lines}{wrong}");
+    }
+}
+
+/// A sweeper of `folder`, which exists.
+fn sweeper(folder: &Path) -> Child {
+    std::fs::create_dir(folder).unwrap();
+    std::fs::write(folder.join("file"), "left behind").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.args(["bench", "--sweep"]).arg(folder).stdin(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("the command starts")
+}
+
+#[test]
+fn a_folder_is_swept_when_its_owner_is_gone_and_not_before() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("quinion-bench-0-0");
+    let mut sweeper = sweeper(&folder);
+    sweeper.stdin.as_mut().unwrap().write_all(b"still here").unwrap();
+    assert!(sweeper.try_wait().unwrap().is_none() && folder.exists());
+    drop(sweeper.stdin.take());
+    assert!(sweeper.wait().unwrap().success());
+    assert!(names_in(parent.path()).is_empty());
+}
+
+#[test]
+fn a_folder_of_somebody_else_is_not_swept() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("my-own-files");
+    let output = sweeper(&folder).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("my-own-files") && folder.join("file").exists());
+}
+
+/// 1. A benchmark has made a folder for RocksDB.
+/// 2. Somebody kills it by a signal that nobody can catch.
+/// 3. What was in the folder stays for ever.
+#[test]
+fn a_benchmark_that_is_killed_leaves_nothing() {
+    let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.args(["bench", "--quick", "readseq", "--scratch"]).arg(parent.path());
+    let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    // Without db_bench there is never a folder, and the benchmark ends.
+    while names_in(parent.path()).is_empty() && bench.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    while !names_in(parent.path()).is_empty() {
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -129,7 +129,41 @@ macro_rules! rules {
 
 rules! {
     read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow
-    vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
+    hints vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
+}
+
+/// Whether the kernel has every page of `file`; `None` if it does not let go of what it has.
+fn is_filled_by(case: &str, run: impl FnOnce(Command)) -> Option<bool> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, content(FILE_BYTES)).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let resident = || {
+        let stat = Command::new(env!("CARGO_BIN_EXE_quinion")).args(["stat", "--json"]).arg(&path).output();
+        String::from_utf8(stat.unwrap().stdout).unwrap()
+    };
+    if !resident().contains("\"resident\":0.0000") {
+        return None;
+    }
+    run(command(case, &path, 1));
+    Some(resident().contains("\"resident\":1.0000"))
+}
+
+/// 1. A program reads a file with hints of its own.
+/// 2. Its reads are served.
+/// 3. Each hint makes the kernel read the same bytes into its page cache, from which nobody reads them.
+#[test]
+fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
+    let alone = is_filled_by("hints", |command| drop(output(command)));
+    let served = is_filled_by("hints", |mut command| {
+        let session = Session::start(owner(Room::Cache)).unwrap();
+        session.point_to(&mut command);
+        output(command);
+        assert!(session.stop().reads > 0);
+    });
+    assert!(matches!((alone, served), (None, None) | (Some(true), Some(false))), "{alone:?} {served:?}");
 }
 
 #[test]

@@ -157,7 +157,7 @@ reals! {
         sendmsg = sendmsg, recvmsg = recvmsg, execve = execve, close_range = close_range,
     }
     functions {
-        preadv64v2, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
+        preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
         open_by_handle_at, shm_open, memfd_create,
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
         fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,

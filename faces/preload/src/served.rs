@@ -75,6 +75,20 @@ fn not_served_yet(viewer: &'static Viewer, fd: c_int, mut word: Word) -> Option<
     }
 }
 
+/// Whether reads of a descriptor are served; a candidate is attached on the way.
+fn is_served(fd: c_int) -> bool {
+    let Some(viewer) = process::viewer() else { return false };
+    loop {
+        let Some(word) = table::look(fd) else { return false };
+        match word.state() {
+            State::Served => return true,
+            State::Candidate => attach(viewer, fd, word),
+            State::Moving => kernel::yield_now(),
+            _ => return false,
+        }
+    }
+}
+
 /// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
 /// might have been served.
 fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
@@ -433,6 +447,23 @@ names! {
             Some(answer) => real::answer(answer) as c_long,
             None => call_real!(lseek64(fd => c_int, offset => c_long, whence => c_int) -> c_long),
         }
+    }
+
+    /// A hint to fill the kernel's page cache, from which nobody reads a descriptor that is served: the device
+    /// would read everything twice.
+    readahead(fd: c_int, position: i64, len: usize) -> isize {
+        if position >= 0 && is_served(fd) {
+            return 0;
+        }
+        call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
+    }
+
+    /// The same hint, among others that do no harm.
+    posix_fadvise | posix_fadvise64 (fd: c_int, position: i64, len: i64, advice: c_int) -> c_int {
+        if advice == kernel::FADV_WILLNEED && position >= 0 && len >= 0 && is_served(fd) {
+            return 0;
+        }
+        call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int)
     }
 
     /// Forgets the descriptor, then closes it.

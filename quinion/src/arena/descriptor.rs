@@ -7,7 +7,7 @@
 //!
 //! | part | who changes it | under what |
 //! |---|---|---|
-//! | sequence | `prepare` (odd to even), `retire`, `try_retire`, `unprepare` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
+//! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
@@ -360,18 +360,6 @@ impl Descriptor {
         self.word.store(word, order);
     }
 
-    /// Takes back a [`Descriptor::prepare`] of a folio that entered no index. [`Put::Last`]: the frames are
-    /// the caller's again. [`Put::Kept`]: a reader came by a stale slot and holds the folio, and frees it
-    /// when it has seen that it will never be filled. The caller holds the tree lock.
-    pub fn unprepare(&self) -> Put {
-        let retired = self.retire();
-        debug_assert_eq!(retired, Retire::Held, "a prepared folio has the fill's hold");
-        match self.complete(false) {
-            Completed::Detached(put) => put,
-            Completed::Attached => unreachable!("it was just retired"),
-        }
-    }
-
     /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
     pub fn complete(&self, uptodate: bool) -> Completed {
         let set = if uptodate { Flags::UPTODATE } else { 0 };
@@ -673,15 +661,24 @@ mod tests {
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
+    /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
+    fn fail(d: &Descriptor) -> Put {
+        assert_eq!(d.retire(), Retire::Held, "a fill has a hold");
+        match d.complete(false) {
+            Completed::Detached(put) => put,
+            Completed::Attached => panic!("it was just retired"),
+        }
+    }
+
     #[test]
-    fn a_folio_given_up_while_somebody_holds_it_is_the_last_holders_to_free() {
+    fn a_folio_whose_fill_failed_while_somebody_holds_it_is_the_last_holders_to_free() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(2), false);
-        assert_eq!(d.unprepare(), Put::Last(Order(2)), "nobody came: it is the caller's again");
+        assert_eq!(fail(&d), Put::Last(Order(2)), "nobody came: it is the fill's to free");
         d.prepare(FILE, PageIndex(0), Order(2), false);
         let ticket = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
         assert_eq!(d.is_readable(ticket), Readable::NotYet);
-        assert_eq!(d.unprepare(), Put::Kept);
+        assert_eq!(fail(&d), Put::Kept);
         assert_eq!(d.is_readable(ticket), Readable::Never);
         let sequence = d.word().sequence();
         assert_eq!(d.put(), Put::Last(Order(2)));

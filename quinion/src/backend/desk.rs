@@ -11,8 +11,8 @@
 //! the wish, and if it has come true takes the word away and calls the waker,
 //! once. A future may go before that; dropping the word takes it away. Words lie
 //! in the order of their pages, so a fill asks those whom it concerns and passes
-//! over the rest: with ten thousand words that is the difference between half a
-//! second and five.
+//! over the rest: with ten thousand words that is a tenth of the processor's time
+//! and less.
 //!
 //! Completions of a ring must be fetched by somebody. The **poller** is a
 //! thread that starts with the first word of a cache and does that, for all

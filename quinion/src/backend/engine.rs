@@ -56,7 +56,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { mechanism: Mechanism::Auto, queue_depth: 128, io_bytes_max: 256 << 10, threads: 4 }
+        Self { mechanism: Mechanism::Auto, queue_depth: 128, io_bytes_max: 512 << 10, threads: 4 }
     }
 }
 

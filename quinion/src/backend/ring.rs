@@ -46,11 +46,15 @@
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
 //!  4. While the backlog is not empty, `queue_depth` parts are in flight; so whoever waits makes it move.
 //!
+//! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
+//! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
+//!
 //! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -192,22 +196,13 @@ impl RingDriver {
     fn complete(&self, finished: Vec<Job>) -> usize {
         let fills = finished.len();
         for job in finished {
-            let ended = Ended(self);
             let (fill, outcome) = job.outcome();
-            fill.complete(outcome);
-            drop(ended);
+            // A sink that panics must take neither the other fills with it nor a reader who leads for others.
+            let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
+            // Partner: the acquire in `drain`.
+            self.outstanding.fetch_sub(1, Ordering::Release);
         }
         fills
-    }
-}
-
-/// Counts a fill out when it has been completed, also if its sink panics.
-struct Ended<'a>(&'a RingDriver);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        // Partner: the acquire in `drain`.
-        self.0.outstanding.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -628,6 +623,26 @@ mod tests {
         // A failure behind the file's end is none; one before it is.
         assert_eq!(outcome(vec![(1, Ended(7)), (2, fails(5)), (0, Complete)]), Ok(2 * 4096 + 7));
         assert_eq!(outcome(vec![(0, fails(5)), (1, Ended(7)), (2, Ended(0))]), Err(5));
+    }
+
+    #[test]
+    fn an_error_means_another_try_another_way_or_the_end() {
+        let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
+        let judge = |way, tries, code| {
+            let part = Part { job: Key(0), at: 0, transfer: Transfer::new(8192, 512), way, tries };
+            match judge_error(part, &file, io::Error::from_raw_os_error(code)) {
+                Verdict::Again(part) => Ok((part.way, part.tries)),
+                Verdict::Failed(0, error) => Err(error.raw_os_error().unwrap()),
+                other => panic!("{other:?}"),
+            }
+        };
+        for passing in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
+            assert_eq!(judge(Way::Buffered, 0, passing), Ok((Way::Buffered, 1)));
+            assert_eq!(judge(Way::Buffered, TRIES_MAX, passing), Err(passing), "not for ever");
+        }
+        assert_eq!(judge(Way::Direct, 0, libc::EIO), Err(libc::EIO));
+        assert_eq!(judge(Way::Buffered, 0, libc::EINVAL), Err(libc::EINVAL), "there is no third way");
+        assert_eq!(judge(Way::Direct, 7, libc::EINVAL), Ok((Way::Buffered, 7)));
     }
 
     #[test]

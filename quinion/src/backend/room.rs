@@ -10,18 +10,21 @@
 //! it rouses those who are done and, for each backend that wants a leader, one
 //! more. So with many sleepers a completion wakes the one whom it concerns, not
 //! all of them; measured with 32 threads on one file that is a fifth of the context switches.
+//! It rings when it has unlocked the door, and takes the bed out itself, so that who is rung for does not
+//! meet a locked door.
 //!
 //! Invariants:
 //!  1. A bed's pointers are followed with the door locked only, and a bed is taken out, with the door
-//!     locked, before its sleeper returns. So what they point to, on the sleeper's stack, is there.
+//!     locked, before it is rung for; its sleeper returns after that. So what they point to, on the
+//!     sleeper's stack, is there.
 //!  2. Between a sleeper's look and its lying down the door stays locked.
 //!  3. Who was roused to lead and does not, because it is done, looks whether another should.
 //!
 //! Not an invariant: that a roused sleeper finds true what it was roused for. It looks again.
 
 use std::fmt;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, PoisonError};
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
@@ -43,21 +46,38 @@ pub struct WaitRoom {
 
 #[derive(Default)]
 struct Beds {
-    last: u64,
     taken: Vec<Bed>,
 }
 
 /// One sleeper, for its wakers.
 struct Bed {
-    number: u64,
     wish: *mut Wish<'static>,
     /// The backend that the sleeper would lead.
     backend: Option<*const dyn Backend>,
-    bell: *const Condvar,
-    is_rung: bool,
+    bell: Arc<Bell>,
 }
 
-// SAFETY: the wish is `Send`, the backend and the bell are `Sync`, and all are used with the door locked.
+/// What wakes one sleeper, once.
+#[derive(Default)]
+struct Bell {
+    is_rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.is_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+    fn wait(&self) {
+        let mut is_rung = self.is_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_rung {
+            is_rung = self.changed.wait(is_rung).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+// SAFETY: the wish is `Send`, the backend is `Sync`, and both are used with the door locked.
 unsafe impl Send for Bed {}
 
 impl WaitRoom {
@@ -114,7 +134,8 @@ impl WaitRoom {
         // for it, or our change came first and it sees it before it lies down. For words: after this, as well.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            self.lock().rouse();
+            let rung = self.lock().rouse(); // and unlocked
+            rung.iter().for_each(|bell| bell.ring());
         }
     }
 
@@ -131,12 +152,9 @@ impl WaitRoom {
         if wish() || backend.is_some_and(|backend| backend.wants_leader()) {
             return;
         }
-        let bell = Condvar::new();
-        let number = beds.take(wish, backend, &bell);
-        while !beds.of(number).is_rung {
-            beds = bell.wait(beds).unwrap_or_else(PoisonError::into_inner);
-        }
-        beds.leave(number);
+        let bell = beds.take(wish, backend);
+        drop(beds);
+        bell.wait();
     }
 
     fn lock(&self) -> MutexGuard<'_, Beds> {
@@ -145,9 +163,8 @@ impl WaitRoom {
 }
 
 impl Beds {
-    /// A bed for the caller, who must [`Beds::leave`] it before what is given here goes away.
-    fn take(&mut self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>, bell: &Condvar) -> u64 {
-        self.last += 1;
+    /// A bed for the caller, who must wait for its bell before what is given here goes away.
+    fn take(&mut self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>) -> Arc<Bell> {
         let wish = std::ptr::from_mut(wish);
         // SAFETY: only the lifetime changes, and invariant 1 keeps the pointer within the true one.
         let wish = unsafe { std::mem::transmute::<*mut Wish<'_>, *mut Wish<'static>>(wish) };
@@ -157,31 +174,23 @@ impl Beds {
                 std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
             }
         });
-        self.taken.push(Bed { number: self.last, wish, backend, bell, is_rung: false });
-        self.last
+        let bell = Arc::new(Bell::default());
+        self.taken.push(Bed { wish, backend, bell: Arc::clone(&bell) });
+        bell
     }
 
-    fn of(&self, number: u64) -> &Bed {
-        self.taken.iter().find(|bed| bed.number == number).expect("a sleeper has a bed until it leaves it")
-    }
-
-    fn leave(&mut self, number: u64) {
-        self.taken.retain(|bed| bed.number != number);
-    }
-
-    /// Rings for everybody whose wish has come true, and for one sleeper of each backend that wants a leader.
-    fn rouse(&mut self) {
+    /// Takes the beds out of everybody whose wish has come true, and of one sleeper for each backend that
+    /// wants a leader. Their bells are to be rung, with the door unlocked.
+    #[must_use]
+    fn rouse(&mut self) -> Vec<Arc<Bell>> {
         let mut led: Vec<*const ()> = Vec::new();
-        for bed in self.taken.iter_mut().filter(|bed| !bed.is_rung) {
-            // SAFETY: the sleeper has not left its bed, and the door is locked: invariant 1. It lent its wish
+        let roused = self.taken.extract_if(.., |bed| {
+            // SAFETY: the sleeper has not been rung for, and the door is locked: invariant 1. It lent its wish
             // for as long as it is in bed, so no other reference to it is in use.
             let is_granted = unsafe { (*bed.wish)() };
-            if is_granted || bed.should_lead(&mut led) {
-                bed.is_rung = true;
-                // SAFETY: as above.
-                unsafe { (*bed.bell).notify_one() };
-            }
-        }
+            is_granted || bed.should_lead(&mut led)
+        });
+        roused.map(|bed| bed.bell).collect()
     }
 }
 
@@ -190,7 +199,7 @@ impl Bed {
     /// put there.
     fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
         let Some(backend) = self.backend else { return false };
-        // SAFETY: the sleeper has not left its bed, and the door is locked: invariant 1 of this file.
+        // SAFETY: the sleeper has not been rung for, and the door is locked: invariant 1 of this file.
         let wants_leader = unsafe { (*backend).wants_leader() };
         let is_wanted = wants_leader && !led.contains(&backend.cast());
         if is_wanted {
@@ -246,18 +255,16 @@ mod tests {
         let (fill, _request) = Request::new(&room, 0, 1);
         busy.submit(vec![fill]);
         let (mut granted, mut open) = (|| true, [(); 5].map(|()| || false));
-        let bell = Condvar::new();
         let mut beds = Beds::default();
-        beds.take(&mut granted, None, &bell);
+        let mut bells = vec![beds.take(&mut granted, None)];
         let backends: [Option<&dyn Backend>; 5] = [None, Some(&idle), Some(&busy), Some(&busy), Some(&idle)];
         for (wish, backend) in open.iter_mut().zip(backends) {
-            beds.take(wish, backend, &bell);
+            bells.push(beds.take(wish, backend));
         }
-        beds.rouse();
-        let rung: Vec<_> = beds.taken.iter().map(|bed| bed.is_rung).collect();
-        assert_eq!(rung, [true, false, false, true, false, false]);
-        beds.leave(4);
-        assert_eq!(beds.taken.len(), 5);
+        let rung = beds.rouse();
+        let is_rung = |bell: &Arc<Bell>| rung.iter().any(|other| Arc::ptr_eq(bell, other));
+        assert_eq!(bells.iter().map(is_rung).collect::<Vec<_>>(), [true, false, false, true, false, false]);
+        assert_eq!(beds.taken.len(), 4, "who is rung for has no bed");
     }
 
     /// The leader goes and one follower is roused to lead; but it is done by then. The other must hear of it.

@@ -397,6 +397,93 @@ fn a_completion_may_drop_the_engine() {
     assert_eq!(request.take().unwrap(), content(0, 8192));
 }
 
+/// Someone above us has a flaw: it stays with whom it belongs to.
+#[test]
+fn a_sink_that_panics_takes_no_other_fill_with_it() {
+    struct Flawed(std::sync::Mutex<Option<Fill>>);
+    impl FillSink for Flawed {
+        fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
+            self.0.lock().unwrap().take().unwrap().complete(result);
+            panic!("a sink that panics");
+        }
+    }
+    let flawed = |inner: Fill| {
+        let (run, buffer) = (inner.run(), std::ptr::NonNull::new(inner.as_ptr()).unwrap());
+        let sink = Arc::new(Flawed(std::sync::Mutex::new(Some(inner))));
+        // SAFETY: the memory is the inner fill's, which the sink keeps.
+        unsafe { Fill::new(run, buffer, sink) }
+    };
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 32, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&room, n, 2)).unzip();
+        let fills = fills.into_iter().enumerate();
+        let fills = fills.map(|(n, fill)| if n % 9 == 0 { flawed(fill) } else { fill }).collect();
+        file.submit(fills);
+        engine.drain();
+        for (n, request) in requests.iter().enumerate() {
+            assert_eq!(request.take().unwrap(), content(n as u64 * 4096, 8192));
+        }
+        check(&room, &file, 1 << 20, 100, 10);
+    }
+}
+
+/// Who leads for others dies: another leads.
+#[test]
+fn a_leader_that_panics_leaves_its_seat() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 4, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let (fill, request) = Request::new(&room, 3, 200);
+        file.submit(vec![fill]);
+        let leader = std::thread::scope(|scope| {
+            scope.spawn(|| file.reap(Reap::Wait, &mut || panic!("a leader that panics"))).join()
+        });
+        assert_eq!(leader.is_err(), matches!(engine.mechanism(), Chosen::Ring));
+        assert_eq!(request.wait(&file).unwrap(), content(3 * 4096, 200 * 4096));
+    }
+}
+
+#[test]
+fn signals_cost_a_reader_nothing_but_time() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: the handler does nothing, and the signal is used by nobody else. Without SA_RESTART, so that
+    // system calls are broken off.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
+    }
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 2, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        let reader = std::sync::OnceLock::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: it asks for a number.
+                reader.set(unsafe { libc::pthread_self() }).unwrap();
+                (0..100).for_each(|page| check(&room, &file, 1 << 20, page, 100));
+                is_done.store(true, Ordering::Relaxed);
+                // The number is a thread's until the main thread has seen that we are done.
+                while is_done.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+            });
+            let reader = *reader.wait();
+            while !is_done.load(Ordering::Relaxed) {
+                // SAFETY: the thread is there: it waits for us.
+                unsafe { libc::pthread_kill(reader, libc::SIGUSR2) };
+                std::thread::sleep(std::time::Duration::from_micros(20));
+            }
+            is_done.store(false, Ordering::Relaxed);
+        });
+    }
+}
+
 #[derive(Debug)]
 struct Stepwise {
     size: u64,

@@ -216,7 +216,7 @@ fn start_wave<'f, 'b: 'f, T>(
     patience: Patience,
 ) -> usize {
     let mut pages = 0;
-    let mut gathered: Option<(&File, Span)> = None;
+    let mut gathered: Option<(&File, Vec<Span>)> = None;
     let mut reads = 0;
     for (file, read) in items.iter_mut().map(parts) {
         if let Some(span) = read.missing() {
@@ -224,22 +224,35 @@ fn start_wave<'f, 'b: 'f, T>(
             if reads > 0 && pages > file.started_pages_max() {
                 break;
             }
-            let joined = gathered.and_then(
-                |(of, before)| {
-                    if std::ptr::eq(of, file) { before.joined(span) } else { None }
-                },
-            );
-            if let (None, Some((of, before))) = (joined, gathered) {
-                of.start(before, patience);
+            match &mut gathered {
+                Some((of, spans)) if std::ptr::eq(*of, file) => add_or_join(spans, span),
+                others => {
+                    start(others.replace((file, vec![span])), patience);
+                }
             }
-            gathered = Some((file, joined.unwrap_or(span)));
         }
         reads += 1;
     }
-    if let Some((file, span)) = gathered {
-        file.start(span, patience);
-    }
+    start(gathered, patience);
     reads
+}
+
+/// Adds a span behind the others; to the last of them, if it goes on there.
+fn add_or_join(spans: &mut Vec<Span>, span: Span) {
+    match spans.last_mut() {
+        Some(last) => match last.joined(span) {
+            Some(both) => *last = both,
+            None => spans.push(span),
+        },
+        None => spans.push(span),
+    }
+}
+
+/// Starts what was gathered of one file.
+fn start(gathered: Option<(&File, Vec<Span>)>, patience: Patience) {
+    if let Some((file, spans)) = gathered {
+        file.start(&spans, patience);
+    }
 }
 
 impl BatchRead<'_> {
@@ -281,9 +294,9 @@ impl BatchRead<'_> {
 }
 
 impl File {
-    fn start(&self, span: Span, patience: Patience) {
+    fn start(&self, spans: &[Span], patience: Patience) {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.start(mapping, &self.readahead, patience, span);
+        shared.filemap.start(mapping, &self.readahead, patience, spans);
     }
     fn started_pages_max(&self) -> u64 {
         self.handle.shared.filemap.started_pages_max()

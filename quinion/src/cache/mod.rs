@@ -107,7 +107,7 @@ impl Builder {
         self.memory = Some(bytes);
         self
     }
-    /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most a sixteenth
+    /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
     /// of `memory` is used, and at most 8 MiB. The default is 4 MiB.
     #[must_use]
     pub fn readahead(mut self, bytes: u64) -> Self {
@@ -176,7 +176,7 @@ impl Builder {
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
-        let readahead_bytes = self.readahead.min(memory / 16).min(READAHEAD_BYTES_MAX);
+        let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
             ReadaheadStyle::Streams => Config::new(readahead_pages),

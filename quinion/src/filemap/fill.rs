@@ -7,7 +7,7 @@
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
 //!   insert     locked folios, all runs in one hold of the tree's lock
-//!   submit     one Fill each
+//!   submit     one Fill each, several windows' in one call
 //! ```
 //!
 //! A window becomes gaps, gaps become runs of consecutive frames, runs become
@@ -38,24 +38,24 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
-use crate::backend::{Fill, FillRun, FillSink, Place, Reap, WaitRoom};
+use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
 use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
-use crate::sync::Locks;
 use crate::sync::lock::Mutex;
+use crate::sync::{Locks, RankedReadGuard};
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
-use super::read::Patience;
+use super::read::{Patience, touch};
 use super::refault::Refaults;
 
 /// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
-/// log2 of the pages of the longest run that is asked of the device at once, 256 KiB; a larger folio is more.
-const RUN_ORDER_MAX: Order = Order(6);
+/// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
+const RUN_ORDER_MAX: Order = Order(8);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -148,6 +148,24 @@ impl Filemap {
         need: Need,
         patience: Patience,
     ) -> Filled {
+        let mut together = Together::of(mapping);
+        let filled = self.insert_window(&mut together, window, wanted, need, patience);
+        together.submit();
+        filled
+    }
+
+    /// As [`Filemap::fill_window`], but what is inserted goes to the device with the rest of `together`. Memory
+    /// is not to be waited for if others' fills stand there already.
+    pub(super) fn insert_window(
+        self: &Arc<Self>,
+        together: &mut Together<'_>,
+        window: Window,
+        wanted: Range<PageIndex>,
+        need: Need,
+        patience: Patience,
+    ) -> Filled {
+        debug_assert!(need == Need::Ahead || together.fills.is_empty(), "nobody waits with fills in hand");
+        let mapping = together.mapping;
         let window = self.whole_folios(window);
         // 1 What is not there.
         let gaps = match mapping.lock_as(patience.locks()) {
@@ -157,7 +175,7 @@ impl Filemap {
         if gaps.is_empty() {
             return Filled::Nothing;
         }
-        if patience == Patience::Now && !mapping.backend().has_room(gaps.len()) {
+        if patience == Patience::Now && !mapping.backend().has_room(together.fills.len() + gaps.len()) {
             return Filled::Busy;
         }
         // 2 Frames for it.
@@ -166,32 +184,28 @@ impl Filemap {
             return Filled::NoMemory;
         }
         let runs = deal_out(&gaps, &frames);
-        // 3 Into the tree, and 4 to the device, with invalidation held off from the one to the other.
-        let held_off =
-            patience.wait_or(|| mapping.hold_off_invalidation(), || mapping.try_hold_off_invalidation());
-        let Some(held_off) = held_off else {
+        // 3 Into the tree, with invalidation held off until it goes to the device.
+        if together.hold_off(patience).is_none() {
             self.free_runs(&runs);
             return Filled::Busy;
-        };
+        }
         let mut refaults = Refaults::default();
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
-        let outcome = if added.inserted.is_empty() {
-            match added.stop {
+        if added.inserted.is_empty() {
+            return match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
                 _ => Filled::Nothing,
-            }
-        } else {
-            let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
-            self.count_refaults(refaults);
-            self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
-            self.submit(mapping, &batch, &added.inserted);
-            Filled::Submitted(batch)
-        };
-        drop(held_off);
-        outcome
+            };
+        }
+        // 4 A request for each run.
+        let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
+        self.count_refaults(refaults);
+        self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
+        self.add_fills(&batch, &added.inserted, &mut together.fills);
+        Filled::Submitted(batch)
     }
 
     /// The orders of the folios that are made for `window`.
@@ -320,19 +334,19 @@ impl Filemap {
         added
     }
 
-    fn submit(&self, mapping: &Mapping, batch: &Arc<Batch>, runs: &[FillRun]) {
+    /// A fill for each run of locked folios, which counts as in flight from here on.
+    fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         self.counters.add(Count::Inserted, pages);
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
-        let fills = runs.iter().map(|&run| {
+        fills.extend(runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
             let sink = Arc::clone(batch) as Arc<dyn FillSink>;
             // SAFETY: the run's folios are locked by us, with a hold until `fill_completed`, so their
             // frames are this fill's alone; the batch keeps the arena alive.
             unsafe { Fill::new(run, buffer, sink) }
-        });
-        mapping.backend().submit(fills.collect());
+        }));
     }
 
     fn free_runs(&self, runs: &[FillRun]) {
@@ -365,6 +379,45 @@ impl Filemap {
             }
         }
         false
+    }
+}
+
+/// Fills of one file that go to the device together. From the first insertion until then invalidation is held
+/// off. If they never go, each ends with an error.
+#[derive(Debug)]
+pub(super) struct Together<'m> {
+    mapping: &'m Arc<Mapping>,
+    fills: Vec<Fill>,
+    held_off: Option<RankedReadGuard<'m, Version>>,
+}
+
+impl<'m> Together<'m> {
+    /// None yet.
+    pub fn of(mapping: &'m Arc<Mapping>) -> Self {
+        Self { mapping, fills: Vec::new(), held_off: None }
+    }
+
+    /// Whose they are.
+    pub fn mapping(&self) -> &'m Arc<Mapping> {
+        self.mapping
+    }
+
+    /// Holds invalidation off from now on; `None` if that would need waiting and the caller does not wait.
+    fn hold_off(&mut self, patience: Patience) -> Option<()> {
+        if self.held_off.is_none() {
+            let mapping = self.mapping;
+            self.held_off =
+                patience.wait_or(|| mapping.hold_off_invalidation(), || mapping.try_hold_off_invalidation());
+        }
+        self.held_off.as_ref().map(|_| ())
+    }
+
+    /// Gives them to the device, in one call. Waits for none of them.
+    pub fn submit(self) {
+        if !self.fills.is_empty() {
+            self.mapping.backend().submit(self.fills);
+        }
+        drop(self.held_off);
     }
 }
 

@@ -44,7 +44,7 @@ use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Filemap, Filled, Need};
+use super::fill::{Filemap, Filled, Need, Together};
 use super::hit::{Stopped, read_hits_into};
 
 /// How far a read may go for bytes that are not there.
@@ -410,8 +410,22 @@ impl Filemap {
         wanted: Range<PageIndex>,
         patience: Patience,
     ) -> Ahead {
+        let mut together = Together::of(mapping);
+        let ahead = self.insert_ahead(&mut together, windows, wanted, patience);
+        together.submit();
+        ahead
+    }
+
+    /// As [`Filemap::fill_ahead`], but what is inserted goes to the device with the rest of `together`.
+    pub(super) fn insert_ahead(
+        self: &Arc<Self>,
+        together: &mut Together<'_>,
+        windows: &[Window],
+        wanted: Range<PageIndex>,
+        patience: Patience,
+    ) -> Ahead {
         for (at, &window) in windows.iter().enumerate() {
-            match self.fill_window(mapping, window, wanted.clone(), Need::Ahead, patience) {
+            match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
                 Filled::Submitted(_) | Filled::Nothing => {}
                 Filled::NoMemory | Filled::Busy if at == 0 => return Ahead::Refused,
                 Filled::NoMemory | Filled::Busy => break,

@@ -7,7 +7,7 @@
 //! ```text
 //!   look      each read that was no plain hit: what the cache holds of it, as far as it goes
 //!   start     the first missing page of each and what follows it: neighbours join into one span;
-//!             readahead judges each span, once; its window goes to the device          nobody waits
+//!             readahead judges each span, once; the windows go to the device together  nobody waits
 //!   finish    each read in order, the ordinary way: it finds its page there, on its way, or gone again
 //! ```
 //!
@@ -33,7 +33,7 @@ use crate::sync::RankedMutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
 
-use super::fill::{Filemap, Filled, Need};
+use super::fill::{Filemap, Filled, Need, Together};
 use super::hit::{Stopped, read_hits_into};
 use super::read::{Patience, Reading, touch};
 
@@ -104,30 +104,48 @@ impl Filemap {
         }
     }
 
-    /// Starts filling what of `span` is not there, and what readahead adds. Waits for locks as `patience`
-    /// says, and for nothing else.
+    /// Starts filling what of `spans` is not there, and what readahead adds, in one call of the device. Waits
+    /// for locks as `patience` says, and for nothing else.
     pub(crate) fn start(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         readahead: &RankedMutex<Readahead>,
         patience: Patience,
+        spans: &[Span],
+    ) {
+        if patience == Patience::CacheOnly {
+            return;
+        }
+        let judge = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+        let Some(mut judge) = judge else { return };
+        let mut together = Together::of(mapping);
+        for &span in spans {
+            self.start_span(&mut together, &mut judge, patience, span);
+        }
+        together.submit();
+    }
+
+    fn start_span(
+        self: &Arc<Self>,
+        together: &mut Together<'_>,
+        judge: &mut Readahead,
+        patience: Patience,
         span: Span,
     ) {
+        let mapping = together.mapping();
         let size_pages = mapping.size_pages();
-        if patience == Patience::CacheOnly || span.first.0 >= size_pages {
+        if span.first.0 >= size_pages {
             return;
         }
         let pages = span.pages().min(size_pages - span.first.0).min(u64::from(u32::MAX)) as u32;
-        let judge = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
-        let Some(mut judge) = judge else { return };
         let before = *judge;
         let windows = judge.on_miss(Asked { index: span.first, pages, file_pages: size_pages }, &**mapping);
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
-        match self.fill_window(mapping, window, wanted.clone(), Need::Ahead, patience) {
+        match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
             Filled::Submitted(_) | Filled::Nothing => {
                 self.touch_asked(mapping, span.first, pages);
-                let _ = self.fill_ahead(mapping, ahead, wanted, patience); // what is refused comes by a miss
+                let _ = self.insert_ahead(together, ahead, wanted, patience); // what is refused comes by a miss
             }
             Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
         }

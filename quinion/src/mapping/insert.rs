@@ -195,7 +195,11 @@ impl Mapping {
     /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the
     /// middle does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
     /// [`Stop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
-    /// wait. `consumed` hears of shadows, see [`Consumed`].
+    /// wait. `consumed` hears of shadows, see [`Consumed`]. The frames behind the prefix are the caller's, as they
+    /// were.
+    ///
+    /// # Panics
+    /// As [`MappingGuard::add_folio_range`].
     pub fn add_folio_range(
         &self,
         run: FillRun,
@@ -220,7 +224,11 @@ impl Mapping {
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
-    /// frames are left over and the run goes on behind it. `None` as in [`Mapping::add_folio_range`].
+    /// frames are left over and the run goes on behind it, by the smallest folio: free pages of a larger one that
+    /// cannot go in may be left over, too. `None` as in [`Mapping::add_folio_range`].
+    ///
+    /// # Panics
+    /// As [`MappingGuard::add_folio_range`], for each run.
     pub fn add_window(
         &self,
         runs: &[FillRun],
@@ -228,10 +236,12 @@ impl Mapping {
         locks: Locks,
         consumed: Consumed<'_>,
     ) -> Option<AddedRuns> {
-        let (first, end) = (runs.first()?.index, end_of(runs.last()?));
-        let mut guard = Some(self.lock_to_add(first, end.0 - first.0, locks)?);
+        // Before the lock: under it these grow only if somebody else came between the look for gaps and here.
         let mut done =
             AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: Stop::All };
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
+        let pages = end_of(last).0 - first.index.0;
+        let mut guard = Some(self.lock_to_add(first.index, pages, locks)?);
         for &run in runs {
             let mut rest = run;
             while rest.pages > 0 {

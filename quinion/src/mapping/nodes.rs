@@ -99,13 +99,13 @@ impl Stock {
         self.first.store(cell.0, Ordering::Relaxed);
         self.count.store(self.count() + 1, Ordering::Relaxed);
     }
-    /// Takes a node. The keeper's words of its head are zeros, the rest is arbitrary.
+    /// Takes a node. What is in it is arbitrary, its head's words too.
     fn take(&self, view: &View) -> Option<CellNumber> {
         let first = CellNumber(self.first.load(Ordering::Relaxed));
         if first.0 == NIL {
             return None;
         }
-        self.first.store(link(view, first).swap(0, Ordering::Relaxed) as u32, Ordering::Relaxed);
+        self.first.store(next(view, first).0, Ordering::Relaxed);
         self.count.store(self.count() - 1, Ordering::Relaxed);
         Some(first)
     }

@@ -25,6 +25,7 @@ pub struct Device {
 struct State {
     bad: BTreeSet<u64>,
     reads: Vec<(u64, u32)>,
+    submissions: usize,
     holding: bool,
     held: Vec<Fill>,
 }
@@ -86,6 +87,10 @@ impl Device {
     pub fn reads(&self) -> Vec<(u64, u32)> {
         self.state.lock().unwrap().reads.clone()
     }
+    /// How many calls brought them.
+    pub fn submissions(&self) -> usize {
+        self.state.lock().unwrap().submissions
+    }
     /// How often each page was asked for.
     pub fn times_read(&self) -> Vec<u32> {
         let pages = self.size.load(Ordering::Relaxed).div_ceil(4096) as usize;
@@ -133,6 +138,7 @@ impl Backend for Device {
         })
     }
     fn submit(&self, fills: Vec<Fill>) {
+        self.state.lock().unwrap().submissions += 1;
         for fill in fills {
             let mut state = self.state.lock().unwrap();
             state.reads.push((fill.run().index.0, fill.run().pages));

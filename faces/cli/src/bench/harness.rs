@@ -8,8 +8,9 @@
 //!       comparison    two alternatives and a metric: a row of the result
 //!
 //!   repetition 0 (not counted)   A B C
-//!   repetition 1                   B C A          whoever is first changes, so that no one
-//!   repetition 2                     C A B        is always the one that finds a cold cache
+//!   repetition 1                 B A C            whoever is first changes, and who runs before whom:
+//!   repetition 2                 C A B            nobody always finds a cold cache, or what the same
+//!   repetition 3                 A C B            other one left behind
 //! ```
 //!
 //! A case is prepared only when its turn comes, and what it was prepared with
@@ -305,11 +306,12 @@ impl Taken {
     }
 }
 
-/// Runs each alternative once, beginning with another one in each repetition.
+/// Runs each alternative once, beginning with another one in each repetition, forwards and backwards in turn.
 fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
     let alternatives = taken.len();
     for turn in 0..alternatives {
-        let taken = &mut taken[(repetition + turn) % alternatives];
+        let step = if repetition % 2 == 0 { turn } else { alternatives - turn };
+        let taken = &mut taken[(repetition + step) % alternatives];
         let values = (taken.alternative.run)(repetition as u64)?;
         taken.values.push(values);
     }
@@ -390,7 +392,7 @@ mod tests {
         });
         let mut passes = 0;
         let rows = case.compare("time", "a", "b", None).measure("e", &settings(3), || passes += 1);
-        assert_eq!(*seen.borrow(), "abcbcacababc");
+        assert_eq!(*seen.borrow(), "abcbaccabacb");
         assert_eq!(passes, 4);
         assert_eq!(rows.expect("it runs")[0].quinion, Some(1.0));
     }

@@ -1,7 +1,7 @@
 //! Hit: what does a read of cached data cost, beside the kernel's own?
 //!
 //! ```text
-//!   pread          the kernel's, from its page cache
+//!   pread          the kernel's, from its page cache, by a descriptor for each thread
 //!   order 0        File::read_at, folios of a page         order 9   of up to 2 MiB
 //!   .., 16 a call  File::read_batch of so many, each into a buffer of its own
 //!   bare copy      the same bytes from memory in 2 MiB pages, without looking anything up: the bound
@@ -11,6 +11,11 @@
 //! One file, wholly cached by each of them; reads at places that are the same
 //! random ones for all in a repetition. CPU time counts, since threads only
 //! compute. The last cases ask what a second thread on the same page costs us.
+//!
+//! Threads that share a descriptor pay for its reference count at each `pread`,
+//! twice as much as for the read itself if that is small. So the peer has one for each
+//! thread, though our threads share one `File`; where there are two threads, what it costs
+//! the kernel to share stands there too.
 //!
 //! One read at a time goes into the same buffer again and again, which stays
 //! near the processor. A batch cannot do that, and its buffers are larger than
@@ -23,6 +28,7 @@ use std::rc::Rc;
 
 use quinion::{BatchRead, Cache, File};
 
+use super::caches::check_warm;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::scratch::{Scratch, is_from};
 use super::shared::Shared;
@@ -31,6 +37,9 @@ use crate::sys::HugeMemory;
 
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
 const PREAD: &str = "pread";
+const PREAD_SHARED: &str = "pread, one descriptor";
+/// Threads at most.
+const THREADS_MAX: usize = 2;
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
 const COPY: &str = "bare copy";
@@ -129,6 +138,7 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
         .compare("cpu", ORDER_0, PREAD, load.goals[0])
         .compare("cpu", ORDER_9, PREAD, load.goals[1])
         .bound("cpu", ORDER_9, COPY, None);
+    let case = if load.threads == 1 { case } else { case.compare("cpu", ORDER_0, PREAD_SHARED, None) };
     BATCHES.iter().fold(case, |case, batch| {
         let case = case.compare("cpu", batch.name, batch.peer, None);
         match load.batch_goal() {
@@ -144,6 +154,7 @@ fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
     let of = |name, way| alternative(files, name, load, way);
     let mut ways = vec![
         of(PREAD, Way::Single(pread)),
+        of(PREAD_SHARED, Way::Single(pread_shared)),
         of(ORDER_0, Way::Single(order_0)),
         of(ORDER_9, Way::Single(order_9)),
         of(COPY, Way::Single(bare_copy)),
@@ -170,7 +181,7 @@ fn beside_one(files: &Shared<Files>, load: Load) -> Case {
 /// The file, cached by everybody.
 struct Files {
     bytes: u64,
-    kernel: KernelFile,
+    kernel: [KernelFile; THREADS_MAX],
     order_0: File,
     order_9: File,
     copy: HugeMemory,
@@ -193,9 +204,10 @@ impl Files {
             warm(file)
         };
         let (order_0, order_9) = (cached(0)?, cached(9)?);
-        let kernel = KernelFile::open(scratch.path())?;
+        let kernel = [KernelFile::open(scratch.path())?, KernelFile::open(scratch.path())?];
         let mut copy = HugeMemory::new(bytes as usize)?;
-        kernel.read_exact_at(&mut copy, 0)?;
+        kernel[0].read_exact_at(&mut copy, 0)?;
+        check_warm(&kernel[..1])?;
         Ok(Self { bytes, kernel, order_0, order_9, copy })
     }
 }
@@ -213,7 +225,8 @@ fn warm(file: File) -> Result<File, Unmeasured> {
     Err(Unmeasured::Failed(format!("only {} pages of it were kept", file.cached_pages())))
 }
 
-type Read = fn(&Files, &mut [u8], u64);
+/// A read by a thread that has a number, into a buffer, from a place.
+type Read = fn(&Files, usize, &mut [u8], u64);
 
 /// How the reads of a load are made.
 #[derive(Clone, Copy)]
@@ -235,16 +248,19 @@ impl Way {
     }
 }
 
-fn pread(files: &Files, buffer: &mut [u8], position: u64) {
-    files.kernel.read_exact_at(buffer, position).expect("the kernel has it");
+fn pread(files: &Files, thread: usize, buffer: &mut [u8], position: u64) {
+    files.kernel[thread].read_exact_at(buffer, position).expect("the kernel has it");
 }
-fn order_0(files: &Files, buffer: &mut [u8], position: u64) {
+fn pread_shared(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
+    pread(files, 0, buffer, position);
+}
+fn order_0(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
     assert_eq!(files.order_0.read_at(buffer, position).expect("it is cached"), buffer.len());
 }
-fn order_9(files: &Files, buffer: &mut [u8], position: u64) {
+fn order_9(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
     assert_eq!(files.order_9.read_at(buffer, position).expect("it is cached"), buffer.len());
 }
-fn bare_copy(files: &Files, buffer: &mut [u8], position: u64) {
+fn bare_copy(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
     buffer.copy_from_slice(&files.copy[position as usize..][..buffer.len()]);
 }
 
@@ -252,7 +268,7 @@ fn alternative(files: &Rc<Files>, name: &'static str, load: Load, way: Way) -> A
     let files = Rc::clone(files);
     Alternative::new(name, move |repetition| {
         let files: &Files = &files;
-        let ready = |thread| Reader::new(files, load, way, repetition * 77 + thread as u64);
+        let ready = |thread| Reader::new(files, load, way, thread, repetition);
         let spent = together_ready(load.threads, 1, ready, Reader::read_all, |_| {});
         Ok(vec![spent.cpu_ns / (load.threads * load.reads) as f64])
     })
@@ -263,6 +279,7 @@ struct Reader<'f> {
     files: &'f Files,
     load: Load,
     way: Way,
+    thread: usize,
     places: Places,
     memory: Vec<u8>,
     /// Where in `memory` the first buffer begins: at a page, as a program that cares would have it.
@@ -271,31 +288,35 @@ struct Reader<'f> {
 
 impl<'f> Reader<'f> {
     /// With buffers that have been written to, so that no read is the first that touches one.
-    fn new(files: &'f Files, load: Load, way: Way, seed: u64) -> Self {
+    fn new(files: &'f Files, load: Load, way: Way, thread: usize, repetition: u64) -> Self {
         let memory = vec![1; load.bytes * way.buffers() + PAGE];
         let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
-        Self { files, load, way, places: Places(seed + 1), memory, start }
+        let places = Places(repetition * 77 + thread as u64 + 1);
+        Self { files, load, way, thread, places, memory, start }
     }
 
     fn read_all(&mut self) {
-        let Self { files, load, way, places, memory, start } = self;
+        let Self { files, load, way, thread, places, memory, start } = self;
         let span = load.span.unwrap_or(files.bytes - load.bytes as u64 + load.step);
         let next = || places.next(span / load.step) * load.step;
         let memory = &mut memory[*start..*start + load.bytes * way.buffers()];
         match *way {
-            Way::Single(read) | Way::Around(read, _) => singly(files, *load, read, memory, next),
+            Way::Single(read) | Way::Around(read, _) => {
+                let read = |buffer: &mut [u8], position| read(files, *thread, buffer, position);
+                singly(*load, read, memory, next);
+            }
             Way::Batch(of, _) => batches(of(files), *load, memory, next),
         }
     }
 }
 
 /// Reads one by one, into each buffer in turn.
-fn singly(files: &Files, load: Load, read: Read, memory: &mut [u8], mut next: impl FnMut() -> u64) {
+fn singly(load: Load, read: impl Fn(&mut [u8], u64), memory: &mut [u8], mut next: impl FnMut() -> u64) {
     let (mut position, mut start) = (0, 0);
     for _ in 0..load.reads {
         position = next();
         let buffer = &mut memory[start..start + load.bytes];
-        read(files, buffer, position);
+        read(buffer, position);
         std::hint::black_box(&buffer);
         start = (start + load.bytes) % memory.len();
     }

@@ -11,8 +11,11 @@ use std::path::Path;
 use quinion_cli::report::{Form, Report, Value};
 use rustix::fs::{major, minor};
 
-/// The machine, and the file system of `folder`, as lines for people.
-pub fn described(folder: &Path) -> String {
+use super::harness::{Extent, Settings};
+
+/// The machine, the file system of the scratch folder, and what kind of run it is, as lines for people.
+pub fn described(settings: &Settings) -> String {
+    let folder = settings.folder.as_path();
     let mut machine = Report::new();
     machine
         .add("kernel", "kernel", line("/proc/sys/kernel/osrelease"))
@@ -29,7 +32,8 @@ pub fn described(folder: &Path) -> String {
         )
         .add("compiler", "compiler", Value::Text(env!("QUINION_COMPILER").to_owned()))
         .add("checks", "build", build())
-        .add("load", "load at the start", line("/proc/loadavg"));
+        .add("load", "load at the start", line("/proc/loadavg"))
+        .add("extent", "run", Value::Text(extent(settings.extent).to_owned()));
     machine.printed(Form::Text)
 }
 
@@ -67,6 +71,13 @@ fn build() -> Value {
         "release"
     };
     Value::Text(words.to_owned())
+}
+
+fn extent(extent: Extent) -> &'static str {
+    match extent {
+        Extent::Quick => "quick: an order of magnitude; names and goals are those of a full run",
+        Extent::Full => "full",
+    }
 }
 
 /// The numbers of the device that `folder` lies on, as the kernel's files name it.
@@ -111,6 +122,8 @@ fn read_bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::db_bench::Options;
+    use crate::bench::harness::Repeat;
 
     #[test]
     fn the_kernels_files_are_understood() {
@@ -125,7 +138,14 @@ mod tests {
 
     #[test]
     fn every_line_says_something() {
-        let text = described(Path::new("."));
+        let settings = Settings {
+            extent: Extent::Quick,
+            repeat: Repeat::Usual(1),
+            folder: ".".into(),
+            db_bench: Options::default(),
+        };
+        let text = described(&settings);
         assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");
+        assert!(text.contains("quick: "), "{text}");
     }
 }

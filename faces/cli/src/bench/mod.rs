@@ -202,7 +202,7 @@ impl Bench {
             eprintln!("quinion: {note}");
         }
         if self.form == Form::Text {
-            crate::print(&machine::described(&self.settings.folder))?;
+            crate::print(&machine::described(&self.settings))?;
         }
         for experiment in experiments {
             let rows = self.measure(experiment);

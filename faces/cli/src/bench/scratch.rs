@@ -72,7 +72,11 @@ pub fn word_at(position: u64) -> u64 {
 }
 
 fn piece(start: u64) -> Vec<u8> {
-    (start..start + PIECE_BYTES).step_by(8).flat_map(|position| word_at(position).to_le_bytes()).collect()
+    let mut piece = vec![0; PIECE_BYTES as usize];
+    for (word, position) in piece.chunks_exact_mut(8).zip((start..).step_by(8)) {
+        word.copy_from_slice(&word_at(position).to_le_bytes());
+    }
+    piece
 }
 
 /// Whether `bytes` begin with what stands at `position`.

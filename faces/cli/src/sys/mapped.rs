@@ -1,4 +1,7 @@
 //! Mapped: a file in our address space, as the kernel's mmap gives it.
+//!
+//! It is the peer at its best: the kernel is told that the mapping will be read from its first byte to its
+//! last, as it cannot be told by who only touches pages.
 
 use std::fs::File;
 use std::io;

@@ -68,6 +68,26 @@ static void c_pread(void) {
     }
     say("pread", lseek(fd, 0, SEEK_CUR));
 }
+/* Hints to fill the kernel's page cache; of a descriptor before it is read, after, and of none. */
+static void c_hints(void) {
+    int fd = ro();
+    say("readahead", readahead(fd, 0, 100000));
+    rd(fd, 1000);
+    say("readahead", readahead(fd, 0, 1 << 20));
+    say("offset", lseek(fd, 0, SEEK_CUR));
+    say("readahead -1", readahead(fd, -1, 4096));
+    errno = 0;
+    say("readahead of none", readahead(999, 0, 4096));
+    say("errno", errno);
+    int advices[] = {POSIX_FADV_NORMAL, POSIX_FADV_SEQUENTIAL, POSIX_FADV_RANDOM, POSIX_FADV_WILLNEED};
+    for (int i = 0; i < 4; i++) {
+        say("fadvise", posix_fadvise(fd, 0, 0, advices[i]));
+        say("fadvise", posix_fadvise(fd, 4096, -1, advices[i]));
+        say("fadvise of none", posix_fadvise(999, 0, 0, advices[i]));
+    }
+    say("fadvise of no kind", posix_fadvise(fd, 0, 0, 77));
+    say("rest", rest(fd, 4096));
+}
 static void c_dup(void) {
     int fd = ro();
     rd(fd, 1000);
@@ -734,7 +754,7 @@ static void c_random(unsigned seed) {
 
 int main(int argc, char **argv) {
     struct { const char *name; void (*run)(void); } cases[] = {
-        {"read", c_read}, {"pread", c_pread}, {"dup", c_dup}, {"fork", c_fork}, {"forkread", c_forkread}, {"vfork", c_vfork},
+        {"read", c_read}, {"pread", c_pread}, {"hints", c_hints}, {"dup", c_dup}, {"fork", c_fork}, {"forkread", c_forkread}, {"vfork", c_vfork},
         {"some", c_some}, {"rest", c_rest}, {"spawn", c_spawn}, {"exec", c_exec}, {"fdopen", c_fdopen},
         {"sendfile", c_sendfile}, {"write", c_write}, {"stream", c_stream}, {"truncate", c_truncate},
         {"truncate_only", c_truncate_only}, {"append", c_append}, {"grow", c_grow}, {"vectors", c_vectors},

@@ -1,4 +1,9 @@
 //! Sequential: the file from its first byte to its last.
+//!
+//! Whoever copies does so into memory that is its own and warm after the first
+//! read. Whoever does not copy (pin, mmap, raw reads into buffers of their own) has
+//! nothing to do but to look, as everybody else does too; that is what these ways
+//! are for, and it shows in the CPU time.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};

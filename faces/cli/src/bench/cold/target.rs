@@ -1,4 +1,8 @@
 //! Target: the file that is read cold, and what a run of it costs.
+//!
+//! The clock and the counters run from the opening of the file to the end of
+//! whatever was built to read it; what is done before, to make the file cold,
+//! does not count.
 
 use std::fs::File as KernelFile;
 use std::path::PathBuf;

@@ -49,7 +49,7 @@ use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Stop;
 
-use super::read::{Patience, touch};
+use super::read::Patience;
 use super::refault::Refaults;
 
 /// Nodes that only remember, forgotten at a time when nodes run out.

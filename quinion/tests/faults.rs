@@ -232,7 +232,7 @@ fn storm(seed: u64) {
         bytes.copy_from_slice(&common::page_content(file as u32, page, 0));
     };
     // Every other storm is one of large folios that land and fail in parts.
-    let (order, parts) = if seed % 2 == 0 { (9, 3) } else { (0, 1 << 20) };
+    let (order, parts) = if seed.is_multiple_of(2) { (9, 3) } else { (0, 1 << 20) };
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).folio_order_max(order);
     let cache = builder.build().unwrap();
     let backend = Arc::new(Simulated::generated(1, size, page, faults).in_parts(parts));

@@ -310,7 +310,7 @@ impl Taken {
 fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
     let alternatives = taken.len();
     for turn in 0..alternatives {
-        let step = if repetition % 2 == 0 { turn } else { alternatives - turn };
+        let step = if repetition.is_multiple_of(2) { turn } else { alternatives - turn };
         let taken = &mut taken[(repetition + step) % alternatives];
         let values = (taken.alternative.run)(repetition as u64)?;
         taken.values.push(values);

@@ -116,8 +116,6 @@ pub struct Arguments {
     /// Where experiments make their files, which are gone when this ends, however it ends.
     #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
     scratch: PathBuf,
-    #[command(flatten)]
-    db_bench: db_bench::Options,
     /// Remove this folder when standard input ends.
     #[arg(long, hide = true, exclusive = true, value_name = "DIR")]
     sweep: Option<PathBuf>,
@@ -130,6 +128,8 @@ pub struct Arguments {
     /// Which experiments; all if not given.
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(EXPERIMENTS.map(|e| e.name)))]
     experiments: Vec<String>,
+    #[command(flatten)]
+    db_bench: db_bench::Options,
 }
 
 /// Runs the command.

@@ -224,3 +224,14 @@ proptest! {
         cache.check().unwrap();
     }
 }
+
+/// A read that missed went on to look for the rest of its range, which was empty, and touched the page behind.
+#[test]
+fn a_miss_does_not_touch_the_page_behind_its_range() {
+    let (cache, device) = (cache(), Device::new(PAGES * PAGE));
+    let file = open(&cache, &device);
+    file.advise(Hint::Random).unwrap();
+    file.will_need(193 * PAGE, PAGE).unwrap();
+    read(&file, &device, 192, 1);
+    assert_eq!(account(&cache), (0, 0, 1));
+}

@@ -132,7 +132,7 @@ impl Filemap {
         run: &mut Reading,
     ) -> Result<(), Error> {
         let mut end_checked = false;
-        loop {
+        while run.done < to.len() {
             let view = self.arena.view();
             let rest = &mut to[run.done..];
             let at = position + run.done as u64;
@@ -159,6 +159,7 @@ impl Filemap {
                 }
             }
         }
+        Ok(())
     }
 
     pub(crate) fn count_read(&self, bytes: usize, hit: bool) {

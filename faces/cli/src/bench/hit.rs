@@ -206,6 +206,8 @@ impl Files {
         let (order_0, order_9) = (cached(0)?, cached(9)?);
         let kernel = [KernelFile::open(scratch.path())?, KernelFile::open(scratch.path())?];
         let mut copy = HugeMemory::new(bytes as usize)?;
+        // Twice: the kernel may have let go of pages meanwhile that it had from the writing.
+        kernel[0].read_exact_at(&mut copy, 0)?;
         kernel[0].read_exact_at(&mut copy, 0)?;
         check_warm(&kernel[..1])?;
         Ok(Self { bytes, kernel, order_0, order_9, copy })

@@ -128,3 +128,30 @@ fn a_large_folio_goes_only_if_all_of_it_is_not_needed() {
     read(&file, &device, 0, 1024 * PAGE as usize);
     cache.check().unwrap();
 }
+
+#[test]
+fn all_of_a_file_that_ends_inside_a_smallest_folio_is_not_needed() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_min(2).build().unwrap();
+    let device = Device::new(5 * PAGE + 1);
+    let file = open(&cache, &device);
+    read(&file, &device, 0, 5 * PAGE as usize + 1);
+    assert_eq!(file.cached_pages(), 8);
+    assert_eq!(file.dont_need(4 * PAGE + 1, u64::MAX).unwrap(), 0, "its folio begins before the range");
+    assert_eq!(file.dont_need(0, 5 * PAGE).unwrap(), 4, "its folio ends behind the range");
+    assert_eq!(file.dont_need(0, 5 * PAGE + 1).unwrap(), 4);
+    assert_eq!(file.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_is_not_needed_is_sought_where_something_is_cached() {
+    let (cache, device) = (exact(), Device::new(i64::MAX as u64 - 10));
+    let file = open(&cache, &device);
+    let far = 1 << 60;
+    read(&file, &device, 0, 1);
+    read(&file, &device, far, 1);
+    // A walk over all of its pages would not end.
+    assert_eq!(file.dont_need(PAGE, u64::MAX).unwrap(), 1);
+    assert_eq!(file.dont_need(0, u64::MAX).unwrap(), 1);
+    cache.check().unwrap();
+}

@@ -21,6 +21,7 @@ use crate::mapping::{Mapping, MappingGuard};
 use crate::readahead::Window;
 use crate::stats::Count;
 use crate::units::{Order, PageIndex, pages_of_bytes};
+use crate::xarray::INDICES_MAX;
 
 use super::fill::{Filemap, Need};
 use super::read::Patience;
@@ -79,11 +80,13 @@ impl Filemap {
         let (first, end) = pages_within(mapping, position, len);
         let mut dropped = 0;
         let mut at = first;
-        while at < end {
-            let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES));
+        loop {
+            let mut guard = mapping.lock();
+            // What is not cached is stepped over: a file may be much longer than what is known of it.
+            let Some(next) = guard.next_entry(at, end) else { break };
+            at = PageIndex(end.0.min(next.0 + PIECE_PAGES));
             // A folio may reach over pieces: the range that it must lie in is the whole one.
-            dropped += mapping.lock().drop_range(at, piece_end, end);
-            at = piece_end;
+            dropped += guard.drop_range(next, at, end);
         }
         self.counters.add(Count::Dropped, dropped);
         dropped
@@ -107,10 +110,11 @@ fn pages_touched(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, Page
     (first, PageIndex(pages_of_bytes(end)).max(first))
 }
 
-/// The pages that lie wholly within `len` bytes at `position`; the file's last page does if its bytes do.
+/// The pages that lie wholly within `len` bytes at `position`. Nothing lies behind the file's end: a range that
+/// reaches it holds the last page, and what folios have behind that.
 fn pages_within(mapping: &Mapping, position: u64, len: u64) -> (PageIndex, PageIndex) {
     let (size, end) = (mapping.size(), position.saturating_add(len));
     let first = PageIndex(pages_of_bytes(position));
-    let end = if end >= size { PageIndex(pages_of_bytes(size)) } else { PageIndex::of_byte(end) };
+    let end = if end >= size { PageIndex(INDICES_MAX) } else { PageIndex::of_byte(end) };
     (first, end.max(first))
 }

@@ -448,6 +448,16 @@ impl<'a> MappingGuard<'a> {
         }
     }
 
+    /// The first index at or after `from`, and before `end`, at which there is a folio or what remembers one.
+    pub fn next_entry(&self, from: PageIndex, end: PageIndex) -> Option<PageIndex> {
+        if from >= end {
+            return None;
+        }
+        let nodes = self.mapping.nodes();
+        let (first, ..) = self.xarray(&nodes).next(from.0, end.0 - 1)?;
+        Some(PageIndex(first).max(from))
+    }
+
     /// Takes out the folios that begin in `from..to`, end by `end`, are ready and held by nobody, and the shadows
     /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range
     /// short: what stands in it is listed first.

@@ -277,6 +277,50 @@ fn beside_blocking_readers(mechanism: Mechanism) {
     }
 }
 
+/// A task whose runtime is gone: the waker alone keeps it, and with it the future, the file and the cache.
+struct Abandoned(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Wake for Abandoned {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// Lets the last of a cache go inside the end of the fill that wakes: that one cannot be waited for there.
+fn a_waker_lets_the_cache_go(mechanism: Mechanism) {
+    let (_folder, path) = content();
+    for round in 0..20 {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).mechanism(mechanism).build().unwrap();
+        let file = cache.open(&path).unwrap();
+        let (held, gone) = std::sync::mpsc::channel::<()>();
+        let read = async move {
+            let _held = held; // dropped last, whether the read ends or not
+            let (cache, file) = (cache, file);
+            let mut buffer = vec![0; 1 << 20];
+            file.read_at_async(&mut buffer, round << 20).await.unwrap();
+            drop(cache);
+        };
+        let task = Arc::new(Abandoned(Mutex::new(None)));
+        *task.0.lock().unwrap() = Some(Box::pin(read));
+        let waker = Waker::from(Arc::clone(&task));
+        // Whether it is pending depends on the device; of twenty one is.
+        let _ = task.0.lock().unwrap().as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker));
+        drop((waker, task));
+        assert!(gone.recv().is_err(), "nobody sends");
+    }
+    while has_poller() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_waker_that_holds_the_last_of_a_cache_may_go_where_a_ring_is_reaped() {
+    a_waker_lets_the_cache_go(Mechanism::Ring);
+}
+
+#[test]
+fn a_waker_that_holds_the_last_of_a_cache_may_go_on_a_thread_of_the_pool() {
+    a_waker_lets_the_cache_go(Mechanism::Threads);
+}
+
 /// Whether a thread of this process is a poller.
 fn has_poller() -> bool {
     std::fs::read_dir("/proc/self/task").unwrap().flatten().any(|thread| {

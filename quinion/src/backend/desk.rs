@@ -27,9 +27,12 @@
 //!     by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the desk locked, that no word's backend wants a leader.
 //!  5. A stranger that panics, waker or errand, takes neither the poller nor anybody else's wake-up with it.
+//!  6. A stranger that lets the last of a cache go while a fill's end wakes it can be told from others
+//!     ([`is_waking`]): that fill counts as under way until the waker returns, so its end cannot be waited for there.
 //!
 //! Not an invariant: that the wish of a word that was granted is still true when its future looks.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
@@ -285,10 +288,37 @@ impl Desk {
 impl Word {
     /// Calls the waker; what it does and how it ends is a stranger's affair.
     fn grant(self) {
+        let _waking = Waking::new();
         let _ = catch_unwind(AssertUnwindSafe(|| {
             let word = self;
             word.waker.wake_by_ref();
         }));
+    }
+}
+
+std::thread_local! {
+    /// How many wakers the thread is calling, one inside the other, on behalf of fills that end.
+    static WAKING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the caller is called by a waker of a word, and so inside the end of a fill.
+pub(crate) fn is_waking() -> bool {
+    WAKING.get() > 0
+}
+
+/// Notes that the thread calls a waker, for as long as it lives.
+struct Waking;
+
+impl Waking {
+    fn new() -> Self {
+        WAKING.set(WAKING.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        WAKING.set(WAKING.get() - 1);
     }
 }
 

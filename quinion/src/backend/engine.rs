@@ -93,7 +93,7 @@ impl fmt::Display for Chosen {
 }
 
 /// What reads the files of one cache. The files keep it alive.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Engine {
     shared: Arc<EngineShared>,
 }

@@ -60,6 +60,7 @@ mod tests;
 mod threads;
 mod transfer;
 
+pub(crate) use desk::is_waking;
 pub use desk::{Errand, Left, Place, WordLeft};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};

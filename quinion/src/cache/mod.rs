@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, default_memory};
-use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom};
+use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::Mapping;
@@ -412,12 +412,21 @@ impl Drop for Shared {
         if self.process.is_forked() {
             return;
         }
-        // No future is left: each borrows a file, which keeps us.
-        self.filemap.room.close();
-        // What is in flight writes into the arena: it ends before anything else does.
-        self.engine.drain();
-        for (_, known) in self.table.lock().files.drain() {
-            self.filemap.reclaim.remove_mapping(known.mapping.id());
+        let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
+        let files = std::mem::take(&mut self.table.lock().files);
+        let end = move || {
+            // No future is left: each borrows a file, which keeps us.
+            filemap.room.close();
+            // What is in flight writes into the arena: it ends before anything else does.
+            engine.drain();
+            files.values().for_each(|known| filemap.reclaim.remove_mapping(known.mapping.id()));
+        };
+        if is_waking() {
+            // A waker held the last of us, and the fill that woke it ends when we have returned: not to be waited
+            // for here. (Where there is no thread to be had, what is in flight keeps what it needs.)
+            let _ = std::thread::Builder::new().name("quinion-end".into()).spawn(end);
+        } else {
+            end();
         }
     }
 }

@@ -176,6 +176,8 @@ fn a_page_that_cannot_be_read_fails_its_own_reads_and_not_for_ever() {
     assert_eq!(read(&file, &device, 0, 8 * PAGE as usize).unwrap(), 3 * PAGE as usize);
     let error = read(&file, &device, 3 * PAGE, 100).unwrap_err();
     assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+    let report = file.readahead_report().unwrap();
+    assert!(report.failures >= 1, "windows shrink after a failed read: {report:?}");
     assert!(device.times_read()[3] < 10, "{} tries", device.times_read()[3]);
     assert_eq!(read(&file, &device, 4 * PAGE, 100).unwrap(), 100);
     device.mend(3);

@@ -95,7 +95,12 @@ impl Filemap {
             match self.poll_waited(mapping, progress, context) {
                 Ok(Poll::Pending) => return Poll::Pending,
                 Ok(Poll::Ready(())) => {}
-                Err(error) => return self.end_polls(progress, Err(error)),
+                Err(error) => {
+                    if error.kind() == ErrorKind::Io {
+                        readahead.lock().on_failure(); // it was fetched in a window, and then alone
+                    }
+                    return self.end_polls(progress, Err(error));
+                }
             }
             // 2
             match self.read_ready(mapping, readahead, &mut progress.read, position, to) {

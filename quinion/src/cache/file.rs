@@ -206,6 +206,8 @@ impl File {
     /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
     /// window is as configured again. Waits for nobody but a reader of this handle who starts a window.
     ///
+    /// It is this handle's: a clone begins without advice.
+    ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn advise(&self, hint: Hint) -> Result<()> {
@@ -267,8 +269,9 @@ impl File {
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
     /// wholly in the range go, and none that is pinned or on its way; other files' and other ranges'
-    /// pages stay. That pages of the range had been evicted before is forgotten too: when they are read again,
-    /// it is as if for the first time. May wait for locks.
+    /// pages stay. The range may reach past the file's end; one of no bytes is none. That pages of the range
+    /// had been evicted before is forgotten too: when they are read again, it is as if for the first time. May
+    /// wait for locks.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

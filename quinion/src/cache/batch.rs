@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{GROUP_MAX, Patience, Progress, Span, Wanted, read_group, touch};
+use crate::filemap::{GROUP_MAX, Patience, Progress, Reading, Span, Wanted, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
 use super::{Cache, File, Handle, ReadOptions};
@@ -282,9 +282,14 @@ impl BatchRead<'_> {
         let result = match self.answer {
             Answer::Read(_) | Answer::Failed(_) => return,
             Answer::Unread => filemap.read(mapping, readahead, patience, position, self.buffer),
-            Answer::Missing(done) => {
-                filemap.finish(mapping, readahead, patience, position, self.buffer, done)
-            }
+            Answer::Missing(done) => filemap.finish(
+                mapping,
+                readahead,
+                patience,
+                position,
+                self.buffer,
+                Reading { done, hit: false },
+            ),
         };
         self.answer = match result {
             Ok(bytes) => Answer::Read(bytes),

@@ -39,7 +39,9 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
-use crate::mapping::{AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, NewFolio, Purpose, Shape, cut};
+use crate::mapping::{
+    AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+};
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
@@ -52,6 +54,8 @@ use crate::xarray::Stop;
 use super::read::Patience;
 use super::refault::Refaults;
 
+/// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
+const GAPS_USUAL: usize = 16;
 /// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
 /// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
@@ -168,10 +172,11 @@ impl Filemap {
         let mapping = together.mapping;
         let window = self.whole_folios(window);
         // 1 What is not there.
-        let gaps = match mapping.lock_as(patience.locks()) {
-            Some(guard) => gaps(&guard, window),
+        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
+        match mapping.lock_as(patience.locks()) {
+            Some(guard) => add_gaps(&mut gaps, &guard, window),
             None => return Filled::Busy,
-        };
+        }
         if gaps.is_empty() {
             return Filled::Nothing;
         }
@@ -421,16 +426,14 @@ impl<'m> Together<'m> {
     }
 }
 
-/// What of `window` no folio covers, as (first page, pages).
-fn gaps(guard: &crate::mapping::MappingGuard<'_>, window: Window) -> Vec<(PageIndex, u32)> {
+/// Adds to `gaps` what of `window` no folio covers, as (first page, pages).
+fn add_gaps(gaps: &mut Vec<(PageIndex, u32)>, guard: &MappingGuard<'_>, window: Window) {
     let end = window.start.plus(u64::from(window.pages));
-    let mut gaps = Vec::new();
     let mut from = window.start;
     while let Some((first, pages)) = guard.next_gap(from, end) {
         gaps.push((first, pages as u32));
         from = first.plus(pages);
     }
-    gaps
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.

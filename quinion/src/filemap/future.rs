@@ -229,8 +229,6 @@ impl Filemap {
     }
 
     fn end_polls(&self, progress: &mut Polled, outcome: Result<(), Error>) -> Poll<Result<usize, Error>> {
-        let Reading { done, hit } = std::mem::take(progress).read;
-        self.count_read(done, hit);
-        Poll::Ready(if done > 0 { Ok(done) } else { outcome.map(|()| 0) })
+        Poll::Ready(self.end_read(std::mem::take(progress).read, outcome))
     }
 }

@@ -57,6 +57,6 @@ pub use hits::{GROUP_MAX, Served, Wanted, read_group};
 #[cfg(feature = "std")]
 pub use read::Patience;
 #[cfg(feature = "std")]
-pub(crate) use read::touch;
+pub(crate) use read::{Reading, touch};
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};

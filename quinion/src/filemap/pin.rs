@@ -29,7 +29,7 @@ use crate::sys::fork::ForkGuard;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;
-use super::read::{Patience, touch};
+use super::read::{Patience, Reading, touch};
 
 impl Filemap {
     /// Pins `len` bytes at `position`, or as many as the file has there; waits until all of them are in the
@@ -87,7 +87,7 @@ impl Filemap {
                 break;
             }
         }
-        self.count_read(pinned.len(), hit);
+        self.count_read(Reading { done: pinned.len(), hit });
         Ok(pinned)
     }
 

@@ -92,14 +92,15 @@ pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
     }
 }
 
-/// What readahead may ask: hints, by the lookup without a lock.
+/// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
-        (0..max).find(|&i| !self.is_cached(PageIndex(index.0 - 1 - u64::from(i)))).unwrap_or(max)
+        let before = (0..max).map(|i| PageIndex(index.0 - 1 - u64::from(i)));
+        self.first_missing(before).map_or(max, |missing| (index.0 - 1 - missing.0) as u32)
     }
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
-        (0..u64::from(max)).map(|i| index.plus(i)).find(|&at| !self.is_cached(at))
+        self.first_missing((0..u64::from(max)).map(|i| index.plus(i)))
     }
 }
 
@@ -114,11 +115,28 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
-        let mut run = Reading::default();
-        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut run);
-        self.count_read(run.done, run.hit);
-        // What was read counts; the error comes again with the next call.
-        if run.done > 0 { Ok(run.done) } else { outcome.map(|()| 0) }
+        self.finish(mapping, readahead, patience, position, to, Reading::default())
+    }
+
+    /// Ends a read of which `reading` is there already.
+    pub(crate) fn finish(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+        mut reading: Reading,
+    ) -> Result<usize, Error> {
+        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut reading);
+        self.end_read(reading, outcome)
+    }
+
+    /// Counts a read that has ended so, and says what it returns: what was read counts, and the error comes again
+    /// with the next call.
+    pub(super) fn end_read(&self, reading: Reading, outcome: Result<(), Error>) -> Result<usize, Error> {
+        self.count_read(reading);
+        if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
 
     /// Goes on with a read of `to.len()` bytes at `position` of which `run.done` are there, and steps `run`.
@@ -162,8 +180,8 @@ impl Filemap {
         Ok(())
     }
 
-    pub(crate) fn count_read(&self, bytes: usize, hit: bool) {
-        self.counters.add(Count::Bytes, bytes as u64);
+    pub(crate) fn count_read(&self, Reading { done, hit }: Reading) {
+        self.counters.add(Count::Bytes, done as u64);
         self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
     }
 
@@ -356,7 +374,7 @@ impl Filemap {
             Filled::Submitted(batch) => {
                 self.fill_ahead(mapping, ahead, wanted, patience);
                 if let Ok(held) = mapping.try_hold(index) {
-                    let stalled = batch.refaulted().then(Instant::now);
+                    let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
                     let readable = self.wait_readable(mapping, &held, miss, patience);
                     if let Some(since) = stalled {
                         self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
@@ -396,10 +414,13 @@ impl Filemap {
         let before = *state;
         let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        match self.fill_ahead(mapping, &windows, windows.wanted(), patience) {
+        let mut together = Together::of(mapping);
+        match self.insert_ahead(&mut together, &windows, windows.wanted(), patience) {
             Ahead::Started => {}
             Ahead::Refused => *state = before, // the stream goes on with a miss
         }
+        drop(state); // a fill may end inside the call, and whoever it wakes may want it
+        together.submit();
     }
 
     /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy. The pages

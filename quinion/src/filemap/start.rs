@@ -26,7 +26,6 @@
 
 use std::sync::Arc;
 
-use crate::error::Error;
 use crate::mapping::{Mapping, find};
 use crate::readahead::{Asked, Readahead};
 use crate::sync::RankedMutex;
@@ -97,7 +96,7 @@ impl Filemap {
         match hits.stopped {
             Stopped::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
             Stopped::Full | Stopped::EndOfFile(_) => {
-                self.count_read(hits.bytes, true);
+                self.count_read(Reading { done: hits.bytes, hit: true });
                 Progress::Read(hits.bytes)
             }
             Stopped::Absent | Stopped::Filling | Stopped::Stale => Progress::Missing(hits.bytes),
@@ -122,6 +121,7 @@ impl Filemap {
         for &span in spans {
             self.start_span(&mut together, &mut judge, patience, span);
         }
+        drop(judge); // a fill may end inside the call, and whoever it wakes may want it
         together.submit();
     }
 
@@ -161,22 +161,6 @@ impl Filemap {
                 touch(grown, Frame(number));
             }
         }
-    }
-
-    /// Ends a read of a batch of which the cache held the first `done` bytes only.
-    pub(crate) fn finish(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
-        patience: Patience,
-        position: u64,
-        to: &mut [u8],
-        done: usize,
-    ) -> Result<usize, Error> {
-        let mut reading = Reading { done, hit: false };
-        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut reading);
-        self.count_read(reading.done, reading.hit);
-        if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
 
     /// How many pages a batch may have started and not yet read: few enough that the last of them do not

@@ -31,7 +31,7 @@ use crate::arena::{
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
-use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find};
+use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
@@ -245,9 +245,11 @@ impl Mapping {
         descriptor.identify(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
     }
 
-    /// Whether a folio seems to stand at `index`, filled or not: a hint, by a look without a lock.
-    pub fn is_cached(&self, index: PageIndex) -> bool {
-        self.find_frame(index).is_some()
+    /// The first of `indices` where no folio seems to stand, filled or not: a hint, by looks without a lock.
+    pub fn first_missing(&self, mut indices: impl Iterator<Item = PageIndex>) -> Option<PageIndex> {
+        let grown = self.view().grown();
+        let mut finder = finder(&grown, self.record());
+        indices.find(|index| !matches!(finder.find(index.0).entry.kind(), Kind::Folio(_)))
     }
 
     /// Whether the page at `index` is ready to be read, as far as can be seen without a lock.

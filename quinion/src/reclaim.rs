@@ -1,7 +1,7 @@
 //! Reclaim: room for more, by a clock over the referenced bytes.
 //!
 //! ```text
-//!    referenced   1 0 0 2 1 0 0 0   0 0 0 0 0 0 0 0   1 1 ...     one byte a frame, eight at a look
+//!    referenced   1 0 0 2 1 0 0 0   0 0 0 0 0 0 0 0   1 1 ...     one byte a frame
 //!                 ^ hand: 2 -> 1 -> 0, spared;   0 -> a victim if it heads a folio that is ready and not held
 //! ```
 //!
@@ -213,34 +213,29 @@ impl Reclaim {
     /// folios are large it stops at `pages` pages, which may be few folios: what goes beyond the need would have been
     /// read yet.
     fn gather(&self, pages: u32, budget: u32, locks: Locks) -> Option<(Vec<Victim>, u32)> {
-        let view = self.arena.view();
-        let (first, grown) = (view.layout().frames_meta, view.frames_grown());
+        let (first, grown) = (self.arena.view().layout().frames_meta, self.arena.view().grown());
         let mut victims = Vec::with_capacity(BATCH);
         let (mut scanned, mut gathered) = (0, 0);
-        if first >= grown {
+        if first >= grown.frames() {
             return Some((victims, budget));
         }
         let mut hand = self.hand.lock_as(locks)?;
-        while scanned < budget && victims.len() + 8 <= BATCH && gathered < pages {
-            if *hand >= grown || *hand < first {
+        while scanned < budget && victims.len() < BATCH && gathered < pages {
+            if *hand >= grown.frames() || *hand < first {
                 *hand = first;
             }
-            let eight = view.referenced8(Frame(*hand)).expect("the hand is on a grown frame");
-            let bytes = eight.load(Ordering::Relaxed);
-            let left = after_hand(bytes);
-            if left != bytes {
-                // A byte set between the load and the store is lost: its folio is spared one time less.
-                eight.store(left, Ordering::Relaxed);
+            let byte = grown.referenced(Frame(*hand)).expect("the hand is on a grown frame");
+            let found = byte.load(Ordering::Relaxed);
+            if is_due(found) {
+                let victim = self.victim(Frame(*hand));
+                gathered += victim.as_ref().map_or(0, |victim| victim.order.pages());
+                victims.extend(victim);
+            } else {
+                // A touch between the load and the store is lost: its folio is spared one time less.
+                byte.store(after_hand(found), Ordering::Relaxed);
             }
-            for (at, referenced) in bytes.to_le_bytes().into_iter().enumerate() {
-                if is_due(referenced) {
-                    let victim = self.victim(Frame(*hand + at as u32));
-                    gathered += victim.as_ref().map_or(0, |victim| victim.order.pages());
-                    victims.extend(victim);
-                }
-            }
-            *hand += 8;
-            scanned += 8;
+            *hand += 1;
+            scanned += 1;
         }
         Some((victims, scanned))
     }

@@ -171,11 +171,6 @@ impl View {
     pub fn referenced(&self, frame: Frame) -> Option<&AtomicU8> {
         self.grown().referenced(frame)
     }
-    /// See [`Grown::referenced8`].
-    #[inline]
-    pub fn referenced8(&self, frame: Frame) -> Option<&AtomicU64> {
-        self.grown().referenced8(frame)
-    }
     /// Says that `pages` pages in the frames from `frame` on have come; see `landed.rs`. The caller fills them.
     ///
     /// # Panics
@@ -278,15 +273,6 @@ impl<'a> Grown<'a> {
         let offset = self.view.layout.referenced as usize + frame.0 as usize;
         // SAFETY: as in `descriptor`.
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU8>() })
-    }
-
-    /// Eight referenced bytes from `frame` (a multiple of 8) on, as one word.
-    #[inline]
-    pub fn referenced8(self, frame: Frame) -> Option<&'a AtomicU64> {
-        debug_assert!(frame.0.is_multiple_of(8));
-        let offset = self.view.layout.referenced as usize + frame.0 as usize;
-        // SAFETY: as in `descriptor`; frames grow by whole extents, so all eight exist, aligned.
-        (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })
     }
 
     /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other

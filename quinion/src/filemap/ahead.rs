@@ -72,16 +72,12 @@ impl Filemap {
 
 /// Pages of all folios that were fetched ahead and nobody has read.
 fn unread_pages(view: &View) -> u64 {
-    let (first, grown) = (view.layout().frames_meta, view.frames_grown());
-    let mut pages = 0;
-    for eight in (first..grown).step_by(8) {
-        let bytes = view.referenced8(Frame(eight)).expect("it is grown").load(Ordering::Relaxed);
-        for (at, byte) in bytes.to_le_bytes().into_iter().enumerate().take_while(|_| bytes != 0) {
-            let word = || view.own(Frame(eight + at as u32)).word();
-            if referenced::is_unread(byte) && word().is_live() {
-                pages += u64::from(word().order().pages());
-            }
-        }
-    }
-    pages
+    let grown = view.grown();
+    let frames = (view.layout().frames_meta..grown.frames()).map(Frame);
+    let is_unread = |frame: &Frame| {
+        let byte = grown.referenced(*frame).expect("it is grown").load(Ordering::Relaxed);
+        referenced::is_unread(byte)
+    };
+    let words = frames.filter(is_unread).map(|frame| view.own(frame).word());
+    words.filter(|word| word.is_live()).map(|word| u64::from(word.order().pages())).sum()
 }

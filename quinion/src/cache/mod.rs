@@ -108,7 +108,8 @@ impl Builder {
         self
     }
     /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
-    /// of `memory` is used, and at most 8 MiB. The default is 4 MiB.
+    /// of `memory` is used, and at most 8 MiB; twice that for a handle with [`Hint::Sequential`](crate::Hint). The
+    /// default is 4 MiB.
     #[must_use]
     pub fn readahead(mut self, bytes: u64) -> Self {
         self.readahead = bytes;
@@ -547,7 +548,8 @@ pub struct Stats {
     pub activated_pages: u64,
     /// Windows read that had such a page in them which had come back before: the working set does not fit.
     pub workingset_windows: u64,
-    /// Microseconds that reads waited for such windows: time lost for want of memory.
+    /// Microseconds that readers waited for such windows: time lost for want of memory. What futures wait is not
+    /// counted.
     pub memory_stall_us: u64,
     /// Of `index_bytes`, nodes that hold nothing but shadows.
     pub shadow_bytes: u64,

@@ -49,7 +49,7 @@ impl Filemap {
         let mut done = Prefetch::default();
         let mut at = first;
         while at < end && done.started_pages < limit {
-            let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES));
+            let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES.min(limit - done.started_pages)));
             let piece = self.fetch_piece(mapping, at, piece_end);
             done.started_pages += piece.started_pages;
             done.cached_pages += piece.cached_pages;

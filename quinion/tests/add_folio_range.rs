@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
-//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 needs truncation, which this version does not
-//! have. B20, whether a window met shadows of its own working set, is judged where shadows are.
+//! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
+//! that truncation will take. B20, whether a window met shadows of its own working set, is judged where
+//! shadows are.
 
 mod device;
 mod stage;
@@ -335,6 +336,33 @@ fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
 }
 fn small() -> quinion::Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap()
+}
+
+#[test]
+fn b11_an_invalidation_waits_for_who_inserts_and_leaves_nothing_of_it() {
+    let (stage, entered) = (Stage::new(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let held_off = stage.mapping.hold_off_invalidation();
+        let invalidation = scope.spawn(|| {
+            entered.store(true, Ordering::Relaxed);
+            stage.mapping.invalidate().unwrap()
+        });
+        while !entered.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        (0..1000).for_each(|_| thread::yield_now()); // time enough, if it did not wait
+        let run = stage.run(0, 8);
+        let added = stage.mapping.add_folio_range(run, PAGES, Locks::Wait, &mut no_shadow).unwrap();
+        assert_eq!(added.pages, 8);
+        for nth in 0..8 {
+            let (index, frame) = (page(u64::from(nth)), run.frame.plus(nth));
+            stage.complete(NewFolio { index, frame, order: Order::ZERO });
+        }
+        drop(held_off);
+        assert_eq!(invalidation.join().unwrap(), 8, "it came after all of the window");
+    });
+    assert_eq!(stage.pages(), 0);
+    stage.finish();
 }
 
 #[test]

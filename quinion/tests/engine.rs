@@ -9,22 +9,21 @@
 
 mod common;
 mod hazard;
+mod runtime;
 
 use std::fs::{self, OpenOptions};
-use std::future::Future;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Wake};
-use std::thread::{self, Thread};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use hazard::Target;
 use quinion::backend::Mechanism;
 use quinion::{Cache, File};
+use runtime::block_on;
 
 const PAGE: u64 = 4096;
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
@@ -44,24 +43,6 @@ fn bytes(len: u64) -> Vec<u8> {
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let (mut future, waker) = (pin!(future), Arc::new(Unpark(thread::current())).into());
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 /// Reads `len` bytes at `position` by one of the ways there are, `way`, and judges them.

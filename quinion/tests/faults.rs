@@ -8,19 +8,18 @@
 
 mod common;
 mod device;
+mod runtime;
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, Wake};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use common::Dice;
 use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Completing, Faults, Fill, Sequence, Simulated};
 use quinion::{Cache, ErrorKind, File, Result};
+use runtime::{block_on, block_on_while};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 120;
@@ -96,29 +95,6 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::Scans, Way::Jumps, Way::Polls];
 
-/// Waits for a future with its own thread.
-fn block_on<F: Future + Unpin>(mut future: F, while_waiting: impl Fn()) -> F::Output {
-    struct Bell(Mutex<bool>, Condvar);
-    impl Wake for Bell {
-        fn wake(self: Arc<Self>) {
-            *self.0.lock().unwrap() = true;
-            self.1.notify_one();
-        }
-    }
-    let bell = Arc::new(Bell(Mutex::new(false), Condvar::new()));
-    let waker = Arc::clone(&bell).into();
-    loop {
-        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        while_waiting();
-        let mut rung = bell.0.lock().unwrap();
-        while !std::mem::take(&mut *rung) {
-            rung = bell.1.wait(rung).unwrap();
-        }
-    }
-}
-
 /// Reads all of the file by reads of a few pages, each again if it fails; returns how many failed.
 fn read_all(file: &File, device: &Device, way: Way, while_waiting: impl Fn()) -> u32 {
     let mut errors = 0;
@@ -130,7 +106,7 @@ fn read_all(file: &File, device: &Device, way: Way, while_waiting: impl Fn()) ->
         while done < buffer.len() && position + (done as u64) < PAGES * PAGE {
             let (at, rest) = (position + done as u64, &mut buffer[done..]);
             let read: Result<usize> = match way {
-                Way::Polls => block_on(file.read_at_async(rest, at), &while_waiting),
+                Way::Polls => block_on_while(file.read_at_async(rest, at), &while_waiting),
                 Way::Scans | Way::Jumps => file.read_at(rest, at),
             };
             match read {
@@ -247,7 +223,7 @@ fn storm(seed: u64) {
                     let position = dice.below(size);
                     let len = dice.below(buffer.len() as u64) as usize + 1;
                     let read = if reader == 0 {
-                        block_on(file.read_at_async(&mut buffer[..len], position), || ())
+                        block_on(file.read_at_async(&mut buffer[..len], position))
                     } else {
                         file.read_at(&mut buffer[..len], position)
                     };

@@ -8,17 +8,16 @@
 
 mod common;
 mod hazard;
+mod runtime;
 
-use std::future::Future;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake};
-use std::thread::{self, Thread};
+use std::thread;
 
 use hazard::{Whom, in_a_process_of_its_own, refuse};
 use quinion::backend::{Chosen, Engine, EngineOptions, Mechanism, WaitRoom};
 use quinion::{Cache, File, Hint};
+use runtime::block_on;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2000;
@@ -42,27 +41,12 @@ fn read(file: &File, page: u64) {
     common::verify(&buffer, 1, page * PAGE + 100).unwrap();
 }
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 fn read_async(file: &File, page: u64) {
     let mut buffer = vec![0; 3 * PAGE as usize];
     let mut done = 0;
     while done < buffer.len() {
         let position = page * PAGE + 100 + done as u64;
-        let mut future = pin!(file.read_at_async(&mut buffer[done..], position));
-        let waker = Arc::new(Unpark(thread::current())).into();
-        let bytes = loop {
-            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(bytes) => break bytes.unwrap(),
-                Poll::Pending => thread::park(),
-            }
-        };
+        let bytes = block_on(file.read_at_async(&mut buffer[done..], position)).unwrap();
         assert!(bytes > 0);
         done += bytes;
     }

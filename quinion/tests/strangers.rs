@@ -4,38 +4,21 @@
 //! does on it must end the stranger's read at most, not everybody's.
 
 mod device;
+mod runtime;
 
-use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread;
 
 use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Fill};
 use quinion::{Cache, ErrorKind, File};
+use runtime::{Unpark, block_on};
 
 const PAGE: u64 = 4096;
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let (mut future, waker) = (pin!(future), Arc::new(Unpark(thread::current())).into());
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
-}
 
 fn read(file: &File, device: &Device, position: u64) {
     let mut buffer = [0; 100];

@@ -66,6 +66,8 @@ struct Book {
     backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
     errands: VecDeque<Errand>,
     poller: Poller,
+    /// Whether the poller sleeps, and nobody has rung for it yet.
+    is_asleep: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -159,8 +161,9 @@ impl WaitRoom {
     /// The system has no thread for the poller.
     pub fn send(self: &Arc<Self>, errand: Errand) -> io::Result<()> {
         self.start_poller()?;
-        self.desk().lock().errands.push_back(errand);
-        self.desk().bell.notify_one();
+        let mut book = self.desk().lock();
+        book.errands.push_back(errand);
+        self.desk().ring(book);
         Ok(())
     }
 
@@ -170,8 +173,7 @@ impl WaitRoom {
         if book.poller == Poller::Running {
             book.poller = Poller::Ending;
         }
-        drop(book);
-        self.desk().bell.notify_one();
+        self.desk().ring(book);
     }
 
     fn start_poller(self: &Arc<Self>) -> io::Result<()> {
@@ -197,20 +199,29 @@ impl Desk {
     pub(super) fn rouse(&self, first: Place, pages: u32) {
         let mut book = self.lock();
         let granted = book.take_granted(first, pages);
-        let is_needed = book.leaderless().is_some();
-        drop(book);
+        self.ring_to_lead(book);
         self.words.fetch_sub(granted.len(), Ordering::Relaxed);
-        if is_needed {
-            self.bell.notify_one();
-        }
         granted.into_iter().for_each(Word::grant);
     }
 
     /// Calls the poller if a backend wants a leader.
     pub(super) fn seek_leader(&self) {
-        let is_needed = self.lock().leaderless().is_some();
-        if is_needed {
+        self.ring_to_lead(self.lock());
+    }
+
+    /// Wakes the poller, unless it is awake: then it looks at the book before it sleeps. A bell costs a system
+    /// call, also where nobody hears it.
+    fn ring(&self, mut book: MutexGuard<'_, Book>) {
+        let is_asleep = std::mem::take(&mut book.is_asleep);
+        drop(book);
+        if is_asleep {
             self.bell.notify_one();
+        }
+    }
+
+    fn ring_to_lead(&self, book: MutexGuard<'_, Book>) {
+        if book.is_asleep && book.leaderless().is_some() {
+            self.ring(book);
         }
     }
 
@@ -228,9 +239,8 @@ impl Desk {
         counted.keep();
         let is_needed = word.backend.wants_leader();
         let number = book.put(place, word);
-        drop(book);
         if is_needed {
-            self.bell.notify_one();
+            self.ring(book);
         }
         Some(number)
     }
@@ -276,7 +286,9 @@ impl Desk {
             if book.poller == Poller::Ending && book.words.is_empty() {
                 return None;
             }
+            book.is_asleep = true;
             book = self.bell.wait(book).unwrap_or_else(PoisonError::into_inner);
+            book.is_asleep = false;
         }
     }
 

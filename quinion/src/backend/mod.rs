@@ -133,6 +133,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
+    /// As [`Backend::submit`], by a caller that calls [`Backend::reap`] with [`Reap::Wait`] as the next thing it
+    /// does on this thread, so that what is cheaper done together may be left until then.
+    fn submit_with_reap(&self, fills: Vec<Fill>) {
+        self.submit(fills);
+    }
+
     /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for
     /// those who would rather ask for less than stand in a queue.
     fn has_room(&self, fills: usize) -> bool {

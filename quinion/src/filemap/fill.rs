@@ -92,6 +92,15 @@ pub(crate) enum Need {
     Ahead,
 }
 
+/// What the caller does after it has submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// It waits for what it has submitted, and reaps.
+    Reap,
+    /// Perhaps that, and perhaps not, or not at once.
+    Anything,
+}
+
 /// Pages that need frames.
 #[derive(Clone, Copy, Debug)]
 struct Wanted<'g> {
@@ -151,10 +160,11 @@ impl Filemap {
         wanted: Range<PageIndex>,
         need: Need,
         patience: Patience,
+        next: Next,
     ) -> Filled {
         let mut together = Together::of(mapping);
         let filled = self.insert_window(&mut together, window, wanted, need, patience);
-        together.submit();
+        together.submit(next);
         filled
     }
 
@@ -418,9 +428,12 @@ impl<'m> Together<'m> {
     }
 
     /// Gives them to the device, in one call. Waits for none of them.
-    pub fn submit(self) {
+    pub fn submit(self, next: Next) {
         if !self.fills.is_empty() {
-            self.mapping.backend().submit(self.fills);
+            match next {
+                Next::Anything => self.mapping.backend().submit(self.fills),
+                Next::Reap => self.mapping.backend().submit_with_reap(self.fills),
+            }
         }
         drop(self.held_off);
     }

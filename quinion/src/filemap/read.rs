@@ -44,7 +44,7 @@ use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Filemap, Filled, Need, Together};
+use super::fill::{Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
 
 /// How far a read may go for bytes that are not there.
@@ -360,7 +360,8 @@ impl Filemap {
         };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
         let wanted = windows.wanted();
-        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience);
+        let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
+        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience, next);
         if matches!(filled, Filled::Busy | Filled::NoMemory)
             && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
         {
@@ -420,7 +421,7 @@ impl Filemap {
             Ahead::Refused => *state = before, // the stream goes on with a miss
         }
         drop(state); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit();
+        together.submit(Next::Anything);
     }
 
     /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy. The pages
@@ -434,7 +435,7 @@ impl Filemap {
     ) -> Ahead {
         let mut together = Together::of(mapping);
         let ahead = self.insert_ahead(&mut together, windows, wanted, patience);
-        together.submit();
+        together.submit(Next::Anything);
         ahead
     }
 

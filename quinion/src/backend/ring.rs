@@ -128,7 +128,7 @@ impl RingDriver {
         Ok(Self {
             submission: RankedMutex::new(Rank::Submit, submission),
             gate,
-            seat: Seat { is_taken: AtomicBool::new(false), half: UnsafeCell::new(reap) },
+            seat: Seat { is_taken: AtomicBool::new(false), chair: UnsafeCell::new(Chair::new(reap)) },
             in_flight: AtomicIsize::new(0),
             unclaimed: AtomicUsize::new(0),
             claimed: AtomicUsize::new(0),
@@ -162,7 +162,7 @@ impl RingDriver {
         let claim = self.claim(&mut submission);
         drop(submission);
         self.enter(claim, Landing::NotAwaited);
-        let completed = self.complete(finished);
+        let completed = self.complete(&mut finished);
         // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
         if completed > 0 || self.wants_leader() {
@@ -174,7 +174,7 @@ impl RingDriver {
     pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
         let mut finished = Vec::new();
         drop(self.add(file, fills, &mut finished));
-        if self.complete(finished) > 0 {
+        if self.complete(&mut finished) > 0 {
             self.room.wake();
         }
     }
@@ -294,14 +294,14 @@ impl RingDriver {
         submission.fail_pushed(&mut finished);
         self.unclaimed.store(0, Ordering::Relaxed);
         drop(submission);
-        self.complete(finished);
+        self.complete(&mut finished);
         self.room.wake();
     }
 
     /// Ends the fills of `finished`. Holds no lock.
-    fn complete(&self, finished: Vec<Job>) -> usize {
+    fn complete(&self, finished: &mut Vec<Job>) -> usize {
         let fills = finished.len();
-        for job in finished {
+        for job in finished.drain(..) {
             let (fill, outcome) = job.outcome();
             // A sink that panics must take neither the other fills with it nor a reader who leads for others.
             let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
@@ -329,10 +329,24 @@ impl Claim {
 #[derive(Debug)]
 struct Seat {
     is_taken: AtomicBool,
-    half: UnsafeCell<ReapHalf>,
+    chair: UnsafeCell<Chair>,
 }
 
-// SAFETY: `half` is reached only through a `Leader`, of which there is one at a time.
+/// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
+#[derive(Debug)]
+struct Chair {
+    half: ReapHalf,
+    landed: Vec<Landed>,
+    finished: Vec<Job>,
+}
+
+impl Chair {
+    fn new(half: ReapHalf) -> Self {
+        Self { half, landed: Vec::new(), finished: Vec::new() }
+    }
+}
+
+// SAFETY: `chair` is reached only through a `Leader`, of which there is one at a time.
 unsafe impl Sync for Seat {}
 
 impl Seat {
@@ -352,57 +366,54 @@ impl Seat {
 /// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
 struct Leader<'a> {
     driver: &'a RingDriver,
-    landed: Vec<Landed>,
 }
 
 impl<'a> Leader<'a> {
     fn take(driver: &'a RingDriver) -> Option<Self> {
-        driver.seat.try_take().then(|| Self { driver, landed: Vec::new() })
+        driver.seat.try_take().then(|| Self { driver })
     }
 
-    fn half(&mut self) -> &mut ReapHalf {
+    fn chair(&mut self) -> &mut Chair {
         // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
         // the reference lives.
-        unsafe { &mut *self.driver.seat.half.get() }
+        unsafe { &mut *self.driver.seat.chair.get() }
     }
 
     /// Fetches what has landed and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
-        let mut landed = std::mem::take(&mut self.landed);
-        self.half().drain(&mut landed);
+        let driver = self.driver;
+        let Chair { half, landed, finished } = self.chair();
+        half.drain(landed);
         if landed.is_empty() {
             return 0;
         }
-        let driver = self.driver;
         driver.in_flight.fetch_sub(landed.len() as isize, Ordering::Relaxed);
-        let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
-        let mut news = Vec::new();
+        let (mut doubtful, mut news) = (Vec::new(), Vec::new());
         // 1 What came whole, which is nearly all.
         let mut submission = driver.submission.lock();
         for landed in landed.drain(..) {
-            doubtful.extend(submission.land(landed, &mut finished));
+            doubtful.extend(submission.land(landed, finished));
         }
-        driver.pump(&mut submission, &[], &mut finished);
+        driver.pump(&mut submission, &[], finished);
         news.append(&mut submission.news);
         let mut claim = driver.claim(&mut submission);
         drop(submission);
-        self.landed = landed;
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
         if !doubtful.is_empty() {
             driver.enter(claim, Landing::NotAwaited);
             let judged: Vec<_> = doubtful.into_iter().map(Doubtful::judge).collect();
             let mut submission = driver.submission.lock();
             let again =
-                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
+                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, finished));
             let again: Vec<_> = again.collect();
-            driver.pump(&mut submission, &again, &mut finished);
+            driver.pump(&mut submission, &again, finished);
             news.append(&mut submission.news);
             claim = driver.claim(&mut submission);
         }
         driver.enter(claim, Landing::NotAwaited);
         // 3 Up to the cache, with no lock held.
         news.into_iter().for_each(Arrival::tell);
-        self.driver.complete(finished)
+        driver.complete(finished)
     }
 }
 

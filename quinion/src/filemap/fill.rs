@@ -38,7 +38,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
-use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
+use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
@@ -180,13 +180,9 @@ impl Filemap {
     ) -> Filled {
         debug_assert!(need == Need::Ahead || together.fills.is_empty(), "nobody waits with fills in hand");
         let mapping = together.mapping;
-        let window = self.whole_folios(window);
+        let window = self.whole_folios(window, mapping.size_pages());
         // 1 What is not there.
-        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        match mapping.lock_as(patience.locks()) {
-            Some(guard) => add_gaps(&mut gaps, &guard, window),
-            None => return Filled::Busy,
-        }
+        let Some(gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
         if gaps.is_empty() {
             return Filled::Nothing;
         }
@@ -223,6 +219,18 @@ impl Filemap {
         Filled::Submitted(batch)
     }
 
+    /// What of `window` no folio covers, as (first page, pages). `None` if the lock is busy and the caller does not
+    /// wait. A window of one folio is asked for because somebody missed it; whether it is still missing is seen when
+    /// it is inserted, and one way down is enough.
+    fn gaps(&self, mapping: &Mapping, window: Window, patience: Patience) -> Option<Vec<(PageIndex, u32)>> {
+        if window.pages == self.folio_orders.min.pages() {
+            return Some(vec![(window.start, window.pages)]);
+        }
+        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
+        add_gaps(&mut gaps, &mapping.lock_as(patience.locks())?, window);
+        Some(gaps)
+    }
+
     /// The orders of the folios that are made for `window`.
     fn orders_for(&self, window: Window) -> Orders {
         let Orders { min, max } = self.folio_orders;
@@ -230,11 +238,13 @@ impl Filemap {
     }
 
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
-    /// and its marker at the next. The smallest is the cache's, or what the window wants at least.
-    fn whole_folios(&self, window: Window) -> Window {
+    /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
+    /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
+    fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
         let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
         let start = window.start.align_down(min);
-        let end = window.start.plus(u64::from(window.pages)).align_up(min);
+        let end_of_file = PageIndex(size_pages).align_up(self.folio_orders.min);
+        let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
@@ -429,6 +439,8 @@ impl<'m> Together<'m> {
 
     /// Gives them to the device, in one call. Waits for none of them.
     pub fn submit(self, next: Next) {
+        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
         if !self.fills.is_empty() {
             match next {
                 Next::Anything => self.mapping.backend().submit(self.fills),
@@ -436,6 +448,7 @@ impl<'m> Together<'m> {
             }
         }
         drop(self.held_off);
+        drop(wakes);
     }
 }
 
@@ -472,6 +485,9 @@ fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
 
 /// What of `runs` lies before `end`, and what at or behind it.
 fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
+    if runs.last().is_none_or(|run| run.index.plus(u64::from(run.pages)) <= end) {
+        return (runs, Vec::new()); // nearly always
+    }
     let (mut inside, mut beyond) = (Vec::with_capacity(runs.len()), Vec::new());
     for run in runs {
         let (before, behind) = cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32);

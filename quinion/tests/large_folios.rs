@@ -297,6 +297,20 @@ fn memory_in_pieces_makes_smaller_folios_and_all_of_them() {
     rig.finish();
 }
 
+/// A window of 512 pages over the end of the file, of which 3 are the file's, where there is memory for 4.
+#[test]
+fn nobody_makes_room_for_what_lies_behind_the_end_of_the_file() {
+    let rig = Rig::new(64 << 20, Parts::new(1024 + 3, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
+    rig.read(0, 1);
+    let mut taken: Vec<_> = std::iter::from_fn(|| rig.arena.alloc(Order(2))).collect();
+    rig.arena.free(taken.pop().unwrap(), Order(2));
+    rig.read(1024, 1);
+    assert_eq!(rig.device.requests(), [(0, 512), (1024, 3)]);
+    assert_eq!(rig.mapping.lock().pages(), 512 + 3, "nothing was evicted");
+    taken.into_iter().for_each(|frame| rig.arena.free(frame, Order(2)));
+    rig.finish();
+}
+
 #[test]
 fn a_cache_chooses_its_largest_folio_by_its_memory() {
     for (memory, order) in [(16 << 20, 4), (64 << 20, 6)] {

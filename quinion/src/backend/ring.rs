@@ -18,7 +18,7 @@
 //! those are bounded.
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is told of it without the lock, because
-//! that takes as long as some ten reads of the cache, and the leader, whom a completion has woken, would stand
+//! that takes long, the device's driver included, and the leader, whom a completion has woken, would stand
 //! at the lock meanwhile. So whoever pushed takes a [`Claim`] to what is in the queue, and enters
 //! the kernel with it. Who submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
 //! unclaimed: it claims them when it leads, and one system call is both. Somebody else who comes to lead claims them
@@ -41,12 +41,11 @@
 //!  * `done()` becomes true when a fill completes: the sink wakes the room.
 //!  * The seat becomes free: [`Seat::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
-//!  * Something comes in flight while the seat is free: `submit` raises the count, passes a full fence and
-//!    looks at the seat. If it sees it free it wakes the room. If it sees it taken, then the leader's
-//!    leaving comes later in the order of fences than the count, so those whom the leader's own `wake`
-//!    rouses see the count.
-//!
-//!  * Something is left unclaimed: by one who reaps next, and takes the seat or finds it taken; then it claims.
+//!  * Something comes in flight while the seat is free: who has entered and does not lead raises the count,
+//!    passes a full fence and looks at the seat. If it sees it free it wakes the room. If it sees it taken, then
+//!    the leader's leaving comes later in the order of fences than the count, so those whom the leader's own
+//!    `wake` rouses see the count.
+//!  * Something is left unclaimed: by one who reaps next, and leads or finds a leader; it claims either way.
 //!
 //! And no leader waits for nothing: parts are counted in flight only when the
 //! kernel has them, and only the leader takes completions out, so a count above
@@ -58,7 +57,8 @@
 //!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so whoever waits makes it move.
+//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so whoever waits makes it
+//!     move.
 //!  5. A claim is carried to the kernel by who took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
@@ -161,11 +161,21 @@ impl RingDriver {
         let mut submission = self.add(file, fills, &mut finished);
         let claim = self.claim(&mut submission);
         drop(submission);
+        self.hand_over(claim);
+        if self.complete(&mut finished) > 0 {
+            self.room.wake();
+        }
+    }
+
+    /// Has the kernel take what was claimed by one who does not lead, and sees to it that somebody does.
+    fn hand_over(&self, claim: Claim) {
+        if claim.is_empty() {
+            return;
+        }
         self.enter(claim, Landing::NotAwaited);
-        let completed = self.complete(&mut finished);
         // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
-        if completed > 0 || self.wants_leader() {
+        if self.wants_leader() {
             self.room.wake();
         }
     }
@@ -208,7 +218,7 @@ impl RingDriver {
     /// nothing is in flight.
     pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
         let Some(mut leader) = Leader::take(self) else {
-            self.enter(self.claim_left(), Landing::NotAwaited);
+            self.hand_over(self.claim_left());
             return Reaped::Busy;
         };
         let mut fills = 0;

@@ -386,6 +386,10 @@ impl Filemap {
                         Readable::Never => {}
                     }
                 }
+                if next == Next::Reap {
+                    // We may not have waited, and others may wait for what was left to us.
+                    mapping.backend().reap(Reap::Ready, &mut || false);
+                }
                 let failure = batch.take_failure(index);
                 if failure.is_some() && reach == Reach::Window {
                     let state = patience.wait_or(|| readahead.lock(), || readahead.try_lock());

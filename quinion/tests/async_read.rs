@@ -362,8 +362,9 @@ impl Wake for Revalidates {
     }
 }
 
-/// 1. A future waits for page 0. 2. A read of page 5 is inserted, holds invalidation off and submits. 3. The
-/// backend completes page 0 inside that call, and the future's waker wants to invalidate.
+/// 1. A future waits for page 0.
+/// 2. A read of page 5 is inserted, holds invalidation off and submits.
+/// 3. The backend completes page 0 inside that call, and the future's waker wants to invalidate.
 #[test]
 fn a_waker_is_called_without_the_lock_that_its_thread_had_for_the_submission() {
     let cache = exact();

@@ -44,6 +44,14 @@ pub enum Count {
     Dropped,
     /// Pages dropped because their file changed.
     Invalidated,
+    /// Of the pages that nobody had asked for, those that a program said it will need.
+    WillNeed,
+    /// Pages that left because the device failed to read them.
+    Failed,
+    /// Pages that left because the file ended before them when they were read.
+    Undelivered,
+    /// Pages that left with their mapping, which the cache let go.
+    Forgotten,
     /// Of the pages evicted, those whose eviction left a shadow.
     Shadows,
     /// Of the pages put into the cache, those of folios that found a shadow in their place.

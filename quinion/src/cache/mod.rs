@@ -375,7 +375,9 @@ impl Shared {
         let counters = &self.filemap.counters;
         let arena: ArenaStats = self.filemap.arena.stats();
         let mappings = self.table.lock().files.len() as u64;
-        Stats {
+        let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
+        let will_need = counters.sum(Count::WillNeed);
+        let mut stats = Stats {
             memory_bytes: arena.bound_bytes,
             grown_bytes: arena.grown_bytes + arena.control_bytes,
             data_bytes: arena.data_bytes,
@@ -390,12 +392,19 @@ impl Shared {
             device_reads: counters.sum(Count::DeviceReads),
             device_bytes: counters.sum(Count::DeviceBytes),
             device_errors: counters.sum(Count::DeviceErrors),
-            inserted_pages: counters.sum(Count::Inserted),
+            cached_pages: 0, // below
+            inserted_pages: inserted,
+            asked_pages: inserted.saturating_sub(ahead),
+            guessed_pages: ahead.saturating_sub(will_need),
+            will_need_pages: will_need,
             readahead_pages: self.filemap.readahead_pages(),
             readahead_wasted_pages: counters.sum(Count::ReadaheadWasted),
             evicted_pages: counters.sum(Count::Evicted),
             dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
+            failed_pages: counters.sum(Count::Failed),
+            undelivered_pages: counters.sum(Count::Undelivered),
+            forgotten_pages: counters.sum(Count::Forgotten),
             shadowed_pages: counters.sum(Count::Shadows),
             refaulted_pages: counters.sum(Count::Refaults),
             activated_pages: counters.sum(Count::Activated),
@@ -404,7 +413,9 @@ impl Shared {
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.name(),
-        }
+        };
+        stats.cached_pages = inserted.saturating_sub(stats.went_pages());
+        stats
     }
 }
 
@@ -526,8 +537,17 @@ pub struct Stats {
     pub device_bytes: u64,
     /// Requests that failed.
     pub device_errors: u64,
-    /// Pages put into the cache.
+    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
+    /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
+    pub cached_pages: u64,
+    /// Pages put into the cache: the next three together.
     pub inserted_pages: u64,
+    /// Pages that came because they were asked for: those of folios of which a reader wanted a page.
+    pub asked_pages: u64,
+    /// Pages that came because readahead guessed that they will be asked for.
+    pub guessed_pages: u64,
+    /// Pages that came because a program said that it will need them ([`File::will_need`]).
+    pub will_need_pages: u64,
     /// Pages put into the cache that nobody had asked for yet: by readahead, or because a program said that it
     /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
     pub readahead_pages: u64,
@@ -540,6 +560,12 @@ pub struct Stats {
     pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
+    /// Pages that went because the device failed to read them; each took the others of its folio with it.
+    pub failed_pages: u64,
+    /// Pages that went because the file ended before them when they were read.
+    pub undelivered_pages: u64,
+    /// Pages forgotten with their file, which nobody had open when there were too many such files.
+    pub forgotten_pages: u64,
     /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
     pub shadowed_pages: u64,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
@@ -560,8 +586,17 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, invalidated, failed, undelivered
+    /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
+    /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
+    pub fn went_pages(&self) -> u64 {
+        let for_room = self.evicted_pages + self.dropped_pages;
+        let for_change = self.invalidated_pages + self.undelivered_pages;
+        for_room + for_change + self.failed_pages + self.forgotten_pages
+    }
+
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 27] {
+    pub fn numbers(&self) -> [(&'static str, u64); 34] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -577,12 +612,19 @@ impl Stats {
             ("device_reads", self.device_reads),
             ("device_bytes", self.device_bytes),
             ("device_errors", self.device_errors),
+            ("cached_pages", self.cached_pages),
             ("inserted_pages", self.inserted_pages),
+            ("asked_pages", self.asked_pages),
+            ("guessed_pages", self.guessed_pages),
+            ("will_need_pages", self.will_need_pages),
             ("readahead_pages", self.readahead_pages),
             ("readahead_wasted_pages", self.readahead_wasted_pages),
             ("evicted_pages", self.evicted_pages),
             ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
+            ("failed_pages", self.failed_pages),
+            ("undelivered_pages", self.undelivered_pages),
+            ("forgotten_pages", self.forgotten_pages),
             ("shadowed_pages", self.shadowed_pages),
             ("refaulted_pages", self.refaulted_pages),
             ("activated_pages", self.activated_pages),

@@ -1,0 +1,151 @@
+//! See: what a cache says of itself is so.
+//!
+//! Pages come for three reasons and go for six; whatever happened, those that
+//! came less those that went are those that are there. And what is there, and
+//! what is remembered, is told range by range.
+
+mod common;
+mod device;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use common::Dice;
+use device::Device;
+use quinion::backend::{Backend, Completing, Faults, Reap, Sequence, Simulated};
+use quinion::{Cache, ErrorKind, File, ReadOptions, Stats};
+
+const PAGE: u64 = 4096;
+
+/// Every file's pages, counted in its index.
+fn counted(files: &[File]) -> u64 {
+    files.iter().map(File::cached_pages).sum()
+}
+
+/// Pages came for three reasons, went for six, and the rest is here.
+fn assert_adds_up(stats: &Stats, cached: u64) {
+    let came = stats.asked_pages + stats.guessed_pages + stats.will_need_pages;
+    assert_eq!(came, stats.inserted_pages, "{stats:?}");
+    assert_eq!(stats.inserted_pages - stats.went_pages(), cached, "{stats:?}");
+    assert_eq!(stats.cached_pages, cached);
+}
+
+const SIZE: u64 = 3000 * PAGE + 777;
+
+/// A device on which much goes wrong.
+fn failing(number: u64, seed: u64, completing: Completing) -> Arc<Simulated> {
+    let sequence = Sequence::Shuffled;
+    let faults = Faults { seed, errors: 30, early_ends: 10, drops: 10, delay_max: 5, sequence, completing };
+    let page = |_: u64, page: u64, bytes: &mut [u8]| bytes.fill(page as u8);
+    Arc::new(Simulated::generated(number, SIZE, page, faults))
+}
+
+fn read_somewhere(file: &File, dice: &mut Dice, options: ReadOptions) {
+    let mut buffer = vec![0; dice.below(60_000) as usize + 1];
+    if let Err(error) = file.read_at_with(&mut buffer, dice.below(SIZE), options) {
+        assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::WouldBlock), "{error}");
+    }
+}
+
+/// One of the things that can happen to a page.
+fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
+    let file = &files[dice.below(files.len() as u64) as usize];
+    match dice.below(40) {
+        0..4 => drop(file.will_need(dice.below(SIZE), dice.below(4 << 20)).unwrap()),
+        4..8 => drop(file.dont_need(dice.below(SIZE), dice.below(2 << 20)).unwrap()),
+        8 => drop(file.revalidate().unwrap()),
+        9 => {
+            // A file that is forgotten as soon as nobody has it open.
+            let passing = failing(10 + dice.below(3), dice.roll(), Completing::WhenSubmitted);
+            read_somewhere(&cache.open_backend(passing).unwrap(), dice, ReadOptions::new());
+        }
+        10..16 => read_somewhere(file, dice, ReadOptions::new().nowait(true)),
+        16..22 => {
+            // A stream, for which readahead guesses.
+            let from = dice.below(2900) * PAGE;
+            (0..50).for_each(|page| drop(file.read_at(&mut [0; 4096], from + page * PAGE)));
+        }
+        _ => read_somewhere(file, dice, ReadOptions::new()),
+    }
+}
+
+/// Everything that can happen to a page, by three threads, over devices that fail.
+fn storm(seed: u64) -> Stats {
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).idle_files_max(0);
+    let cache = builder.folio_order_max([0, 4, 9][seed as usize % 3]).build().unwrap();
+    let devices: Vec<_> =
+        (1..4).map(|number| failing(number, seed + number, Completing::WhenReaped)).collect();
+    let files: Vec<_> =
+        devices.iter().map(|device| cache.open_backend(Arc::clone(device) as _).unwrap()).collect();
+    thread::scope(|scope| {
+        for user in 0..3 {
+            let (cache, files) = (&cache, &files);
+            scope.spawn(move || {
+                let mut dice = Dice::new(seed ^ user << 32);
+                (0..400).for_each(|_| one_step(cache, files, &mut dice));
+            });
+        }
+    });
+    // What is in flight lands when somebody looks.
+    for device in &devices {
+        while device.held() > 0 {
+            device.reap(Reap::Ready, &mut || false);
+        }
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.in_flight, stats.files), (0, 3));
+    cache.check().unwrap();
+    assert_adds_up(&stats, counted(&files));
+    stats
+}
+
+#[test]
+fn what_came_less_what_went_is_what_is_there() {
+    for seed in 0..6 {
+        let stats = storm(seed);
+        // Each reason was at work, or this says little.
+        for reason in REASONS {
+            let number = stats.numbers().into_iter().find(|(name, _)| *name == reason);
+            assert!(number.expect("it is a number").1 > 0, "{reason}, seed {seed}: {stats:?}");
+        }
+    }
+}
+
+const REASONS: [&str; 9] = [
+    "asked_pages",
+    "guessed_pages",
+    "will_need_pages",
+    "evicted_pages",
+    "dropped_pages",
+    "invalidated_pages",
+    "failed_pages",
+    "undelivered_pages",
+    "forgotten_pages",
+];
+
+/// A small cache without readahead and of single pages, so that what is fetched is what was asked.
+fn exact() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0).build().unwrap()
+}
+
+#[test]
+fn each_page_is_told_by_its_reason() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    file.read_exact_at(&mut [0; 3 * 4096], 0).unwrap();
+    file.will_need(10 * PAGE, 5 * PAGE).unwrap();
+    file.dont_need(0, PAGE).unwrap();
+    device.fail(50);
+    file.read_at(&mut [0], 50 * PAGE).unwrap_err();
+    device.mend(50);
+    device.size.store(60 * PAGE, Ordering::Relaxed);
+    assert_eq!(file.read_at(&mut [0], 70 * PAGE).unwrap(), 0);
+    let stats = cache.stats();
+    // The last read found that the file had become shorter: what was cached was forgotten for it.
+    assert_eq!((stats.will_need_pages, stats.guessed_pages, stats.dropped_pages), (5, 0, 1));
+    assert_eq!(stats.asked_pages, 3 + stats.failed_pages + stats.undelivered_pages);
+    assert!(stats.failed_pages > 0 && stats.undelivered_pages > 0, "{stats:?}");
+    assert_eq!(stats.invalidated_pages, 7);
+    assert_adds_up(&stats, 0);
+}

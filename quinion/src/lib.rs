@@ -91,3 +91,5 @@ pub use owner::CacheOwner;
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+#[cfg(feature = "std")]
+pub use workingset::RefaultCurve;

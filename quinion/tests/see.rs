@@ -14,7 +14,7 @@ use std::thread;
 use common::Dice;
 use device::Device;
 use quinion::backend::{Backend, Completing, Faults, Reap, Sequence, Simulated};
-use quinion::{Cache, ErrorKind, File, ReadOptions, Stats};
+use quinion::{Cache, ErrorKind, File, ReadOptions, RefaultCurve, Stats};
 
 const PAGE: u64 = 4096;
 
@@ -148,4 +148,30 @@ fn each_page_is_told_by_its_reason() {
     assert!(stats.failed_pages > 0 && stats.undelivered_pages > 0, "{stats:?}");
     assert_eq!(stats.invalidated_pages, 7);
     assert_adds_up(&stats, 0);
+}
+
+#[test]
+fn what_comes_back_is_told_by_what_would_have_kept_it() {
+    // Reads so many pages, and then again those of them that have gone first.
+    let again = |pages: u64, again: u64| {
+        let cache = exact();
+        let file = cache.open_backend(Device::new(16_000 * PAGE) as _).unwrap();
+        assert_eq!(cache.refaults(), RefaultCurve::default());
+        for page in (0..pages).chain(0..again) {
+            file.read_exact_at(&mut [0; 64], page * PAGE).unwrap();
+        }
+        let (curve, stats) = (cache.refaults(), cache.stats());
+        assert_eq!(curve.pages(), stats.refaulted_pages);
+        assert_eq!(curve.kept_pages(1.0), stats.activated_pages, "that is what activation asks");
+        (curve, stats.data_bytes / PAGE)
+    };
+    let (_, held) = again(2 * Cache::MEMORY_MIN / PAGE, 0);
+    // A little more than there is memory for: half as much again would have kept all of it.
+    let (little, _) = again(held + held / 8, held / 8);
+    assert!(little.pages() > held / 9, "{little:?}");
+    assert_eq!(little.kept_pages(0.5), little.pages());
+    // Twice what there is memory for: a quarter more would have kept nothing, twice as much again all.
+    let (much, _) = again(2 * held, held / 8);
+    assert!(much.pages() > held / 9, "{much:?}");
+    assert_eq!((much.kept_pages(0.5), much.kept_pages(2.0)), (0, much.pages()));
 }

@@ -78,13 +78,18 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Stats};
+pub use cache::{
+    BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
+    Stats,
+};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::Prefetch;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]

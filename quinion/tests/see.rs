@@ -14,7 +14,7 @@ use std::thread;
 use common::Dice;
 use device::Device;
 use quinion::backend::{Backend, Completing, Faults, Reap, Sequence, Simulated};
-use quinion::{Cache, ErrorKind, File, ReadOptions, RefaultCurve, Stats};
+use quinion::{Cache, ErrorKind, File, PageState, ReadOptions, RefaultCurve, Stats};
 
 const PAGE: u64 = 4096;
 
@@ -174,4 +174,87 @@ fn what_comes_back_is_told_by_what_would_have_kept_it() {
     let (much, _) = again(2 * held, held / 8);
     assert!(much.pages() > held / 9, "{much:?}");
     assert_eq!((much.kept_pages(0.5), much.kept_pages(2.0)), (0, much.pages()));
+}
+
+/// What is there of a range, as (first page, pages, state).
+fn told(file: &File, position: u64, len: u64) -> Vec<(u64, u64, PageState)> {
+    let mut told = Vec::new();
+    let mut at = position / PAGE * PAGE;
+    for resident in file.residents(position, len).unwrap() {
+        assert_eq!(resident.bytes.start, at, "no gap and no overlap");
+        assert_eq!((resident.bytes.end - at).div_ceil(PAGE), resident.pages);
+        at = resident.bytes.end;
+        told.push((resident.bytes.start / PAGE, resident.pages, resident.state));
+    }
+    told
+}
+
+#[test]
+fn a_range_is_told_by_its_states() {
+    use PageState::{Absent, Cached, Filling};
+    let (cache, device) = (exact(), Device::new(100 * PAGE + 50));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    assert_eq!(told(&file, 0, u64::MAX), [(0, 101, Absent)]);
+    file.read_exact_at(&mut [0; 3 * 4096], 10 * PAGE).unwrap();
+    file.read_exact_at(&mut [0; 1], 14 * PAGE).unwrap();
+    file.read_exact_at(&mut [0; 1], 100 * PAGE).unwrap();
+    device.hold();
+    file.will_need(20 * PAGE, 2 * PAGE).unwrap();
+    let all = [
+        (0, 10, Absent),
+        (10, 3, Cached),
+        (13, 1, Absent),
+        (14, 1, Cached),
+        (15, 5, Absent),
+        (20, 2, Filling),
+        (22, 78, Absent),
+        (100, 1, Cached),
+    ];
+    assert_eq!(told(&file, 0, u64::MAX), all);
+    assert_eq!(told(&file, 11 * PAGE + 4095, PAGE + 2), [(11, 2, Cached), (13, 1, Absent)]);
+    assert_eq!(told(&file, 12 * PAGE, 1), [(12, 1, Cached)]);
+    for (position, len) in [(0, 0), (12 * PAGE + 5, 0), (101 * PAGE, 1), (u64::MAX, u64::MAX)] {
+        assert_eq!(told(&file, position, len), [], "{position} {len}");
+    }
+    device.release();
+    let total = file.residency(0, u64::MAX).unwrap();
+    assert_eq!((total.pages, total.cached_pages, total.filling_pages, total.absent_pages), (101, 7, 0, 94));
+}
+
+#[test]
+fn what_was_evicted_is_told_as_remembered_in_any_number_of_pieces() {
+    let pages = 12_000;
+    for order in [0, 4] {
+        let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).folio_order_max(order);
+        let cache = builder.build().unwrap();
+        let file = cache.open_backend(Device::new(pages * PAGE) as _).unwrap();
+        let mut dice = Dice::new(order.into());
+        for step in 0..pages {
+            // Every other page or so, so that stretches are many and short, more than a batch of them.
+            let page = if step % 5 == 0 { dice.below(pages) } else { step };
+            file.read_exact_at(&mut [0; 100], page * PAGE).unwrap();
+            if dice.below(3) == 0 {
+                file.dont_need(page * PAGE, PAGE).unwrap();
+            }
+        }
+        let told = told(&file, 0, u64::MAX);
+        assert!(told.len() > 1000 || order > 0, "{}", told.len());
+        assert!(told.windows(2).all(|two| two[0].2 != two[1].2), "neighbours differ");
+        assert_eq!(told.iter().map(|(_, pages, _)| pages).sum::<u64>(), pages);
+        let total = file.residency(0, u64::MAX).unwrap();
+        assert_eq!(total.cached_pages + total.filling_pages, file.cached_pages());
+        assert!(total.remembered_pages > 0 && total.absent_pages > 0, "{total:?}");
+        // Page by page it is the same, and a page that is cached is one that is read without the device.
+        for (first, pages, state) in told {
+            for page in first..first + pages {
+                assert_eq!(told_of(&file, page), state);
+                let hit = file.read_at_with(&mut [0], page * PAGE, ReadOptions::new().cached_only(true));
+                assert_eq!(hit.is_ok(), state == PageState::Cached, "page {page} is {state:?}");
+            }
+        }
+    }
+}
+
+fn told_of(file: &File, page: u64) -> PageState {
+    file.residents(page * PAGE, 1).unwrap().next().expect("it is the file's").state
 }

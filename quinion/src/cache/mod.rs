@@ -41,11 +41,13 @@ use crate::workingset::RefaultCurve;
 mod batch;
 mod file;
 mod future;
+mod residency;
 
 pub use crate::filemap::ReadaheadUse;
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+pub use residency::{Residency, Resident, Residents};
 
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;

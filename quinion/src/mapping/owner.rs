@@ -371,7 +371,7 @@ impl Drop for MappingGuard<'_> {
 }
 
 impl<'a> MappingGuard<'a> {
-    fn xarray<'n>(&self, nodes: &'n Nodes<'a>) -> XArray<'n, Nodes<'a>, NODE_BITS>
+    pub(super) fn xarray<'n>(&self, nodes: &'n Nodes<'a>) -> XArray<'n, Nodes<'a>, NODE_BITS>
     where
         'a: 'n,
     {

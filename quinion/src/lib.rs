@@ -54,6 +54,8 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(feature = "std")]
+pub mod curve;
 // Upkeep: room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
@@ -82,6 +84,8 @@ pub use cache::{
     BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
     Stats,
 };
+#[cfg(feature = "std")]
+pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -62,9 +62,11 @@ pub enum Count {
     WorkingsetWindows,
     /// Microseconds that reads waited for these.
     MemoryStall,
+    /// Pages that read calls read of; counted only where a miss-ratio curve is made of them.
+    PageReads,
 }
 
-const COUNTS: usize = Count::MemoryStall as usize + 1;
+const COUNTS: usize = Count::PageReads as usize + 1;
 const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 

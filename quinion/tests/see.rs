@@ -6,6 +6,7 @@
 
 mod common;
 mod device;
+mod runtime;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use std::thread;
 use common::Dice;
 use device::Device;
 use quinion::backend::{Backend, Completing, Faults, Reap, Sequence, Simulated};
-use quinion::{Cache, ErrorKind, File, PageState, ReadOptions, RefaultCurve, Stats};
+use quinion::{BatchRead, Cache, ErrorKind, File, PageState, ReadOptions, RefaultCurve, Stats};
 
 const PAGE: u64 = 4096;
 
@@ -257,4 +258,69 @@ fn what_was_evicted_is_told_as_remembered_in_any_number_of_pieces() {
 
 fn told_of(file: &File, page: u64) -> PageState {
     file.residents(page * PAGE, 1).unwrap().next().expect("it is the file's").state
+}
+
+/// A cache that follows what is read of it.
+fn followed() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).miss_ratio_curve(true).build().unwrap()
+}
+
+#[test]
+fn every_kind_of_read_is_part_of_the_curve() {
+    assert!(exact().miss_ratio_curve().is_none(), "nobody asked for it");
+    let (cache, device) = (followed(), Device::new(100 * PAGE + 50));
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let read = || cache.miss_ratio_curve().unwrap().reads();
+    assert_eq!((file.len(), read()), (100 * PAGE + 50, 0));
+    for _ in 0..2 {
+        // 4 pages, a bit of one; the second time they are hits.
+        file.read_exact_at(&mut [0; 3 * 4096 + 2], 4095).unwrap();
+        file.read_exact_at(&mut [0; 10], 0).unwrap();
+    }
+    assert_eq!(read(), 2 * (5 + 1));
+    assert_eq!(file.read_at(&mut [0; 8192], 100 * PAGE).unwrap(), 50);
+    assert_eq!(file.read_at(&mut [0; 1], 101 * PAGE).unwrap(), 0);
+    assert_eq!(read(), 13, "behind the end there are no pages");
+    assert_eq!(file.pin(10 * PAGE, 3 * 4096).unwrap().len(), 3 * 4096);
+    assert_eq!(runtime::block_on(file.read_at_async(&mut [0; 4097], 20 * PAGE)).unwrap(), 4097);
+    assert_eq!(read(), 13 + 3 + 2);
+    for _ in 0..2 {
+        // Hits and misses in one batch, and then hits only.
+        let (mut one, mut two) = ([0; 100], [0; 100]);
+        let mut reads = [BatchRead::new(&mut one, 10 * PAGE), BatchRead::new(&mut two, 50 * PAGE)];
+        file.read_batch(&mut reads);
+        assert!(reads.iter().all(|read| read.result().is_ok_and(|bytes| bytes == 100)));
+    }
+    let curve = cache.miss_ratio_curve().unwrap();
+    assert_eq!(curve.reads(), 18 + 4);
+    // Pages 0 to 4, 100, 10 to 12, 20, 21 and 50 were read for the first time once.
+    let first = 12.0 / 22.0;
+    assert!((curve.at(u64::MAX) - first).abs() < 1e-9 && curve.at(0) == 1.0, "{curve:?}");
+    assert_eq!(curve.sampled(), (curve.sampled().0, 12));
+}
+
+#[test]
+fn the_curve_tells_what_more_memory_would_do() {
+    let cache = followed();
+    let device = Device::new(16_000 * PAGE);
+    let held = 2 * Cache::MEMORY_MIN / PAGE;
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+            scope.spawn(move || {
+                for read in 0..5 * held {
+                    file.read_exact_at(&mut [0; 64], read % held * PAGE).unwrap();
+                }
+            });
+        }
+    });
+    // Two readers, each in a loop over twice the memory, together or apart: with three times as much all of it fits.
+    let (stats, curve) = (cache.stats(), cache.miss_ratio_curve().unwrap());
+    assert_eq!(curve.reads(), 10 * held);
+    assert!(stats.misses > 2 * held, "it does not fit: {stats:?}");
+    let first = 1.0 / 10.0;
+    assert!((curve.at(3 * stats.memory_bytes) - first).abs() < 0.02, "{}", curve.at(3 * stats.memory_bytes));
+    assert!(curve.at(stats.memory_bytes / 64) > curve.at(3 * stats.memory_bytes) + 0.2);
+    let points = curve.points();
+    assert!(points.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 >= two[1].1), "it only falls");
 }

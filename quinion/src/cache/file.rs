@@ -70,6 +70,8 @@ pub struct File {
     pub(super) view: KeepingView,
     pub(super) cell: CellNumber,
     pub(super) id: MappingId,
+    /// This process; nobody, if the cache follows what is read. So the one look that every read has for a fork
+    /// finds that too, and where nothing is followed nothing is looked at for it.
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) handle: Arc<Handle>,
@@ -84,7 +86,10 @@ impl File {
             view: handle.shared.filemap.arena.keeping_view(),
             cell: handle.mapping.cell(),
             id: handle.mapping.id(),
-            process: handle.shared.process,
+            process: match handle.shared.sampler {
+                Some(_) => ForkGuard::nobody(),
+                None => handle.shared.process,
+            },
             counters: Arc::clone(&handle.shared.filemap.counters),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
@@ -115,8 +120,14 @@ impl File {
     #[inline]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         if self.process.is_forked() {
-            return Err(Repr::Forked.into());
+            return self.read_watched(buffer, position, options);
         }
+        self.read_here(buffer, position, options)
+    }
+
+    /// The read, in the process that may.
+    #[inline(always)]
+    fn read_here(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
@@ -126,6 +137,24 @@ impl File {
             return Ok(hits.bytes);
         }
         self.read_slowly(buffer, position, options)
+    }
+
+    /// A read that the cache follows, or one in a forked child.
+    #[cold]
+    fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.check_process()?;
+        let bytes = self.read_here(buffer, position, options)?;
+        self.note_read(position, bytes);
+        Ok(bytes)
+    }
+
+    /// Tells the cache that bytes were read, if it wants to know.
+    pub(super) fn note_read(&self, position: u64, bytes: usize) {
+        self.handle.shared.note_read(&self.handle.mapping, position, bytes);
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.handle.shared.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
     }
 
     #[cold]
@@ -154,14 +183,19 @@ impl File {
         position: u64,
         context: &Context<'_>,
     ) -> Poll<Result<usize>> {
-        if self.process.is_forked() {
-            return Poll::Ready(Err(Repr::Forked.into()));
+        let is_watched = self.process.is_forked();
+        if is_watched {
+            self.check_process()?;
         }
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Poll::Ready(Ok(0));
         }
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context)
+        let polled = shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context);
+        if is_watched && let Poll::Ready(Ok(bytes)) = &polled {
+            self.note_read(position, *bytes);
+        }
+        polled
     }
 
     /// Reads exactly `buffer.len()` bytes at `position`.
@@ -200,7 +234,10 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+        let position = position.min(FILE_BYTES_MAX);
+        let pinned = shared.filemap.pin(mapping, &self.readahead, position, len, shared.process)?;
+        self.note_read(position, pinned.len());
+        Ok(pinned)
     }
 
     /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
@@ -211,9 +248,7 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn advise(&self, hint: Hint) -> Result<()> {
-        if self.process.is_forked() {
-            return Err(Repr::Forked.into());
-        }
+        self.check_process()?;
         self.readahead.lock().set_hint(hint);
         Ok(())
     }
@@ -228,9 +263,7 @@ impl File {
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)
     /// if the least is larger than the largest.
     pub fn set_folio_orders(&self, least: u8, largest: u8) -> Result<()> {
-        if self.process.is_forked() {
-            return Err(Repr::Forked.into());
-        }
+        self.check_process()?;
         if least > largest {
             let text =
                 format!("folios of order {least} at least and {largest} at most: let the first be no larger");
@@ -247,9 +280,7 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn readahead_report(&self) -> Result<ReadaheadReport> {
-        if self.process.is_forked() {
-            return Err(Repr::Forked.into());
-        }
+        self.check_process()?;
         Ok(self.readahead.lock().report())
     }
 
@@ -287,7 +318,7 @@ impl File {
     /// meets its end.
     /// In a forked child it is 0: what is known stands in memory that a child does not have.
     pub fn len(&self) -> u64 {
-        if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
+        if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }
 
     /// Whether the file is empty, as last known.

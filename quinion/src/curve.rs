@@ -29,7 +29,7 @@
 //! hot pages are those that chance is unjust about (the paper's SHARDS-adj).
 //!
 //! Invariants:
-//!  1. At most `samples_max` samples; memory is taken in the beginning and does not grow with reads.
+//!  1. At most `samples_max` samples, so memory is bounded, whatever is read and for how long.
 //!  2. Every sample has a hash below the threshold, and one 1 in the row.
 //!
 //! Not an invariant: that the cache does as the curve says. It is the curve of an LRU of single pages

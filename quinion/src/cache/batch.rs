@@ -149,31 +149,12 @@ fn read_all<'f, 'b: 'f, T>(
     patience: Patience,
 ) {
     if leader.process.is_forked() {
-        return read_watched(leader, items, &parts, patience);
+        items.iter_mut().map(&parts).for_each(|(_, read)| read.answer = Answer::Unread);
+        return read_rest(items, &parts, patience);
     }
     let left: usize = items.chunks_mut(GROUP_MAX).map(|group| read_hits(leader, group, &parts)).sum();
     if left > 0 {
         read_rest(items, &parts, patience);
-    }
-}
-
-/// As [`read_all`], of reads that the cache follows, or in a forked child.
-#[cold]
-fn read_watched<'f, 'b: 'f, T>(
-    leader: &'f File,
-    items: &mut [T],
-    parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
-    patience: Patience,
-) {
-    if leader.handle.shared.process.is_forked() {
-        items.iter_mut().map(parts).for_each(|(_, read)| read.answer = Answer::Unread);
-        return read_rest(items, parts, patience);
-    }
-    let left: usize = items.chunks_mut(GROUP_MAX).map(|group| read_hits(leader, group, parts)).sum();
-    if left > 0 {
-        read_rest(items, parts, patience); // which notes them all
-    } else {
-        items.iter_mut().map(parts).for_each(|(file, read)| read.note(file));
     }
 }
 
@@ -222,7 +203,7 @@ fn read_rest<'f, 'b: 'f, T>(
         let (wave, behind) = rest.split_at_mut(started);
         for (file, read) in wave.iter_mut().map(parts) {
             read.finish(file, patience); // 4
-            read.note(file);
+            file.note_read(read.position, read.result().unwrap_or(0));
         }
         rest = behind;
     }
@@ -281,7 +262,7 @@ impl BatchRead<'_> {
         if !matches!(self.answer, Answer::Unread) {
             return;
         }
-        self.answer = if file.handle.shared.process.is_forked() {
+        self.answer = if file.process.is_forked() {
             Answer::Failed(Repr::Forked.into())
         } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
             Answer::Read(0)
@@ -293,11 +274,6 @@ impl BatchRead<'_> {
                 Progress::Missing(done) => Answer::Missing(done),
             }
         };
-    }
-
-    /// Tells the read's cache of it, if that follows what is read.
-    fn note(&self, file: &File) {
-        file.note_read(self.position, self.result().unwrap_or(0));
     }
 
     /// 4: takes the ordinary way to the end.

@@ -68,10 +68,11 @@ impl ReadOptions {
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
+    /// Where the mapping's record is; the cell of no record, if the cache follows what is read. Then no read is a
+    /// plain hit, all take the cold way, which finds the record by the mapping; and where nothing is followed
+    /// the hit has nothing to ask.
     pub(super) cell: CellNumber,
     pub(super) id: MappingId,
-    /// This process; nobody, if the cache follows what is read. So the one look that every read has for a fork
-    /// finds that too, and where nothing is followed nothing is looked at for it.
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) handle: Arc<Handle>,
@@ -84,12 +85,9 @@ impl File {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
-            cell: handle.mapping.cell(),
+            cell: if handle.shared.sampler.is_some() { CellNumber(0) } else { handle.mapping.cell() },
             id: handle.mapping.id(),
-            process: match handle.shared.sampler {
-                Some(_) => ForkGuard::nobody(),
-                None => handle.shared.process,
-            },
+            process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
@@ -120,14 +118,8 @@ impl File {
     #[inline]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         if self.process.is_forked() {
-            return self.read_watched(buffer, position, options);
+            return Err(Repr::Forked.into());
         }
-        self.read_here(buffer, position, options)
-    }
-
-    /// The read, in the process that may.
-    #[inline(always)]
-    fn read_here(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
@@ -139,28 +131,17 @@ impl File {
         self.read_slowly(buffer, position, options)
     }
 
-    /// A read that the cache follows, or one in a forked child.
     #[cold]
-    fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        self.check_process()?;
-        let bytes = self.read_here(buffer, position, options)?;
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        let Handle { shared, mapping } = &*self.handle;
+        let bytes = shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)?;
         self.note_read(position, bytes);
         Ok(bytes)
     }
 
-    /// Tells the cache that bytes were read, if it wants to know.
+    /// Tells the cache that bytes were read, if it follows that.
     pub(super) fn note_read(&self, position: u64, bytes: usize) {
         self.handle.shared.note_read(&self.handle.mapping, position, bytes);
-    }
-
-    fn check_process(&self) -> Result<()> {
-        if self.handle.shared.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -183,16 +164,15 @@ impl File {
         position: u64,
         context: &Context<'_>,
     ) -> Poll<Result<usize>> {
-        let is_watched = self.process.is_forked();
-        if is_watched {
-            self.check_process()?;
+        if self.process.is_forked() {
+            return Poll::Ready(Err(Repr::Forked.into()));
         }
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Poll::Ready(Ok(0));
         }
         let Handle { shared, mapping } = &*self.handle;
         let polled = shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context);
-        if is_watched && let Poll::Ready(Ok(bytes)) = &polled {
+        if let Poll::Ready(Ok(bytes)) = &polled {
             self.note_read(position, *bytes);
         }
         polled
@@ -248,7 +228,9 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn advise(&self, hint: Hint) -> Result<()> {
-        self.check_process()?;
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
         self.readahead.lock().set_hint(hint);
         Ok(())
     }
@@ -263,7 +245,9 @@ impl File {
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)
     /// if the least is larger than the largest.
     pub fn set_folio_orders(&self, least: u8, largest: u8) -> Result<()> {
-        self.check_process()?;
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
         if least > largest {
             let text =
                 format!("folios of order {least} at least and {largest} at most: let the first be no larger");
@@ -280,7 +264,9 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn readahead_report(&self) -> Result<ReadaheadReport> {
-        self.check_process()?;
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
         Ok(self.readahead.lock().report())
     }
 
@@ -318,7 +304,7 @@ impl File {
     /// meets its end.
     /// In a forked child it is 0: what is known stands in memory that a child does not have.
     pub fn len(&self) -> u64 {
-        if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.size() }
+        if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }
 
     /// Whether the file is empty, as last known.
@@ -341,7 +327,7 @@ impl File {
 
     /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
-        (self.cell, self.id)
+        (self.handle.mapping.cell(), self.id)
     }
     /// Whether it is this file of this machine, in `fstat`'s numbers.
     pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {

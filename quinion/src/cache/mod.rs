@@ -165,10 +165,10 @@ impl Builder {
         self
     }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
-    /// more or less memory would do. The default is not, and then it costs nothing. If so, each read costs a
-    /// hash for each of its pages, and one of a sampled page, of which there are 8192 at most, some hundred
-    /// nanoseconds under a lock that all readers share; until 8192 different pages were read all are sampled. Half
-    /// a MiB on the heap, which does not count to `memory`.
+    /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
+    /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
+    /// are 8192 at most, some hundred nanoseconds under a lock that all readers share; until 8192 different pages
+    /// were read all are sampled. Half a MiB on the heap, which does not count to `memory`.
     #[must_use]
     pub fn miss_ratio_curve(mut self, wanted: bool) -> Self {
         self.miss_ratio_curve = wanted;

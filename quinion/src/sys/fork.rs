@@ -34,11 +34,6 @@ impl ForkGuard {
         Self { generation: GENERATION.load(Ordering::Relaxed) }
     }
 
-    /// No process: every one is told that it is a fork. For a value that is to be looked at more closely at each use.
-    pub const fn nobody() -> Self {
-        Self { generation: u64::MAX }
-    }
-
     /// Whether this is a fork of that process.
     #[inline]
     pub fn is_forked(self) -> bool {

@@ -56,7 +56,9 @@ pub mod readahead;
 pub mod workingset;
 #[cfg(feature = "std")]
 pub mod curve;
-// Upkeep: room for more.
+// Upkeep: what is done when nobody waits, and room for more.
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 // Paths: what happens to a request.

@@ -15,13 +15,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
 use quinion::filemap::{Hits, Patience, Stopped, Wanted, read_group, read_hits_into};
+use quinion::readahead::{Config, Readahead};
 use quinion::serve::{Attached, Owner, Service};
+use quinion::sync::{Rank, RankedMutex};
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
@@ -150,6 +153,30 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
     });
     assert_eq!(hit_pages(&rig, 200, 10), (0, Stopped::EndOfFile(100 * PAGE)));
     assert_eq!(hit_pages(&rig, 90, 20), (10, Stopped::EndOfFile(100 * PAGE)));
+    rig.finish();
+}
+
+/// Who waited for others to judge finds what these brought, and does not take it for a window that was lost.
+#[test]
+fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
+    let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
+    let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
+    thread::scope(|scope| {
+        let judging = rig.readahead.lock();
+        let late = scope.spawn(|| rig.try_read(0, 4).unwrap());
+        // If it comes even later than this it hits, and this test shows nothing; it cannot fail by that.
+        thread::sleep(Duration::from_millis(30));
+        let brought = scope.spawn(|| {
+            let mut bytes = vec![0; 16 * PAGE_SIZE];
+            let patience = Patience::Wait;
+            rig.filemap.read(&rig.mapping, &other, patience, 0, &mut bytes).unwrap()
+        });
+        assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
+        drop(judging);
+        assert_eq!(late.join().unwrap(), 4 * PAGE_SIZE);
+    });
+    let report = rig.readahead.lock().report();
+    assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
     rig.finish();
 }
 

@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable, referenced};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -347,6 +347,11 @@ impl Filemap {
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
+                // Others may have judged, and filled, while we waited for them: what they brought is not a
+                // window that was lost, and is not to be judged as one.
+                if mapping.probe(index) != Err(NotReady::Mismatch) {
+                    return Ok(Missed::Again(reach));
+                }
                 let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
                 let pages = pages.min(u64::from(u32::MAX)) as u32;
                 guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)

@@ -29,8 +29,9 @@
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
-//! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of its
-//! pages whose bits say that they have come (`landed.rs`). It is set nowhere else first, and stays until the frames are freed.
+//! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of
+//! its pages whose bits say that they have come (`landed.rs`). It is set nowhere else first, and stays until the
+//! frames are freed.
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.

@@ -1,5 +1,8 @@
 //! The stage of large folios: a device that lands its requests in parts, and a cache of one file that is open to
 //! be looked at.
+//!
+//! The device serves by itself, the last part first and with rubbish where a page is bad, or it keeps its
+//! requests for the test to land page by page.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};

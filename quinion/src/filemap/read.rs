@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable, referenced};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -264,7 +264,7 @@ impl Filemap {
         first: Option<Held<'m>>,
     ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::PageLanded };
+        let miss = Miss { index, position, len, reach: Reach::Window };
         self.hold_reaching(mapping, readahead, patience, miss, first)
     }
 
@@ -276,7 +276,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: Reach::Page, until: Until::PageLanded };
+        let miss = Miss { index, position, len: 1, reach: Reach::Page };
         self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
 
@@ -312,12 +312,9 @@ impl Filemap {
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until what `miss` waits for has come or will never come.
+    /// Waits, if the caller does, until the page that `miss` wants has landed or never will.
     fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, miss: Miss, patience: Patience) -> Readable {
-        let readable = || match miss.until {
-            Until::PageLanded => held.is_readable_at(miss.index),
-            Until::FolioFilled => held.is_readable(),
-        };
+        let readable = || held.is_readable_at(miss.index);
         match patience {
             Patience::Wait => {
                 let backend = &**mapping.backend();
@@ -350,6 +347,11 @@ impl Filemap {
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
+                // Others may have judged, and filled, while we waited for them: what they brought is not a
+                // window that was lost, and is not to be judged as one.
+                if mapping.probe(index) != Err(NotReady::Mismatch) {
+                    return Ok(Missed::Again(reach));
+                }
                 let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
                 let pages = pages.min(u64::from(u32::MAX)) as u32;
                 guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
@@ -470,7 +472,7 @@ impl Filemap {
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::FolioFilled };
+        let miss = Miss { index, position, len, reach: Reach::Window };
         let held = self.hold_reaching(mapping, readahead, Patience::Wait, miss, None)?;
         if let Some(held) = held {
             touch(self.arena.view().grown(), held.frame());
@@ -542,16 +544,6 @@ struct Miss {
     position: u64,
     len: usize,
     reach: Reach,
-    until: Until,
-}
-
-/// For how much of its folio the reader of a page waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Until {
-    /// The page: it is read under a hold.
-    PageLanded,
-    /// All of it: only then can it be hit by who holds nothing.
-    FolioFilled,
 }
 
 /// How much is read on a miss.

@@ -80,7 +80,7 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Stats};
+pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Resized, Stats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -140,7 +140,8 @@ impl Reclaim {
         let view = self.arena.view();
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
         let held = view.frames_grown().saturating_sub(view.layout().frames_meta);
-        self.workingset.judge(memory, order, u64::from(held))
+        let held = u64::from(held).min(self.arena.pages_max());
+        self.workingset.judge(memory, order, held)
     }
 
     /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how

@@ -158,7 +158,8 @@ impl Arena {
         if wanted <= chosen.len() && pinned.is_empty() {
             return chosen;
         }
-        let mut others: Vec<_> = others.into_iter().map(|extent| (Cost::of(&self.view, extent), extent)).collect();
+        let mut others: Vec<_> =
+            others.into_iter().map(|extent| (Cost::of(&self.view, extent), extent)).collect();
         others.sort_unstable_by(|a, b| b.cmp(a));
         let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
         let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
@@ -185,7 +186,12 @@ impl Arena {
         let mut growth = self.growth.lock();
         let empty: Vec<u32> = {
             let stock = self.stock.lock();
-            stock.emptying.iter().filter(|(_, returned)| returned.is_all()).map(|(extent, _)| *extent).collect()
+            stock
+                .emptying
+                .iter()
+                .filter(|(_, returned)| returned.is_all())
+                .map(|(extent, _)| *extent)
+                .collect()
         };
         // Partner: the Acquire fence in `end_read`. Who reads a zero sees that its folio was retired.
         before_bytes();
@@ -258,7 +264,8 @@ impl Stock {
     /// Whether the frame's extent has gone, or the frame has come back in one that is going.
     pub(super) fn is_going(&self, frame: Frame) -> bool {
         let extent = frame.extent();
-        self.punched.contains(&extent) || self.emptying.get(&extent).is_some_and(|returned| returned.has(frame))
+        self.punched.contains(&extent)
+            || self.emptying.get(&extent).is_some_and(|returned| returned.has(frame))
     }
 
     /// Extents of data.
@@ -337,7 +344,9 @@ impl Stock {
             if !(meta..self.extents_reached).contains(extent) || self.cells.has_extent(*extent) {
                 return Err(format!("extent {extent} is emptied and is none of data"));
             }
-            if self.punched.contains(extent) && (self.emptying.contains_key(extent) || self.huge.contains(extent)) {
+            if self.punched.contains(extent)
+                && (self.emptying.contains_key(extent) || self.huge.contains(extent))
+            {
                 return Err(format!("extent {extent} is punched and in use"));
             }
         }

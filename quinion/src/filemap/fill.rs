@@ -46,7 +46,7 @@ use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, RankedReadGuard};
+use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::upkeep::Upkeep;
@@ -77,6 +77,10 @@ pub struct Filemap {
     pub(crate) reclaim: Reclaim,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
+    /// Held by who resizes.
+    pub(super) resizing: RankedMutex<()>,
+    /// What of the bound users' pins may keep: a part of a whole.
+    pub(super) pinned_share: (u64, u64),
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     tuning: Tuning,
@@ -134,11 +138,21 @@ impl Filemap {
             room,
             counters,
             upkeep: Upkeep::new(),
+            resizing: RankedMutex::new(Rank::Resize, ()),
+            pinned_share: (1, 2),
             folio_orders,
             tuning,
             in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
         }
+    }
+
+    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
+    #[must_use]
+    pub fn with_pinned_max(mut self, bytes: u64) -> Self {
+        let bound = self.arena.bound();
+        self.pinned_share = (bytes.min(bound), bound);
+        self
     }
 
     /// Fills submitted and not yet completed.

@@ -17,7 +17,8 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed.
+//! and `start.rs` what happens to those of a batch that missed. `pin.rs` lends bytes instead of copying them, and
+//! `resize.rs` gives memory back to the machine.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -42,6 +43,8 @@ mod read;
 #[cfg(feature = "std")]
 mod refault;
 #[cfg(feature = "std")]
+mod resize;
+#[cfg(feature = "std")]
 mod start;
 
 #[cfg(feature = "std")]
@@ -58,5 +61,9 @@ pub use hits::{GROUP_MAX, Served, Wanted, read_group};
 pub use read::Patience;
 #[cfg(feature = "std")]
 pub(crate) use read::{Reading, touch};
+#[cfg(feature = "std")]
+pub(crate) use resize::Leftovers;
+#[cfg(feature = "std")]
+pub use resize::Resized;
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};

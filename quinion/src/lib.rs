@@ -54,6 +54,8 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod pressure;
 // Upkeep: what is done when nobody waits, and room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
@@ -89,6 +91,8 @@ pub use filemap::Prefetch;
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]

@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use quinion::arena::CellNumber;
 use quinion::arena::control::Operation;
+use quinion::pressure::Gauge;
 use quinion::serve::Service;
 use quinion::units::MappingId;
 use quinion::viewer::{Mapped, ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, ErrorKind, File};
+use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure};
 
 mod common;
 mod device;
@@ -259,6 +260,44 @@ fn what_is_in_flight_is_waited_for_but_not_for_ever() {
         assert_eq!(file.read_at(&mut buffer, position).unwrap(), 100);
         device::verify(&buffer, &device, position);
     }
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_cache_gives_way_when_the_machine_is_short_of_memory() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let meminfo = folder.path().join("meminfo");
+    let say = |free: u64| {
+        fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {} kB\n", MIB, free * 1024)).unwrap()
+    };
+    say(1000);
+    let gauge = Gauge { meminfo: Some(meminfo.clone()), ..Gauge::default() };
+    let pressure = Pressure::shrink_to(SMALL).with_gauge(gauge);
+    let cache = Cache::builder().memory(LARGE).readahead(0).pressure(pressure).build().unwrap();
+    let device = Device::new(2 * LARGE);
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let read_all = || {
+        let mut buffer = vec![0; 1 << 20];
+        for position in (0..2 * LARGE).step_by(1 << 20) {
+            assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+            device::verify(&buffer, &device, position);
+        }
+    };
+    read_all();
+    let large = taken(&cache);
+    assert!(large > LARGE - 8 * MIB && cache.stats().memory_bytes == LARGE);
+    // A 64th of the machine is left: the cache gives way step by step, as far as it was told, and no further.
+    say(16);
+    eventually("it gives way", || taken(&cache) <= SMALL && cache.stats().slack_bytes == 0);
+    assert_eq!(cache.stats().memory_bytes, SMALL);
+    read_all();
+    assert!(taken(&cache) <= SMALL);
+    cache.check().unwrap();
+    // What the user says is in force at once.
+    say(1000);
+    assert_eq!(cache.resize(LARGE - MIB).unwrap().memory_bytes, LARGE - MIB);
+    read_all();
+    assert!(taken(&cache) > SMALL);
     cache.check().unwrap();
 }
 

@@ -67,7 +67,7 @@ pub use buddy::Run;
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use limits::{default_memory, process_limit};
+pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::{
     Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView, Reservation, Swap,

@@ -27,8 +27,9 @@ use std::sync::Arc;
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Filemap, Leftovers};
+use crate::filemap::{Filemap, GiveWay, Leftovers};
 use crate::mapping::Mapping;
+use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
 use crate::stats::Count;
@@ -60,8 +61,8 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
-    /// Keeps the upkeep's duty known.
-    _leftovers: Arc<Leftovers>,
+    /// Keep the upkeep's duties known.
+    _duties: (Arc<Leftovers>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
@@ -95,6 +96,7 @@ pub struct Builder {
     /// `None`: half of `memory`.
     pinned_max: Option<u64>,
     swap: Swap,
+    pressure: Option<Pressure>,
     readahead: u64,
     readahead_style: ReadaheadStyle,
     idle_files_max: usize,
@@ -139,6 +141,15 @@ impl Builder {
     #[must_use]
     pub fn lock_memory(mut self, lock: bool) -> Self {
         self.swap = if lock { Swap::Locked } else { Swap::Allowed };
+        self
+    }
+    /// Has the cache shrink while the machine or its control group is short of memory, before the kernel kills, and
+    /// come back slowly to `memory`, or what the last [`Cache::resize`] said, when there is room again. A thread looks
+    /// twice a second: at the pressure stall information of the control group or the machine, and at what is left
+    /// below the tightest limit. Without it, a cache stays as large as it was told.
+    #[must_use]
+    pub fn pressure(mut self, pressure: Pressure) -> Self {
+        self.pressure = Some(pressure);
         self
     }
     /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
@@ -222,7 +233,10 @@ impl Builder {
         };
         let readahead = readahead.orders(orders.min, orders.max);
         let shared = Shared {
-            _leftovers: Leftovers::of(&filemap),
+            _duties: (
+                Leftovers::of(&filemap),
+                self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
+            ),
             filemap,
             engine,
             table: RankedMutex::new(Rank::Mappings, Table::default()),
@@ -251,6 +265,7 @@ impl Default for Builder {
             memory_max: None,
             pinned_max: None,
             swap: Swap::Allowed,
+            pressure: None,
             readahead: 4 << 20,
             readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),

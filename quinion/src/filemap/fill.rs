@@ -79,6 +79,8 @@ pub struct Filemap {
     pub(crate) upkeep: Upkeep,
     /// Held by who resizes.
     pub(super) resizing: RankedMutex<()>,
+    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
+    pub(super) memory_told: AtomicU64,
     /// What of the bound users' pins may keep: a part of a whole.
     pub(super) pinned_share: (u64, u64),
     /// The folios that fills make.
@@ -131,7 +133,7 @@ impl Filemap {
     /// If the smallest is larger than the largest.
     pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let counters = Arc::new(Counters::default());
+        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
         Self {
             reclaim: Reclaim::new(Arc::clone(&arena), Arc::clone(&counters)),
             arena,
@@ -139,6 +141,7 @@ impl Filemap {
             counters,
             upkeep: Upkeep::new(),
             resizing: RankedMutex::new(Rank::Resize, ()),
+            memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
             folio_orders,
             tuning,

@@ -18,7 +18,7 @@
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
 //! and `start.rs` what happens to those of a batch that missed. `pin.rs` lends bytes instead of copying them, and
-//! `resize.rs` gives memory back to the machine.
+//! `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -34,6 +34,8 @@ mod fill;
 mod future;
 mod hit;
 mod hits;
+#[cfg(feature = "std")]
+mod give_way;
 #[cfg(feature = "std")]
 mod hint;
 #[cfg(feature = "std")]
@@ -53,6 +55,8 @@ pub use ahead::ReadaheadUse;
 pub use fill::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use future::Polled;
+#[cfg(feature = "std")]
+pub(crate) use give_way::GiveWay;
 #[cfg(feature = "std")]
 pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};

@@ -23,6 +23,7 @@
 //!
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,27 @@ impl Filemap {
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
     pub fn resize(&self, memory: u64) -> Result<Resized, ArenaError> {
         let _one = self.resizing.lock();
+        let resized = self.resize_within(memory, WAIT_MAX)?;
+        self.memory_told.store(memory, Ordering::Relaxed);
+        Ok(resized)
+    }
+
+    /// The bound that the user said last, in bytes.
+    pub(super) fn memory_told(&self) -> u64 {
+        self.memory_told.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound without waiting, unless the user has said another than `told` meanwhile.
+    pub(super) fn resize_unless_told(&self, memory: u64, told: u64) {
+        let _one = self.resizing.lock();
+        if self.memory_told() == told {
+            let in_range = self.resize_within(memory, Duration::ZERO);
+            debug_assert!(in_range.is_ok(), "{in_range:?}");
+        }
+    }
+
+    /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of who resizes.
+    fn resize_within(&self, memory: u64, wait_max: Duration) -> Result<Resized, ArenaError> {
         let before = self.arena.stats().returned_bytes;
         // 1
         self.arena.set_bound(memory)?;
@@ -77,7 +99,7 @@ impl Filemap {
         let too_many = remembered.saturating_sub(self.reclaim.shadow_nodes_max());
         self.reclaim.forget_nodes(too_many, Locks::Wait);
         // 3 to 5
-        self.empty_extents(Instant::now() + WAIT_MAX);
+        self.empty_extents(Instant::now() + wait_max);
         // 6
         let stats = self.arena.stats();
         if stats.returned_bytes > before {

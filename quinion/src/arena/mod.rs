@@ -20,7 +20,7 @@
 //!
 //! ```text
 //!   for viewers and owner, no_std       view -> layout, descriptor      control
-//!   for the owner                       owner -> segment   memory from the machine, sealed to the bound
+//!   for the owner                       owner -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
 //!                                             -> shrink    extents out of use, and back to the machine

@@ -19,7 +19,8 @@
 //!  1. What is pinned is one range without a hole, from `position` on.
 //!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
 //!
-//! Not an invariant: that the whole range is of one version of the file. Each
+//! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
+//! refused. Nor that the whole range is of one version of the file. Each
 //! folio is what the file was when that folio was filled.
 
 use std::sync::Arc;

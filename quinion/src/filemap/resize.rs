@@ -24,13 +24,14 @@
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::ArenaError;
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::sync::Locks;
+use crate::sync::lock::Mutex;
 use crate::units::PAGE_SIZE;
 use crate::upkeep::Duty;
 
@@ -178,12 +179,16 @@ impl Filemap {
 
 /// The upkeep's part: what a resize left, and pages that late readers took.
 #[derive(Debug)]
-pub(crate) struct Leftovers(Weak<Filemap>);
+pub(crate) struct Leftovers {
+    filemap: Weak<Filemap>,
+    /// When it was last looked for them.
+    looked: Mutex<Option<Instant>>,
+}
 
 impl Leftovers {
     /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
-        let duty = Arc::new(Self(Arc::downgrade(filemap)));
+        let duty = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
         let known: Weak<Self> = Arc::downgrade(&duty);
         filemap.upkeep.add(known);
         duty
@@ -192,12 +197,19 @@ impl Leftovers {
 
 impl Duty for Leftovers {
     fn run(&self) -> Option<Duration> {
-        let filemap = self.0.upgrade()?;
-        // Nothing was ever given back and nothing is to be: every poke comes by here.
+        let filemap = self.filemap.upgrade()?;
+        // Every poke comes by here, and most are others': nothing was ever to be given back, or a moment ago.
         let stats = filemap.arena.stats();
         if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
             return None;
         }
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = looked.and_then(|at| AGAIN.checked_sub(at.elapsed())).filter(|left| !left.is_zero());
+        if early.is_some() {
+            return early;
+        }
+        *looked = Some(Instant::now());
+        drop(looked);
         filemap.go_on_resizing().then_some(AGAIN)
     }
 }

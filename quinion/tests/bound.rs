@@ -318,6 +318,7 @@ fn every_call_of_a_forked_child_says_so() {
                 file.revalidate().err().map(|e| e.kind()),
                 poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
                 cache.open(&path).err().map(|e| e.kind()),
+                cache.resize(Cache::MEMORY_MIN).err().map(|e| e.kind()),
             ];
             let streams = file.read(&mut buffer).is_err() && file.seek(SeekFrom::End(0)).is_err();
             let quiet = file.is_empty() && file.cached_pages() == 0 && cache.stats().memory_bytes == 0;

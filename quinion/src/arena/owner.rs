@@ -872,8 +872,8 @@ impl Arena {
             let word = self.view.own(frame).word();
             let taken = frame.0 < meta || stock.cells.has_extent(frame.extent()) || stock.is_going(frame);
             if let Some(order) = self.view.own(frame).free_order() {
-                if taken {
-                    return Err(format!("{frame:?} is no data and yet free"));
+                if taken || stock.emptying.contains_key(&frame.extent()) {
+                    return Err(format!("{frame:?} is no data, or going, and yet free"));
                 }
                 free_until = frame.0 + order.pages();
             }

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!    share of the time that somebody        memory left to
-//!    waited for memory (PSI)                the group or machine        judged
+//!    waited for memory (PSI)                the group or machine
 //!
-//!      100/1000 or more              or     less than 1/16              pressed: smaller by an eighth, or by what is missing
-//!         in between                                                    stay
-//!      less than 10/1000             and    more than 1/4               calm; after 20 such looks a little larger
+//!    100/1000 or more                  or   less than 1/16              pressed: less by 1/8, or by what is missing
+//!        in between                                                  stay
+//!    less than 10/1000                 and  more than 1/4               calm: after 20 looks a little larger
 //! ```
 //!
 //! A kernel that is out of memory kills a process, and a cache is the one user of

@@ -56,6 +56,8 @@ pub mod readahead;
 pub mod workingset;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod pressure;
+#[cfg(feature = "std")]
+pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
@@ -82,13 +84,20 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Resized, Stats};
+pub use cache::{
+    BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
+    Resized, Stats,
+};
+#[cfg(feature = "std")]
+pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::Prefetch;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -97,3 +106,5 @@ pub use pressure::Pressure;
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+#[cfg(feature = "std")]
+pub use workingset::RefaultCurve;

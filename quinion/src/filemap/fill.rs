@@ -99,6 +99,8 @@ pub(crate) enum Need {
     Asked,
     /// It may come handy.
     Ahead,
+    /// A program said that it will need it, and waits for none of it.
+    Hinted,
 }
 
 /// Pages that need frames.
@@ -189,7 +191,7 @@ impl Filemap {
         need: Need,
         patience: Patience,
     ) -> Filled {
-        debug_assert!(need == Need::Ahead || together.fills.is_empty(), "nobody waits with fills in hand");
+        debug_assert!(need != Need::Asked || together.fills.is_empty(), "nobody waits with fills in hand");
         let mapping = together.mapping;
         let window = self.whole_folios(window);
         // 1 What is not there.
@@ -225,6 +227,9 @@ impl Filemap {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
                 _ => Filled::Nothing,
             };
+        }
+        if need == Need::Hinted {
+            self.counters.add(Count::WillNeed, pages_of(&added.inserted));
         }
         // 4 A request for each run.
         let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
@@ -362,8 +367,7 @@ impl Filemap {
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
-        let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-        self.counters.add(Count::Inserted, pages);
+        self.counters.add(Count::Inserted, pages_of(runs));
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
         fills.extend(runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
@@ -445,6 +449,10 @@ impl<'m> Together<'m> {
         }
         drop(self.held_off);
     }
+}
+
+fn pages_of(runs: &[FillRun]) -> u64 {
+    runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
 /// Adds to `gaps` what of `window` no folio covers, as (first page, pages).
@@ -587,7 +595,9 @@ impl Batch {
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
-            guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
+            let gone = guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
+            let why = if came == Came::Landed { Count::Failed } else { Count::Undelivered };
+            counters.add(why, gone);
         }
         came
     }

@@ -69,7 +69,7 @@ impl Filemap {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let _ = self.fill_window(mapping, window, from..from, Need::Ahead, Patience::Start);
+            let _ = self.fill_window(mapping, window, from..from, Need::Hinted, Patience::Start);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }

@@ -27,7 +27,7 @@ pub enum ErrorKind {
     Io,
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
-    /// No page can be had: all are pinned, held or in flight.
+    /// No page can be had: all are pinned, held or in flight; or pins keep as much as they may.
     NoMemory,
     /// The cache belongs to the parent process.
     Forked,
@@ -57,6 +57,13 @@ pub(crate) enum Repr {
          drop some pins, or build the cache with more memory"
     )]
     NoMemory { position: u64, pages: u64 },
+    #[error(
+        "cannot pin {asked} bytes: pins keep {pinned} bytes already, folios counted whole, and may keep {max}; \
+         drop some pins, pin less at a time, or build the cache with a larger pinned_max"
+    )]
+    TooMuchPinned { asked: u64, pinned: u64, max: u64 },
+    #[error("cannot resize the cache: {0}")]
+    Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this folio is held {holds} times already; drop some pins of this range")]
     TooManyPins { holds: u32 },
     #[error(
@@ -83,9 +90,11 @@ impl Error {
             Repr::Open { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
+            Repr::NoMemory { .. } | Repr::TooManyPins { .. } | Repr::TooMuchPinned { .. } => {
+                ErrorKind::NoMemory
+            }
             Repr::Forked => ErrorKind::Forked,
-            Repr::InvalidInput(_) => ErrorKind::InvalidInput,
+            Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
         }
     }
 

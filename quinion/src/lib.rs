@@ -54,6 +54,8 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod pressure;
 #[cfg(feature = "std")]
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.
@@ -84,7 +86,7 @@ pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
     BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
-    Stats,
+    Resized, Stats,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
@@ -98,6 +100,8 @@ pub use folio::Pinned;
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]

@@ -61,8 +61,6 @@ pub struct Reclaim {
     workingset: WorkingSet,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
-    /// The most nodes that only remember.
-    shadow_nodes_max: u64,
 }
 
 /// A folio that may go.
@@ -85,7 +83,6 @@ impl Reclaim {
             workingset: WorkingSet::new(pages_max),
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
-            shadow_nodes_max: arena.stats().bound_bytes * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES,
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
             arena,
             counters,
@@ -108,9 +105,9 @@ impl Reclaim {
         }
     }
 
-    /// The most nodes that may only remember: 1.8 % of memory.
+    /// The most nodes that may only remember: 1.8 % of memory, as it is bounded now.
     pub fn shadow_nodes_max(&self) -> u64 {
-        self.shadow_nodes_max
+        self.arena.bound() * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES
     }
 
     /// The list in which the nodes of known mappings stand that only remember.
@@ -146,6 +143,7 @@ impl Reclaim {
         let view = self.arena.view();
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
         let held = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
+        let held = held.min(self.arena.pages_max());
         self.refaults.add(self.workingset.distance(memory), held, u64::from(order.pages()));
         self.workingset.judge(memory, order, held)
     }
@@ -214,7 +212,14 @@ impl Reclaim {
             *hand = if start + EXTENT_PAGES >= grown { first } else { start + EXTENT_PAGES };
             start
         };
-        let victims: Vec<_> = (start..start + EXTENT_PAGES).filter_map(|f| self.victim(Frame(f))).collect();
+        self.evict_extent(start / EXTENT_PAGES)
+    }
+
+    /// Evicts the folios of one extent that can go, whatever they are worth; the pages freed. Waits for mappings'
+    /// locks, never for a device.
+    pub fn evict_extent(&self, extent: u32) -> u32 {
+        let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
+        let victims: Vec<_> = frames.filter_map(|frame| self.victim(frame)).collect();
         victims.chunks(BATCH).map(|batch| self.evict(batch.to_vec(), Locks::Wait)).sum()
     }
 
@@ -285,14 +290,15 @@ impl Reclaim {
     /// Before so many folios leave, each of which may leave a node that only remembers.
     fn make_room_to_remember(&self, folios: u64, locks: Locks) {
         let wanted = self.shadow_nodes.count() + folios;
-        if wanted > self.shadow_nodes_max {
-            self.forget_nodes(wanted - self.shadow_nodes_max, locks);
+        let max = self.shadow_nodes_max();
+        if wanted > max {
+            self.forget_nodes(wanted - max, locks);
         }
     }
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
     fn leave(&self, word: Word) -> Leave {
-        if self.shadow_nodes.count() >= self.shadow_nodes_max {
+        if self.shadow_nodes.count() >= self.shadow_nodes_max() {
             return Leave::Nothing;
         }
         let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };

@@ -242,28 +242,30 @@ mod ranked {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     #[repr(u8)]
     pub enum Rank {
+        /// Whoever resizes a cache.
+        Resize = 1,
         /// The cache's table of mappings.
-        Mappings = 1,
+        Mappings = 2,
         /// One handle's readahead state.
-        Readahead = 2,
+        Readahead = 3,
         /// One mapping's invalidate lock.
-        Invalidate = 3,
+        Invalidate = 4,
         /// The reclaimer's clock hand.
-        Clock = 4,
+        Clock = 5,
         /// One mapping's tree.
-        Tree = 5,
+        Tree = 6,
         /// The list of nodes that only remember.
-        Shadows = 6,
+        Shadows = 7,
         /// The table from mapping number to mapping.
-        Directory = 7,
+        Directory = 8,
         /// The arena's growth.
-        Growth = 8,
+        Growth = 9,
         /// The arena's frames and index nodes.
-        Arena = 9,
+        Arena = 10,
         /// The submission side of a ring.
-        Submit = 10,
+        Submit = 11,
         /// What the owner knows of one viewer.
-        Viewer = 11,
+        Viewer = 12,
     }
 
     #[cfg(debug_assertions)]

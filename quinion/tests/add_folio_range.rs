@@ -367,7 +367,9 @@ fn b11_an_invalidation_waits_for_who_inserts_and_leaves_nothing_of_it() {
 
 #[test]
 fn b12_under_memory_pressure_a_window_reads_as_much_as_memory_allows() {
-    let (cache, full, device) = (small(), Device::new(64 << 20), Device::with_number(2, 1 << 20));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).pinned_max(Cache::MEMORY_MIN);
+    let cache = cache.build().unwrap();
+    let (full, device) = (Device::new(64 << 20), Device::with_number(2, 1 << 20));
     let (large, file) = (open(&cache, &full), open(&cache, &device));
     // Every frame is pinned but a few: nothing of it can be reclaimed.
     let mut pins = Vec::new();

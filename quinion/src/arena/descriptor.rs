@@ -529,15 +529,17 @@ impl Descriptor {
         self.last_or_kept(after)
     }
 
-    /// Counts a user's pin; the caller has a hold and keeps it as long as the pin.
-    pub fn pin(&self) {
-        self.pins.fetch_add(1, Ordering::Relaxed);
+    /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the
+    /// pin.
+    pub fn pin(&self) -> bool {
+        self.pins.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Gives a pin back; the hold is given back after it.
-    pub fn unpin(&self) {
+    /// Gives a pin back, and says whether it was the last; the hold is given back after it.
+    pub fn unpin(&self) -> bool {
         let before = self.pins.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(before > 0, "a pin is given back once");
+        before == 1
     }
 
     fn last_or_kept(&self, after: Word) -> Put {

@@ -46,7 +46,7 @@ use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, RankedReadGuard};
+use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::upkeep::Upkeep;
@@ -77,6 +77,12 @@ pub struct Filemap {
     pub(crate) reclaim: Reclaim,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
+    /// Held by who resizes.
+    pub(super) resizing: RankedMutex<()>,
+    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
+    pub(super) memory_told: AtomicU64,
+    /// What of the bound users' pins may keep: a part of a whole.
+    pub(super) pinned_share: (u64, u64),
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     tuning: Tuning,
@@ -138,18 +144,29 @@ impl Filemap {
     /// If the smallest is larger than the largest.
     pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let counters = Arc::new(Counters::default());
+        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
         Self {
             reclaim: Reclaim::new(Arc::clone(&arena), Arc::clone(&counters)),
             arena,
             room,
             counters,
             upkeep: Upkeep::new(),
+            resizing: RankedMutex::new(Rank::Resize, ()),
+            memory_told: AtomicU64::new(memory_told),
+            pinned_share: (1, 2),
             folio_orders,
             tuning,
             in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
         }
+    }
+
+    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
+    #[must_use]
+    pub fn with_pinned_max(mut self, bytes: u64) -> Self {
+        let bound = self.arena.bound();
+        self.pinned_share = (bytes.min(bound), bound);
+        self
     }
 
     /// Fills submitted and not yet completed.

@@ -17,7 +17,8 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed.
+//! and `start.rs` what happens to those of a batch that missed. `pin.rs` lends bytes instead of copying them, and
+//! `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -34,6 +35,8 @@ mod future;
 mod hit;
 mod hits;
 #[cfg(feature = "std")]
+mod give_way;
+#[cfg(feature = "std")]
 mod hint;
 #[cfg(feature = "std")]
 mod pin;
@@ -41,6 +44,8 @@ mod pin;
 mod read;
 #[cfg(feature = "std")]
 mod refault;
+#[cfg(feature = "std")]
+mod resize;
 #[cfg(feature = "std")]
 mod start;
 
@@ -51,6 +56,8 @@ pub use fill::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use future::Polled;
 #[cfg(feature = "std")]
+pub(crate) use give_way::GiveWay;
+#[cfg(feature = "std")]
 pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
 pub use hits::{GROUP_MAX, Served, Wanted, read_group};
@@ -58,5 +65,9 @@ pub use hits::{GROUP_MAX, Served, Wanted, read_group};
 pub use read::Patience;
 #[cfg(feature = "std")]
 pub(crate) use read::{Reading, touch};
+#[cfg(feature = "std")]
+pub(crate) use resize::Leftovers;
+#[cfg(feature = "std")]
+pub use resize::Resized;
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};

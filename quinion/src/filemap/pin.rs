@@ -11,11 +11,16 @@
 //! A pin is a read without the copy: it is counted as one, and as a hit if no
 //! folio had to be waited for.
 //!
+//! What pins keep is bounded, so that readers have memory to go on with: a pin that
+//! would reach beyond fails at once. A folio counts whole, and once however many
+//! pins it has.
+//!
 //! Invariants:
 //!  1. What is pinned is one range without a hole, from `position` on.
 //!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
 //!
-//! Not an invariant: that the whole range is of one version of the file. Each
+//! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
+//! refused. Nor that the whole range is of one version of the file. Each
 //! folio is what the file was when that folio was filled.
 
 use std::sync::Arc;
@@ -26,7 +31,7 @@ use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::Readahead;
 use crate::sync::RankedMutex;
 use crate::sys::fork::ForkGuard;
-use crate::units::PageIndex;
+use crate::units::{PAGE_SIZE, PageIndex};
 
 use super::fill::Filemap;
 use super::read::{Patience, Reading, touch};
@@ -59,6 +64,11 @@ impl Filemap {
         len: usize,
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
+        let pages_max = self.pinned_pages_max();
+        let reach = (len as u64).min(mapping.size().saturating_sub(position));
+        if reach > pages_max * PAGE_SIZE as u64 {
+            return Err(self.too_much_pinned(reach));
+        }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
         let mut hit = true;
@@ -71,6 +81,10 @@ impl Filemap {
             let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
             if end == End::FirstNotReady || batch.is_empty() {
                 hit = false;
+                // What is fetched now is nobody's pin yet.
+                if self.arena.pinned_pages() >= pages_max {
+                    return Err(self.too_much_pinned(rest as u64));
+                }
                 let first = batch.pop();
                 match self.hold_folio(mapping, readahead, Patience::Wait, at, rest, first)? {
                     Some(held) => batch.push(held),
@@ -85,6 +99,9 @@ impl Filemap {
             }
             if pinned.len() == before {
                 break;
+            }
+            if pinned.count_pages() > pages_max {
+                return Err(self.too_much_pinned(reach));
             }
         }
         self.count_read(Reading { done: pinned.len(), hit });

@@ -510,8 +510,7 @@ impl Filemap {
     }
 
     pub(super) fn pages_max(&self) -> u64 {
-        let layout = self.arena.view().layout();
-        u64::from(layout.frames_max - layout.frames_meta)
+        self.arena.pages_max()
     }
 }
 

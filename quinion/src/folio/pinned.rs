@@ -19,6 +19,8 @@ pub struct Pinned {
     frames: Vec<Frame>,
     extents: Vec<Extent>,
     len: usize,
+    /// Pages of folios that were pinned by this value first, and are not counted yet.
+    uncounted_pages: u64,
     process: ForkGuard,
 }
 
@@ -36,7 +38,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(crate) fn new(arena: Arc<Arena>, process: ForkGuard) -> Self {
-        Self { arena, frames: Vec::new(), extents: Vec::new(), len: 0, process }
+        Self { arena, frames: Vec::new(), extents: Vec::new(), len: 0, uncounted_pages: 0, process }
     }
 
     /// How many bytes are pinned; fewer than asked where the file ends.
@@ -71,9 +73,16 @@ impl Pinned {
             Some(last) if std::ptr::eq(unsafe { last.first.add(last.len) }, first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
-        self.frames.push(held.into_pin().0);
+        let (frame, first) = held.into_pin();
+        self.uncounted_pages += first.map_or(0, |order| u64::from(order.pages()));
+        self.frames.push(frame);
         self.len += bytes;
         bytes
+    }
+
+    /// Counts what was pinned since the last call; how many pages all pins keep now.
+    pub(crate) fn count_pages(&mut self) -> u64 {
+        self.arena.add_pinned(std::mem::take(&mut self.uncounted_pages))
     }
 }
 
@@ -82,8 +91,9 @@ impl Drop for Pinned {
         if self.process.is_forked() {
             return;
         }
-        for &frame in &self.frames {
-            unpin(&self.arena, frame);
-        }
+        self.count_pages();
+        let last = self.frames.iter().filter_map(|&frame| unpin(&self.arena, frame));
+        let pages = last.map(|order| u64::from(order.pages())).sum();
+        self.arena.sub_pinned(pages);
     }
 }

@@ -396,6 +396,9 @@ impl Shared {
             evicted_pages: counters.sum(Count::Evicted),
             dropped_pages: counters.sum(Count::Dropped),
             invalidated_pages: counters.sum(Count::Invalidated),
+            dropped_behind_pages: counters.sum(Count::DroppedBehind),
+            left_over_pages: counters.sum(Count::LeftOver),
+            adopted_pages: counters.sum(Count::Adopted),
             shadowed_pages: counters.sum(Count::Shadows),
             refaulted_pages: counters.sum(Count::Refaults),
             activated_pages: counters.sum(Count::Activated),
@@ -541,6 +544,13 @@ pub struct Stats {
     pub dropped_pages: u64,
     /// Pages forgotten because their file changed.
     pub invalidated_pages: u64,
+    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
+    pub dropped_behind_pages: u64,
+    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
+    pub left_over_pages: u64,
+    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
+    /// counted when an uncached read passes them, or its stream ends.
+    pub adopted_pages: u64,
     /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
     pub shadowed_pages: u64,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
@@ -562,7 +572,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 27] {
+    pub fn numbers(&self) -> [(&'static str, u64); 30] {
         [
             ("memory_bytes", self.memory_bytes),
             ("grown_bytes", self.grown_bytes),
@@ -584,6 +594,9 @@ impl Stats {
             ("evicted_pages", self.evicted_pages),
             ("dropped_pages", self.dropped_pages),
             ("invalidated_pages", self.invalidated_pages),
+            ("dropped_behind_pages", self.dropped_behind_pages),
+            ("left_over_pages", self.left_over_pages),
+            ("adopted_pages", self.adopted_pages),
             ("shadowed_pages", self.shadowed_pages),
             ("refaulted_pages", self.refaulted_pages),
             ("activated_pages", self.activated_pages),

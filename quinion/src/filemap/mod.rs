@@ -10,6 +10,7 @@
 //!           5 backend.submit(contiguous runs)                                     from 4 to 5)
 //!           6 wait for the folio, reaping completions meanwhile
 //!           7 copy out, size looked at again after the data
+//!           8 an uncached read: drop behind it what uncached reads alone have wanted
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
@@ -17,7 +18,7 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed.
+//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -43,6 +44,8 @@ mod read;
 mod refault;
 #[cfg(feature = "std")]
 mod start;
+#[cfg(feature = "std")]
+mod uncached;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
@@ -60,3 +63,5 @@ pub use read::Patience;
 pub(crate) use read::{Reading, touch};
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
+#[cfg(feature = "std")]
+pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};

@@ -11,11 +11,11 @@ mod device;
 mod runtime;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use device::{Device, verify};
+use device::{Device, content, verify};
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill};
 use quinion::{BatchRead, Cache, ErrorKind, File, Hint, ReadOptions};
@@ -267,6 +267,60 @@ fn d09_what_is_locked_when_it_is_passed_is_skipped_and_goes_later() {
     read(&file, &device, 3 * PAGE + 100, 8192);
     drop(file);
     assert_eq!(open(&cache, &device).cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+/// A device of which the first half of each request lands at once, and the rest when it is let go.
+#[derive(Debug)]
+struct Halves {
+    device: Arc<Device>,
+    held: Mutex<Vec<Fill>>,
+}
+
+impl Backend for Halves {
+    fn name(&self) -> &'static str {
+        "halves"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.device.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        for mut fill in fills {
+            let mut bytes = vec![0; fill.len()];
+            content(&self.device, fill.position(), &mut bytes);
+            fill.write(0, &bytes);
+            fill.landed(0..fill.len() / 2);
+            self.held.lock().unwrap().push(fill);
+        }
+    }
+}
+
+#[test]
+fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
+    let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
+    let halves = Arc::new(Halves { device: Arc::clone(&device), held: Mutex::default() });
+    let file = cache.open_backend(Arc::clone(&halves) as _).unwrap();
+    file.set_uncached(true).unwrap();
+    let nowait = ReadOptions::new().nowait(true);
+    let mut buffer = vec![0; 32 * 4096];
+    assert_eq!(
+        file.read_at_with(&mut buffer[..1], 20 * PAGE, nowait).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    let _ = file.read_at_with(&mut buffer, 32 * PAGE, nowait);
+    read(&file, &device, 32 * PAGE, 16 * 4096);
+    assert_eq!(file.cached_pages(), 4 + 16, "the second half, and the folio that was asked for first");
+    assert_eq!(halves.held.lock().unwrap().len(), 2);
+    for fill in halves.held.lock().unwrap().drain(..) {
+        let bytes = fill.len();
+        fill.complete(Ok(bytes));
+    }
+    read(&file, &device, 48 * PAGE, 16 * 4096);
+    assert_eq!(file.cached_pages(), 4);
+    assert!(halves.held.lock().unwrap().is_empty(), "nothing was asked for again");
+    drop(file);
+    let stats = cache.stats();
+    assert_eq!(stats.free_bytes, stats.data_bytes);
     cache.check().unwrap();
 }
 

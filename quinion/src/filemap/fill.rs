@@ -147,9 +147,9 @@ impl Filemap {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in `wanted`
-    /// were asked for. May wait for locks with [`Patience::Wait`], and for memory with [`Need::Asked`], which is not for
-    /// those who have others' fills there already; never for the window's own bytes.
+    /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in
+    /// `wanted` were asked for. May wait for locks with [`Patience::Wait`], and for memory with [`Need::Asked`],
+    /// which is not for those who have others' fills there already; never for the window's own bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
         together: &mut Together<'_>,

@@ -422,7 +422,7 @@ impl Trails {
 
     /// Whether the upkeep should look after them and does not yet: it does from now on.
     fn wants_watch(&mut self) -> bool {
-        let wants = !self.is_watched && !(self.list.is_empty() && self.leaving.is_empty());
+        let wants = !self.is_watched && !self.list.is_empty();
         self.is_watched |= wants;
         wants
     }

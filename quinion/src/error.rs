@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Forked,
     /// An argument is out of its range.
     InvalidInput,
+    /// The file's backend does not do this.
+    Unsupported,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +82,11 @@ pub(crate) enum Repr {
     Panicked,
     #[error("{0}")]
     InvalidInput(String),
+    #[error(
+        "the backend \"{backend}\" of this file does not support uncached reads; read without `uncached`, \
+         and drop what is not needed by dont_need"
+    )]
+    CannotDropBehind { backend: &'static str },
 }
 
 impl Error {
@@ -95,6 +102,7 @@ impl Error {
             }
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
+            Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
         }
     }
 
@@ -123,7 +131,7 @@ impl From<Error> for io::Error {
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
-            ErrorKind::Forked => io::ErrorKind::Unsupported,
+            ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             _ => error
                 .raw_os_error()
                 .map_or(io::ErrorKind::Other, |code| io::Error::from_raw_os_error(code).kind()),

@@ -52,6 +52,12 @@ pub enum Count {
     Undelivered,
     /// Pages that left with their mapping, which the cache let go.
     Forgotten,
+    /// Pages dropped behind uncached readers.
+    DroppedBehind,
+    /// Of these, pages that no reader had passed: left over when their stream ended.
+    LeftOver,
+    /// Pages made by uncached reads that stay, because somebody else read them.
+    Adopted,
     /// Of the pages evicted, those whose eviction left a shadow.
     Shadows,
     /// Of the pages put into the cache, those of folios that found a shadow in their place.

@@ -22,7 +22,7 @@ use std::thread;
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
-use quinion::filemap::{Filemap, Patience};
+use quinion::filemap::{Filemap, Patience, Reader};
 use quinion::mapping::{Added, AddedFolio, Leave, Mapping, NewFolio, SPARE_MAX, Shape};
 use quinion::readahead::{Config, Readahead};
 use quinion::reclaim::NODE_BYTES;
@@ -504,7 +504,13 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
                 let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
                 let mut page = [0; 4096];
                 for at in 0..FILE_PAGES as u64 {
-                    let read = filemap.read(mapping, &readahead, Patience::Wait, at * PAGE, &mut page);
+                    let read = filemap.read(
+                        mapping,
+                        Reader::plain(&readahead),
+                        Patience::Wait,
+                        at * PAGE,
+                        &mut page,
+                    );
                     assert_eq!((read.unwrap(), page[0]), (4096, mapping.id().0 as u8));
                 }
             });

@@ -169,7 +169,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
             let patience = Patience::Wait;
-            rig.filemap.read(&rig.mapping, &other, patience, 0, &mut bytes).unwrap()
+            rig.filemap.read(&rig.mapping, Reader::plain(&other), patience, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
         drop(judging);
@@ -199,11 +199,11 @@ impl Owner for OneFile {
     fn fill(&self, _: u64, position: u64, len: u64) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.make_ready(mapping, readahead, position, len as usize).map_err(|_| Errno(5))
+        filemap.make_ready(mapping, Reader::plain(readahead), position, len as usize).map_err(|_| Errno(5))
     }
     fn advance(&self, _: u64, page: PageIndex) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.advance(mapping, readahead, page, Patience::Wait);
+        filemap.advance(mapping, Reader::plain(readahead), page, Patience::Wait);
     }
     fn revalidate(&self, _: u64) -> Result<u64, Errno> {
         Ok(self.rig.mapping.size())

@@ -16,6 +16,7 @@
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
 //! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
+//! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
 //! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
 //!
 //! | sequence | UPTODATE | LOCKED | DETACHED | FREE | holds | meaning |
@@ -35,6 +36,9 @@
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
+//!
+//! `DROPBEHIND` stands from a folio's birth until somebody adopts it, or it leaves. It says that nobody but
+//! uncached reads wanted it so far; who drops it, and when, is told in `filemap/uncached.rs`.
 //!
 //! A folio in the index is up to date as a whole, or being filled: one of whose pages some failed leaves the
 //! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
@@ -83,6 +87,8 @@ impl Flags {
     pub const WORKINGSET: u64 = 1 << 5;
     /// Bits of its frames may say that their pages have come; see `landed.rs`.
     pub const LANDED: u64 = 1 << 6;
+    /// An uncached read made it: it goes when that reader has passed, unless somebody else wants it.
+    pub const DROPBEHIND: u64 = 1 << 7;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -148,6 +154,11 @@ impl Ticket {
     #[inline]
     pub fn has_marker(&self) -> bool {
         self.word.has(Flags::MARKER)
+    }
+    /// Whether the folio goes when the uncached reader who made it has passed.
+    #[inline]
+    pub fn drops_behind(&self) -> bool {
+        self.word.has(Flags::DROPBEHIND)
     }
 }
 
@@ -369,6 +380,12 @@ impl Descriptor {
     /// Names a folio: `mapping`'s pages from `index`, 2^`order` of them; locked, not up to date, with
     /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
     pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
+        self.prepare_with(mapping, index, order, if marker { Flags::MARKER } else { 0 });
+    }
+
+    /// As [`Descriptor::prepare`], with those of `MARKER` and `DROPBEHIND` that the folio is born with.
+    pub fn prepare_with(&self, mapping: MappingId, index: PageIndex, order: Order, born_with: u64) {
+        debug_assert!(born_with & !(Flags::MARKER | Flags::DROPBEHIND) == 0, "{born_with:#b} come later");
         let word = self.word();
         let odd = !word.is_live() || mutant(Mutant::RetireStep);
         debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
@@ -380,8 +397,7 @@ impl Descriptor {
         self.pins.store(0, Ordering::Relaxed);
         let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
-        let marker = if marker { Flags::MARKER } else { 0 };
-        let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
+        let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | born_with;
         // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
         // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
         // Release in `complete` publishes identity and bytes together.)
@@ -567,6 +583,13 @@ impl Descriptor {
         debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
     }
 
+    // ---- drop-behind ----------------------------------------------------------------------------
+
+    /// Somebody else than uncached reads wants the folio: it stays. The caller holds the tree lock.
+    pub fn adopt(&self) {
+        self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
+    }
+
     // ---- the arena's use of a frame that is free --------------------------------------------------
 
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
@@ -750,6 +773,25 @@ mod tests {
         d.prepare(FILE, PageIndex(8), Order(0), false);
         assert!(!d.word().has(Flags::WORKINGSET));
         assert_eq!(d.word().order(), Order(0));
+    }
+
+    #[test]
+    fn a_folio_drops_behind_from_its_birth_to_its_adoption_and_no_longer() {
+        let d = Descriptor::new();
+        d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND | Flags::MARKER);
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(ticket.drops_behind() && ticket.has_marker());
+        d.adopt();
+        assert!(d.end_read(ticket), "an adoption disturbs no reader");
+        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(!ticket.drops_behind() && ticket.has_marker());
+        d.retire();
+        d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND);
+        d.retire();
+        d.complete(true);
+        d.prepare(FILE, PageIndex(0), Order(0), false);
+        assert!(!d.word().has(Flags::DROPBEHIND), "the next folio is born without");
     }
 
     #[test]

@@ -52,6 +52,13 @@ pub fn is_unread(byte: u8) -> bool {
     byte & UNREAD != 0
 }
 
+/// Whether somebody has read the folio since it was inserted as fetched ahead. Uncached reads leave no trace, so of
+/// a folio that one of these made it says whether somebody else wants it.
+#[inline]
+pub fn was_read(byte: u8) -> bool {
+    !is_unread(byte)
+}
+
 /// Whether it goes, if the hand comes now.
 #[inline]
 pub fn is_due(byte: u8) -> bool {

@@ -537,6 +537,9 @@ impl Shared {
             failed_pages: counters.sum(Count::Failed),
             undelivered_pages: counters.sum(Count::Undelivered),
             forgotten_pages: counters.sum(Count::Forgotten),
+            dropped_behind_pages: counters.sum(Count::DroppedBehind),
+            left_over_pages: counters.sum(Count::LeftOver),
+            adopted_pages: counters.sum(Count::Adopted),
             shadowed_pages: counters.sum(Count::Shadows),
             refaulted_pages: counters.sum(Count::Refaults),
             activated_pages: counters.sum(Count::Activated),
@@ -707,6 +710,13 @@ pub struct Stats {
     pub undelivered_pages: u64,
     /// Pages forgotten with their file, which nobody had open when there were too many such files.
     pub forgotten_pages: u64,
+    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
+    pub dropped_behind_pages: u64,
+    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
+    pub left_over_pages: u64,
+    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
+    /// counted when an uncached read passes them, or its stream ends.
+    pub adopted_pages: u64,
     /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
     pub shadowed_pages: u64,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
@@ -727,17 +737,17 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, invalidated, failed, undelivered
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed, undelivered
     /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
     /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
-        let for_room = self.evicted_pages + self.dropped_pages;
+        let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
         for_room + for_change + self.failed_pages + self.forgotten_pages
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 38] {
+    pub fn numbers(&self) -> [(&'static str, u64); 41] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -770,6 +780,9 @@ impl Stats {
             ("failed_pages", self.failed_pages),
             ("undelivered_pages", self.undelivered_pages),
             ("forgotten_pages", self.forgotten_pages),
+            ("dropped_behind_pages", self.dropped_behind_pages),
+            ("left_over_pages", self.left_over_pages),
+            ("adopted_pages", self.adopted_pages),
             ("shadowed_pages", self.shadowed_pages),
             ("refaulted_pages", self.refaulted_pages),
             ("activated_pages", self.activated_pages),

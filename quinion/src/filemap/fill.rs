@@ -40,7 +40,7 @@ use std::time::Duration;
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
@@ -54,6 +54,7 @@ use crate::xarray::Stop;
 
 use super::read::Patience;
 use super::refault::Refaults;
+use super::uncached::Behind;
 
 /// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
@@ -174,25 +175,9 @@ impl Filemap {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Starts filling what of `window` is not cached; pages in `wanted` were asked for. May wait for locks with
-    /// [`Patience::Wait`], and for memory with [`Need::Asked`]; never for the window's own bytes.
-    pub(crate) fn fill_window(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        window: Window,
-        wanted: Range<PageIndex>,
-        need: Need,
-        patience: Patience,
-        next: Next,
-    ) -> Filled {
-        let mut together = Together::of(mapping);
-        let filled = self.insert_window(&mut together, window, wanted, need, patience);
-        together.submit(next);
-        filled
-    }
-
-    /// As [`Filemap::fill_window`], but what is inserted goes to the device with the rest of `together`. Memory
-    /// is not to be waited for if others' fills stand there already.
+    /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in
+    /// `wanted` were asked for. May wait for locks with [`Patience::Wait`], and for memory with [`Need::Asked`],
+    /// which is not for those who have others' fills there already; never for the window's own bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
         together: &mut Together<'_>,
@@ -225,9 +210,16 @@ impl Filemap {
         }
         let mut refaults = Refaults::default();
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
-        let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
+        let (orders, fate) = (self.orders_for(window), together.fate());
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
+        let Some(added) = self.insert(mapping, shape, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
+        if let (Some(behind), Some(first), Some(last)) =
+            (together.behind, added.inserted.first(), added.inserted.last())
+        {
+            behind.note_made(first.index..last.index.plus(u64::from(last.pages)));
+        }
         if added.inserted.is_empty() {
             return match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
@@ -358,8 +350,7 @@ impl Filemap {
     fn insert(
         &self,
         mapping: &Mapping,
-        window: Window,
-        wanted: AskedFor,
+        shape: Shape,
         runs: Vec<FillRun>,
         patience: Patience,
         refaults: &mut Refaults,
@@ -371,9 +362,10 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        let orders = self.orders_for(window);
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted };
-        let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
+        let consumed = &mut |frame, shadow| match shape.fate {
+            Fate::Stays => self.note_refault(frame, shadow, refaults),
+            Fate::DropsBehind => {} // that an uncached read comes back says nothing
+        };
         let added = match self.tuning.insertion {
             Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),
             Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
@@ -437,14 +429,21 @@ impl Filemap {
 #[derive(Debug)]
 pub(super) struct Together<'m> {
     mapping: &'m Arc<Mapping>,
+    /// Where it is noted what they make, if that is dropped behind their reader.
+    behind: Option<&'m Behind>,
     fills: Vec<Fill>,
     held_off: Option<RankedReadGuard<'m, Version>>,
 }
 
 impl<'m> Together<'m> {
-    /// None yet.
-    pub fn of(mapping: &'m Arc<Mapping>) -> Self {
-        Self { mapping, fills: Vec::new(), held_off: None }
+    /// None yet; with `behind`, of an uncached read.
+    pub fn of(mapping: &'m Arc<Mapping>, behind: Option<&'m Behind>) -> Self {
+        Self { mapping, behind, fills: Vec::new(), held_off: None }
+    }
+
+    /// How long what they make is to stay.
+    pub fn fate(&self) -> Fate {
+        if self.behind.is_some() { Fate::DropsBehind } else { Fate::Stays }
     }
 
     /// Whose they are.

@@ -10,6 +10,7 @@
 //!           5 backend.submit(contiguous runs)                                     from 4 to 5)
 //!           6 wait for the folio, reaping completions meanwhile
 //!           7 copy out, size looked at again after the data
+//!           8 an uncached read: drop behind it what uncached reads alone have wanted
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
@@ -17,8 +18,8 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed. `pin.rs` lends bytes instead of copying them, and
-//! `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
+//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `pin.rs` lends bytes instead
+//! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -48,6 +49,8 @@ mod refault;
 mod resize;
 #[cfg(feature = "std")]
 mod start;
+#[cfg(feature = "std")]
+mod uncached;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
@@ -71,3 +74,5 @@ pub(crate) use resize::Leftovers;
 pub use resize::Resized;
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
+#[cfg(feature = "std")]
+pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};

@@ -6,6 +6,7 @@
 //!     2 size     looked at after the data is held, so that no byte past the end is shown
 //!     3 touch    their referenced bytes; a marker starts the next window, as for a read
 //!     4 add      each hold becomes a pin, the bytes join the last piece if they lie behind it
+//!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
 //! ```
 //!
 //! A pin is a read without the copy: it is counted as one, and as a hit if no
@@ -28,13 +29,13 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::folio::Pinned;
 use crate::mapping::{End, Mapping, ReadBatch};
-use crate::readahead::Readahead;
-use crate::sync::RankedMutex;
+use crate::sync::Locks;
 use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex};
 
 use super::fill::Filemap;
-use super::read::{Patience, Reading, touch};
+use super::read::{Patience, Reading};
+use super::uncached::Reader;
 
 impl Filemap {
     /// Pins `len` bytes at `position`, or as many as the file has there; waits until all of them are in the
@@ -42,15 +43,15 @@ impl Filemap {
     pub fn pin(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         position: u64,
         len: usize,
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
-        let pinned = self.pin_known(mapping, readahead, position, len, process)?;
+        let pinned = self.pin_known(mapping, reader, position, len, process)?;
         // Nothing there, as far as is known: as for a read, the file is looked at again, once.
         if pinned.is_empty() && len > 0 && self.look_at_the_end(mapping)? {
-            return self.pin_known(mapping, readahead, position, len, process);
+            return self.pin_known(mapping, reader, position, len, process);
         }
         Ok(pinned)
     }
@@ -59,7 +60,7 @@ impl Filemap {
     fn pin_known(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         position: u64,
         len: usize,
         process: ForkGuard,
@@ -86,16 +87,16 @@ impl Filemap {
                     return Err(self.too_much_pinned(rest as u64));
                 }
                 let first = batch.pop();
-                match self.hold_folio(mapping, readahead, Patience::Wait, at, rest, first)? {
+                match self.hold_folio(mapping, reader, Patience::Wait, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
                 }
             }
             // 2 to 4
             let before = pinned.len();
-            let marked = self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size);
+            let marked = self.pin_batch((mapping, reader), &mut pinned, &mut batch, position, len, size);
             if let Some(page) = marked {
-                self.advance(mapping, readahead, page, Patience::Wait);
+                self.advance(mapping, reader, page, Patience::Wait);
             }
             if pinned.len() == before {
                 break;
@@ -105,6 +106,10 @@ impl Filemap {
             }
         }
         self.count_read(Reading { done: pinned.len(), hit });
+        if let Some((behind, pages)) = reader.met() {
+            pinned.tell(behind, pages);
+        }
+        reader.end_drop_behind(position, pinned.len(), Locks::Wait);
         Ok(pinned)
     }
 
@@ -112,7 +117,7 @@ impl Filemap {
     /// before they were held, `size`, and reaches now. Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        mapping: &Mapping,
+        (mapping, reader): (&Mapping, Reader<'_>),
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
         position: u64,
@@ -123,13 +128,13 @@ impl Filemap {
         let end = mapping.size().min(size);
         let mut marked = None;
         for held in batch.drain() {
-            touch(self.arena.view().grown(), held.frame());
             if held.has_marker() {
                 marked = Some(held.first());
             }
             let at = position + pinned.len() as u64;
             let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if left > 0 {
+                reader.touch(self.arena.view().grown(), held.frame());
                 pinned.add(held, at, left);
             }
         }

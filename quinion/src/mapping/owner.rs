@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::arena::{
-    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -135,13 +135,15 @@ impl Mapping {
 
     /// The pages of the folio of `order` that `frame` heads, if nobody has read them, and it is known that it
     /// has left. The holder of the tree lock calls this when the folio has been retired.
-    fn take_unread(&self, frame: Frame, order: Order) -> u64 {
+    pub(super) fn take_unread(&self, frame: Frame, order: Order) -> u64 {
         let byte = self.view().referenced(frame).expect("a frame of ours");
         if !referenced::is_unread(byte.load(Ordering::Relaxed)) {
             return 0;
         }
         byte.store(0, Ordering::Relaxed);
-        u64::from(order.pages())
+        // What an uncached read made begins so, read or not.
+        let behind = self.view().own(frame).word().has(Flags::DROPBEHIND);
+        if behind { 0 } else { u64::from(order.pages()) }
     }
 
     /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
@@ -243,6 +245,13 @@ impl Mapping {
     pub fn take_marker(&self, index: PageIndex) -> bool {
         let Some(descriptor) = self.find(index) else { return false };
         descriptor.identify(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
+    }
+
+    /// The folio that covers `index`, as its first page and its order, if it goes when an uncached reader has passed.
+    /// A hint, by a look without a lock.
+    pub fn find_behind(&self, index: PageIndex) -> Option<(PageIndex, Order)> {
+        let ticket = self.find(index)?.identify(self.id, index).ok()?;
+        ticket.drops_behind().then(|| (ticket.first, ticket.order()))
     }
 
     /// The first of `indices` where no folio seems to stand, filled or not: a hint, by looks without a lock.
@@ -414,7 +423,10 @@ impl<'a> MappingGuard<'a> {
         }
         let descriptor = self.mapping.view().own(frame);
         let order = descriptor.try_retire()?;
-        match if self.tree.remembers { leave(descriptor.word()) } else { Leave::Nothing } {
+        let word = descriptor.word();
+        // What only uncached reads wanted leaves nothing, however it leaves.
+        let remembers = self.tree.remembers && !word.has(Flags::DROPBEHIND);
+        match if remembers { leave(word) } else { Leave::Nothing } {
             Leave::Nothing => tree.erase(index.0),
             Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
         };
@@ -494,10 +506,20 @@ impl<'a> MappingGuard<'a> {
         self.xarray(&nodes).erase(index.0);
     }
 
-    /// Whether the first folio of a fill still stands where it was put.
+    /// Whether a folio of a fill still stands where it was put. Some may have been dropped behind a reader, who
+    /// reads what has landed; an invalidation takes them all.
     pub fn holds_run(&self, run: FillRun) -> bool {
         let nodes = self.mapping.nodes();
-        self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
+        let tree = self.xarray(&nodes);
+        let mut page = 0;
+        while page < run.pages {
+            let frame = run.frame.plus(page);
+            if tree.load(run.index.0 + u64::from(page)) == Entry::folio(frame.0) {
+                return true;
+            }
+            page += self.mapping.view().own(frame).word().order().pages();
+        }
+        false
     }
 
     /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come

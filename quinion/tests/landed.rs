@@ -21,7 +21,7 @@ use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
-use quinion::filemap::{Hits, Patience, Stopped, Wanted, read_group, read_hits_into};
+use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
 use quinion::readahead::{Config, Readahead};
 use quinion::serve::{Attached, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};

@@ -25,6 +25,7 @@ use proptest::prelude::*;
 use quinion::arena::{Arena, ArenaOptions, Run};
 use quinion::backend::{Backend, FillRun};
 use quinion::mapping::{Leave, Mapping, Shape, find};
+use quinion::policy::Came;
 use quinion::reclaim::{NODE_BYTES, Reclaim};
 use quinion::stats::{Count, Counters};
 use quinion::sync::Locks;
@@ -189,7 +190,8 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
     let (arena, counters) = (arena(), Arc::new(Counters::default()));
     let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
     let nodes = Arc::clone(reclaim.shadow_nodes());
-    let [old, new] = [1, 2].map(|id| Arc::new(mapping(&arena, id).with_shadow_nodes(&nodes)));
+    let listed = |id| mapping(&arena, id).with_shadow_nodes(&nodes).with_lists(reclaim.lists());
+    let [old, new] = [1, 2].map(|id| Arc::new(listed(id)));
     [&old, &new].into_iter().for_each(|mapping| reclaim.add_mapping(Arc::clone(mapping)));
     for i in 0..reclaim.shadow_nodes_max() {
         add(&old, i * NODE, 1, 0);
@@ -198,6 +200,9 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
         arena.free(frame, order);
     }
     (0..100).for_each(|i| drop(add(&new, i * NODE, 1, 0)));
+    let promise = reclaim.lists().promise(100, Locks::Wait).unwrap();
+    let frames = (0..100).map(|i| new.try_hold(PageIndex(i * NODE)).unwrap().frame());
+    reclaim.list(frames.map(|frame| (frame, Came::Asked)), promise);
     let guard = old.lock();
     thread::scope(|scope| {
         scope.spawn(|| assert!(reclaim.reclaim(50, Locks::Try) >= 50));

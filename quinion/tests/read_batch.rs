@@ -361,7 +361,8 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     });
     let reclaim = reclaim.unwrap();
     reclaim.add_mapping(Arc::clone(&stage.mapping));
-    let frames: Vec<_> = [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
+    let frames: Vec<_> =
+        [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
     let promise = reclaim.lists().promise(65, quinion::sync::Locks::Wait).unwrap();
     reclaim.list(frames.iter().map(|&frame| (frame, Came::Asked)), promise);
     reclaim.lists().check().unwrap();

@@ -25,7 +25,7 @@ use super::{Handle, ReadFuture};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
+    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
     /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
     /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
     /// bytes, in a cache that nobody has read from before too. (Three locks it takes that others hold for a

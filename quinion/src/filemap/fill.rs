@@ -40,10 +40,10 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
+use crate::lists::Promise;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
-use crate::lists::Promise;
 use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
@@ -201,7 +201,11 @@ impl Filemap {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(promise) = self.promise_places(mapping, &runs, patience) else {
             self.free_runs(&runs);
-            return if patience == Patience::Wait && self.make_nodes() { Filled::Nothing } else { Filled::NoMemory };
+            return if patience == Patience::Wait && self.make_nodes() {
+                Filled::Nothing
+            } else {
+                Filled::NoMemory
+            };
         };
         let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
@@ -393,8 +397,8 @@ impl Filemap {
         }
     }
 
-    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be had; whether one
-    /// can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
+    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
+    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         self.reclaim.collect_spare_nodes();

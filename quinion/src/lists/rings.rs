@@ -274,7 +274,8 @@ impl<const SLOTS: usize> Rings<SLOTS> {
                         return Err(format!("{frame:?} in ring {number}: {what}"));
                     }
                 }
-                (chunk, slot) = (if last { NIL } else { word(keeper, chunk, NEXT).load(Ordering::Relaxed) }, 0);
+                (chunk, slot) =
+                    (if last { NIL } else { word(keeper, chunk, NEXT).load(Ordering::Relaxed) }, 0);
             }
             if found != *ring {
                 return Err(format!("ring {number} counts {ring:?} and has {found:?}"));

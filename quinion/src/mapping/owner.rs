@@ -392,7 +392,9 @@ impl Mapping {
         let promised = listed.map_or(0, |listed| listed.promised());
         if unlisted > promised {
             let id = self.id;
-            return Err(format!("{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"));
+            return Err(format!(
+                "{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"
+            ));
         }
         let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
         if found != listed {

@@ -99,8 +99,8 @@ struct Victim {
 /// How far one call has come in its search for victims.
 #[derive(Clone, Copy, Default, Debug)]
 struct Search {
-    /// Judgements so far.
-    judged: u64,
+    /// Judgements that are left; `None` before the first.
+    left: Option<u64>,
     /// Pages of each ring that were met and cannot go.
     stuck: Weights,
     /// Whether anything else was met since that was nothing.
@@ -305,19 +305,20 @@ impl Reclaim {
         let mut policy = self.policy.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
         let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise());
-        let (most, mut found) = (lists.listed() * JUDGEMENTS_MAX, 0);
+        let mut left = search.left.unwrap_or_else(|| lists.listed() * JUDGEMENTS_MAX);
+        let mut found = 0;
         for _ in 0..JUDGED_MAX {
             if found >= pages || victims.len() == BATCH {
                 break;
             }
             let next = search.next(&mut **policy, weights(&lists));
-            let Some((class, held)) = next.filter(|_| search.judged < most) else {
+            let Some((class, held)) = next.filter(|_| left > 0) else {
                 search.over = true;
                 break;
             };
             let popped = lists.pop(class as usize, &mut promise);
             let Some((frame, order)) = popped else { unreachable!("a ring that was named holds something") };
-            search.judged += 1;
+            left -= 1;
             match self.look(frame) {
                 Look::Stuck => {
                     search.stuck.pages[class as usize] += u64::from(order.pages());
@@ -338,6 +339,7 @@ impl Reclaim {
             }
             search.moved = true;
         }
+        search.left = Some(left);
         self.reach.store(policy.reach(&weights(&lists)), Ordering::Relaxed);
         Some((victims, promise))
     }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, Grown, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Polled, Prefetch, Stopped, Touched, read_hits_into};
+use crate::filemap::{Hits, Patience, Polled, Prefetch, Reading, Stopped, Touched, read_hits_into};
 use crate::folio::Pinned;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
@@ -130,13 +130,25 @@ impl File {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, options)
+        self.read_slowly(buffer, position, options, hits)
     }
 
     #[cold]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+    fn read_slowly(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        options: ReadOptions,
+        hits: Hits,
+    ) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
-        let bytes = shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)?;
+        let (filemap, patience) = (&shared.filemap, options.patience());
+        // What was copied is there, and counted where folios are; only the rest is read again.
+        if let Some(page) = hits.marker {
+            filemap.advance(mapping, &self.readahead, page, patience);
+        }
+        let reading = Reading { done: hits.bytes, hit: true };
+        let bytes = filemap.finish(mapping, &self.readahead, patience, position, buffer, reading)?;
         // The next read may go on in the same folio, by a hit; that is this read still.
         let last = PageIndex::of_byte((position + bytes as u64).saturating_sub(1));
         if let Some(frame) = mapping.find_frame(last) {

@@ -98,8 +98,9 @@ pub struct ViewedFile<'a> {
     /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
     /// marker, so it remembers.
     pub marker_told: &'a AtomicU64,
-    /// The first frame of the folio that was read last; 0 at first. Who reads it in small pieces has read it once.
-    pub touched: &'a AtomicU32,
+    /// Where the last read ended that was noted, in bytes; 0 at first. Who goes on there, in the middle of a folio,
+    /// reads that one still.
+    pub touched: &'a AtomicU64,
 }
 
 /// What a read gave.
@@ -219,7 +220,8 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let touch = |_: Grown<'_>, frame| self.note(file, frame);
+        let end = position + len as u64;
+        let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {
@@ -269,11 +271,16 @@ impl Viewer {
 
     /// Notes that the folio at `frame` was read, unless the owner has counted enough of that.
     #[inline]
-    fn note(&self, file: &ViewedFile<'_>, frame: Frame) {
+    fn note(&self, file: &ViewedFile<'_>, frame: Frame, position: u64, end: u64) {
         let known =
             self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
-        if !known && file.touched.load(Ordering::Relaxed) != frame.0 {
-            file.touched.store(frame.0, Ordering::Relaxed);
+        if known {
+            return;
+        }
+        let first = self.arena.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
+        let goes_on = file.touched.load(Ordering::Relaxed) == position && first < position;
+        file.touched.store(end, Ordering::Relaxed);
+        if !goes_on {
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;
             page.ring[place].store(frame.0, Ordering::Relaxed);

@@ -648,7 +648,7 @@ struct Attached {
     cell: CellNumber,
     id: MappingId,
     marker_told: AtomicU64,
-    touched: AtomicU32,
+    touched: AtomicU64,
 }
 
 impl Sight {
@@ -697,7 +697,7 @@ impl Sight {
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
         let [handle, place] = self.viewer.request(Operation::Attach, question)?;
         let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0), touched: AtomicU32::new(0) })
+        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0), touched: AtomicU64::new(0) })
     }
 
     fn look_around(&self, seed: u64) -> Seen {

@@ -120,7 +120,7 @@ struct File {
     /// The record's cell (low half) and the mapping's number (high half).
     place: AtomicU64,
     marker_told: AtomicU64,
-    touched: AtomicU32,
+    touched: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -144,7 +144,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         handle: AtomicU64::new(0),
         place: AtomicU64::new(0),
         marker_told: AtomicU64::new(0),
-        touched: AtomicU32::new(0),
+        touched: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
     }

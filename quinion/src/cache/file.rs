@@ -124,7 +124,8 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame);
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
@@ -150,10 +151,7 @@ impl File {
         let reading = Reading { done: hits.bytes, hit: true };
         let bytes = filemap.finish(mapping, &self.readahead, patience, position, buffer, reading)?;
         // The next read may go on in the same folio, by a hit; that is this read still.
-        let last = PageIndex::of_byte((position + bytes as u64).saturating_sub(1));
-        if let Some(frame) = mapping.find_frame(last) {
-            self.touched.remember(frame);
-        }
+        self.touched.remember(position, position + bytes as u64);
         Ok(bytes)
     }
 

@@ -52,7 +52,7 @@ use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::workingset::{Memory, Refault, Standing, WorkingSet};
+use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -79,6 +79,7 @@ pub struct Reclaim {
     /// The extent that is emptied next.
     extent: AtomicU32,
     workingset: WorkingSet,
+    refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
     /// The most nodes that only remember.
     shadow_nodes_max: u64,
@@ -141,6 +142,7 @@ impl Reclaim {
             reach: AtomicU64::new(0),
             extent: AtomicU32::new(0),
             workingset: WorkingSet::new(pages_max),
+            refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             shadow_nodes_max: arena.stats().bound_bytes * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES,
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
@@ -230,9 +232,19 @@ impl Reclaim {
         mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
     }
 
-    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long.
+    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long. Counts it
+    /// among what came back.
     pub fn judge(&self, memory: Memory, order: Order) -> Refault {
+        let view = self.arena.view();
+        // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
+        let held = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
+        self.refaults.add(self.workingset.distance(memory), held, u64::from(order.pages()));
         self.workingset.judge(memory, order, self.reach.load(Ordering::Relaxed))
+    }
+
+    /// What came back so far, by what would have kept it.
+    pub fn refaults(&self) -> RefaultCurve {
+        self.refaults.curve()
     }
 
     /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how

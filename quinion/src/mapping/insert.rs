@@ -129,9 +129,15 @@ impl AskedFor {
     pub fn meets(self, index: PageIndex, pages: u32) -> bool {
         match self {
             AskedFor::All => true,
-            AskedFor::Only { from, end } => index < end && index.plus(u64::from(pages)) > from,
+            AskedFor::Only { from, end } => meets(index, pages, from, end),
         }
     }
+}
+
+/// Whether a folio of `pages` pages from `index` on has a page in `from..end`; an empty range has none.
+#[inline]
+fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool {
+    from.max(index) < end.min(index.plus(u64::from(pages)))
 }
 
 impl Shape {

@@ -315,7 +315,8 @@ impl<const BITS: u32> Pair<BITS> {
         let (mut want, mut values, mut told) = (Vec::new(), Vec::new(), Vec::new());
         for (index, fate) in indices.clone().zip(fates) {
             let Some((first, entry, order, _)) = self.twin.covering(index) else {
-                (want.push(Entry::EMPTY), values.push(Fate::Keep));
+                want.push(Entry::EMPTY);
+                values.push(Fate::Keep);
                 continue;
             };
             want.push(entry);

@@ -220,7 +220,7 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let end = position + len as u64;
+        let end = position.wrapping_add(len as u64); // a number to compare with
         let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };

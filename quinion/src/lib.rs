@@ -47,6 +47,8 @@ pub mod folio;
 pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
 // Judge: numbers in, decisions out.
@@ -56,6 +58,8 @@ pub mod readahead;
 pub mod workingset;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod pressure;
+#[cfg(feature = "std")]
+pub mod policy;
 #[cfg(feature = "std")]
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.
@@ -105,6 +109,6 @@ pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;

@@ -250,22 +250,24 @@ mod ranked {
         Readahead = 3,
         /// One mapping's invalidate lock.
         Invalidate = 4,
-        /// The reclaimer's clock hand.
-        Clock = 5,
+        /// The reclaimer's policy.
+        Policy = 5,
         /// One mapping's tree.
         Tree = 6,
         /// The list of nodes that only remember.
         Shadows = 7,
+        /// The rings of folios.
+        Lists = 8,
         /// The table from mapping number to mapping.
-        Directory = 8,
+        Directory = 9,
         /// The arena's growth.
-        Growth = 9,
+        Growth = 10,
         /// The arena's frames and index nodes.
-        Arena = 10,
+        Arena = 11,
         /// The submission side of a ring.
-        Submit = 11,
+        Submit = 12,
         /// What the owner knows of one viewer.
-        Viewer = 12,
+        Viewer = 13,
     }
 
     #[cfg(debug_assertions)]
@@ -344,6 +346,10 @@ mod ranked {
                 super::Locks::Wait => Some(self.lock()),
                 super::Locks::Try => self.try_lock(),
             }
+        }
+        /// What is guarded, for who has the mutex alone.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
         /// Takes the lock only if nobody holds it.
         #[inline]

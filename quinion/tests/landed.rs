@@ -227,6 +227,7 @@ fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
 struct Looker {
     viewer: Viewer,
     marker: AtomicU64,
+    touched: AtomicU64,
 }
 
 impl Looker {
@@ -236,13 +237,18 @@ impl Looker {
         // SAFETY: the mappings stay.
         let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
         viewer.request(Operation::Attach, [0, 0, 0]).unwrap();
-        Self { viewer, marker: AtomicU64::new(0) }
+        Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     /// Reads `pages` pages from `page` on, and checks what comes.
     fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
         let Rig { mapping, .. } = &*owner.rig;
-        let file =
-            ViewedFile { handle: 1, cell: mapping.cell(), id: mapping.id(), marker_told: &self.marker };
+        let file = ViewedFile {
+            handle: 1,
+            cell: mapping.cell(),
+            id: mapping.id(),
+            marker_told: &self.marker,
+            touched: &self.touched,
+        };
         let mut bytes = vec![0; pages * PAGE_SIZE];
         // SAFETY: the buffer is a slice.
         let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };

@@ -51,7 +51,7 @@
 
 use super::descriptor::before_bytes;
 use super::owner::{Arena, ArenaError, Stock, extents_within};
-use super::referenced::is_noted;
+use super::referenced::is_wanted;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
 use std::sync::atomic::Ordering;
@@ -100,10 +100,10 @@ impl Cost {
         while at < end {
             let (word, frame) = (view.own(Frame(at)).word(), Frame(at));
             let pages = if word.is_live() { word.order().min(Order::MAX).pages().min(end - at) } else { 1 };
-            let noted = view.referenced(frame).is_some_and(|byte| is_noted(byte.load(Ordering::Relaxed)));
+            let wanted = view.referenced(frame).is_some_and(|byte| is_wanted(byte.load(Ordering::Relaxed)));
             match () {
                 () if word.holds() > 0 => held_pages += pages,
-                () if word.is_live() => evicted_pages += pages << u32::from(noted),
+                () if word.is_live() => evicted_pages += pages << u32::from(wanted),
                 () => {}
             }
             at += pages;

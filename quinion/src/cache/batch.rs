@@ -20,6 +20,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::arena::Grown;
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{GROUP_MAX, Progress, Reading, Span, Wanted, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
@@ -177,6 +178,13 @@ fn read_hits<'f, 'b: 'f, T>(
             *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
         }
     }
+    // Of reads that follow each other in one folio, the first counts.
+    let mut last = None;
+    let touch = |grown: Grown<'_>, frame| {
+        if last.replace(frame) != Some(frame) {
+            touch(grown, frame);
+        }
+    };
     let served = read_group(&leader.view, &mut wanted[..reads], touch);
     let mut bytes = 0;
     for (nth, item) in group.iter_mut().enumerate() {

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use crate::arena::{CellNumber, KeepingView};
+use crate::arena::{CellNumber, Grown, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Behind, Passing, Patience, Polled, Prefetch, Reader, Stopped, read_hits_into, touch};
+use crate::filemap::{
+    Behind, Hits, Passing, Patience, Polled, Prefetch, Reader, Reading, Stopped, Touched, read_hits_into,
+};
 use crate::folio::Pinned;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
@@ -26,12 +28,14 @@ use super::{Handle, ReadFuture};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
+    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
     /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
     /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
-    /// bytes, in a cache that nobody has read from before too. (Three locks it takes that others hold for a
-    /// few steps and never while they wait: that of the free pages, to give pages back and to add what has
-    /// grown, that of the list of nodes that only remember, and that of the submission queue.)
+    /// bytes, in a cache that nobody has read from before too. (Some locks it takes that others hold for some
+    /// steps and never while they wait: that of the free pages, to give pages back and to add what has
+    /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
+    /// and its rings, to say what is new: these are held for a thousand judgements at most, some hundred
+    /// microseconds.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
@@ -95,6 +99,7 @@ pub struct File {
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
+    pub(super) touched: Touched,
     // Before the handle: what it left behind goes while the file is open.
     pub(super) uncached: Uncached,
     pub(super) handle: Arc<Handle>,
@@ -128,6 +133,7 @@ impl File {
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
             uncached: Uncached::default(),
+            touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
@@ -165,19 +171,34 @@ impl File {
         if options.uncached | self.is_uncached() {
             return self.read_uncached(buffer, position, options);
         }
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, options)
+        self.read_slowly(buffer, position, options, hits)
     }
 
     #[cold]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+    fn read_slowly(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        options: ReadOptions,
+        hits: Hits,
+    ) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
-        let reader = self.reader(None);
-        let bytes = shared.filemap.read(mapping, reader, options.patience(), position, buffer)?;
+        let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
+        // What was copied is there, and counted where folios are; only the rest is read again.
+        if let Some(page) = hits.marker {
+            filemap.advance(mapping, reader, page, patience);
+        }
+        let reading = Reading { done: hits.bytes, hit: true };
+        let bytes = filemap.finish(mapping, reader, patience, position, buffer, reading)?;
+        // The next read may go on in the same folio, by a hit; that is this read still.
+        self.touched.remember(position, position + bytes as u64);
         self.note_read(position, bytes);
         Ok(bytes)
     }

@@ -18,7 +18,8 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `pin.rs` lends bytes instead
+//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `touched.rs` counts a
+//! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
 //!
 //! Invariants:
@@ -50,6 +51,8 @@ mod resize;
 #[cfg(feature = "std")]
 mod start;
 #[cfg(feature = "std")]
+mod touched;
+#[cfg(feature = "std")]
 mod uncached;
 
 #[cfg(feature = "std")]
@@ -74,5 +77,7 @@ pub(crate) use resize::Leftovers;
 pub use resize::Resized;
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
+#[cfg(feature = "std")]
+pub(crate) use touched::Touched;
 #[cfg(feature = "std")]
 pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};

@@ -26,7 +26,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::Grown;
+use crate::arena::{Grown, referenced};
 use crate::mapping::{Fate, Mapping, find};
 use crate::readahead::{Asked, Readahead};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
@@ -34,7 +34,7 @@ use crate::xarray::Kind;
 
 use super::fill::{Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
-use super::read::{Patience, Reading, touch};
+use super::read::{Patience, Reading};
 use super::uncached::Reader;
 
 /// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
@@ -155,14 +155,15 @@ impl Filemap {
         }
     }
 
-    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them.
+    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them: those
+    /// that nobody has read. What was put in for this batch is waited for as it is.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
         let Some(record) = grown.record(mapping.cell()) else { return };
         for page in 0..u64::from(pages) {
-            // A hint may name the frame of another folio by now; that one is spared once, then.
+            // A hint may name the frame of another folio by now; that one is spared once more, then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
-                touch(grown, Frame(number));
+                grown.referenced(Frame(number)).into_iter().for_each(referenced::expect_reader);
             }
         }
     }

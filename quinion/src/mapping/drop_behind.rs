@@ -105,21 +105,26 @@ impl MappingGuard<'_> {
         let nodes = mapping.nodes();
         let mut tree = self.xarray(&nodes);
         let mut walk = Walk { from: pages.start, pages, leaving, seen: 0, adopted: 0, kept: None };
-        let mut dropped = 0;
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
         loop {
             let (run, then) = walk.next_run(mapping, &tree);
-            // Retired when the entry is gone: the last holder may free the frames at once, and an entry is
-            // erased by the order of its folio.
             tree.erase_range(run.start, run.end, |_, entry, order| {
                 if let Kind::Folio(frame) = entry.kind() {
-                    mapping.take_out(Frame(frame), Order(order), free);
-                    dropped += 1u64 << order;
+                    gone.push((Frame(frame), Order(order)));
                 }
             });
             if then == Then::Stop {
                 break;
             }
         }
+        // Retired when the entries are gone: the last holder may free the frames at once, and an entry is
+        // erased by the order of its folio.
+        let dropped: u64 = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
+        let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
+            Retire::Free => free.push((frame, order)),
+            Retire::Held => {}
+        });
+        debug_assert_eq!(unread, 0, "a flagged folio is not counted as fetched ahead");
         self.tree.pages -= dropped;
         mapping.count_behind(leaving, dropped, walk.adopted);
         DroppedBehind { kept: walk.kept, next: walk.from }
@@ -212,15 +217,6 @@ impl Mapping {
             Verdict::Go
         } else {
             Verdict::Keep
-        }
-    }
-
-    /// Takes a folio out of the readers' sight, and out of whatever else knows it but the tree.
-    fn take_out(&self, frame: Frame, order: Order, free: &mut Vec<(Frame, Order)>) {
-        let unread = self.take_unread(frame, order); // while the frame is still this folio's
-        debug_assert_eq!(unread, 0, "a flagged folio is not counted as fetched ahead");
-        if self.view().own(frame).retire() == Retire::Free {
-            free.push((frame, order));
         }
     }
 

@@ -54,6 +54,8 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(feature = "std")]
+pub mod policy;
 // Upkeep: room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;

@@ -177,3 +177,173 @@ impl PolicyKind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, VecDeque};
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const KINDS: [PolicyKind; 2] = [PolicyKind::S3Fifo, PolicyKind::TwoList];
+
+    /// A folio of a small cache.
+    #[derive(Clone, Copy, Debug)]
+    struct Folio {
+        page: u32,
+        pages: u32,
+        reads: u8,
+        /// Judgements since somebody read it.
+        judged: u32,
+    }
+
+    /// A cache of rings and nothing else, which is the naive way to do what a policy says.
+    #[derive(Debug)]
+    struct Rings {
+        policy: Box<dyn Policy>,
+        rings: [VecDeque<Folio>; CLASSES],
+        evicted: u64,
+        /// What each page that left a shadow counts from.
+        shadows: HashMap<u32, u64>,
+    }
+
+    impl Rings {
+        fn new(kind: PolicyKind) -> Self {
+            Self { policy: kind.build(), rings: Default::default(), evicted: 0, shadows: HashMap::new() }
+        }
+
+        fn held(&self) -> Weights {
+            Weights { pages: [0, 1, 2, 3].map(|ring: usize| weight(&self.rings[ring])) }
+        }
+
+        /// One judgement; how many pages left.
+        fn turn(&mut self) -> u32 {
+            let held = self.held();
+            let class = self.policy.next(&held).expect("something is held");
+            let mut folio =
+                self.rings[class as usize].pop_front().expect("the policy names a ring with something");
+            folio.judged += 1;
+            assert!(folio.judged <= JUDGED_MAX, "{folio:?} of {class:?} stays for ever");
+            match self.policy.judge(class, folio.reads, folio.pages, &held) {
+                Verdict::Keep { class, reads } => {
+                    assert!(reads <= READS_MAX);
+                    self.rings[class as usize].push_back(Folio { reads, ..folio });
+                    0
+                }
+                Verdict::Evict { remember } => {
+                    if remember {
+                        self.shadows.insert(folio.page, self.evicted);
+                    }
+                    self.evicted += u64::from(folio.pages);
+                    folio.pages
+                }
+            }
+        }
+
+        /// Turns until `pages` pages fit into a cache of `pages_max`; how many that took.
+        fn make_room(&mut self, pages: u32, pages_max: u64) -> u32 {
+            let mut turns = 0;
+            while self.held().total() + u64::from(pages) > pages_max {
+                self.turn();
+                turns += 1;
+            }
+            turns
+        }
+
+        fn read(&mut self, page: u32, pages: u32, came: Came, pages_max: u64) {
+            if let Some(folio) = self.rings.iter_mut().flatten().find(|folio| folio.page == page) {
+                folio.reads = (folio.reads + 1).min(READS_MAX);
+                folio.judged = 0;
+                return;
+            }
+            let (folios, reach) =
+                (self.rings.iter().map(VecDeque::len).sum::<usize>(), self.policy.reach(&self.held()));
+            let turns = self.make_room(pages, pages_max);
+            assert!(turns as usize <= folios * JUDGED_MAX as usize, "{turns} turns for {folios} folios");
+            let distance = self.shadows.remove(&page).map(|left| self.evicted - left);
+            let refault = distance.map(|far| if far <= reach { Refault::Recent } else { Refault::Old });
+            let held = self.held();
+            let class = self.policy.admit(Arrival { pages, came, refault }, &held);
+            self.rings[class as usize].push_back(Folio { page, pages, reads: 0, judged: 0 });
+        }
+
+        fn has(&self, page: u32) -> bool {
+            self.rings.iter().flatten().any(|folio| folio.page == page)
+        }
+    }
+
+    fn weight(ring: &VecDeque<Folio>) -> u64 {
+        ring.iter().map(|folio| u64::from(folio.pages)).sum()
+    }
+
+    #[test]
+    fn w04_a_scan_of_twice_the_cache_leaves_what_was_read_often() {
+        for kind in KINDS {
+            let mut cache = Rings::new(kind);
+            for _ in 0..4 {
+                (0..30).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            }
+            (1000..1200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            assert!((0..30).all(|page| cache.has(page)), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn w04_what_a_scan_pushed_out_is_activated_when_it_comes_back() {
+        for kind in KINDS {
+            let mut cache = Rings::new(kind);
+            // Half of the cache has proved itself, which is what two lists measure a distance by.
+            for _ in 0..4 {
+                (0..50).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            }
+            (100..200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            let gone: Vec<u32> = (100..200).filter(|page| !cache.has(*page)).collect();
+            let back = *gone.last().expect("not all of the scan fits");
+            cache.read(back, 1, Came::Asked, 100);
+            let main = &cache.rings[Class::Main as usize];
+            assert!(main.iter().any(|folio| folio.page == back), "{kind:?}: {main:?}");
+        }
+    }
+
+    #[test]
+    fn a_stream_goes_before_anything_else_does() {
+        let mut cache = Rings::new(PolicyKind::S3Fifo);
+        (0..100).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+        (1000..1010).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        let before: Vec<u32> = (0..100).filter(|page| cache.has(*page)).collect();
+        (1010..5000).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        assert!(before.len() >= 90 && before.iter().all(|page| cache.has(*page)), "{before:?}");
+    }
+
+    fn came() -> impl Strategy<Value = Came> {
+        prop_oneof![
+            5 => Just(Came::Asked),
+            2 => Just(Came::Ahead),
+            2 => Just(Came::Stream),
+            1 => Just(Came::Uncached),
+        ]
+    }
+
+    proptest! {
+        /// The bounds are asserted where a ring is named and a folio judged.
+        #[test]
+        fn every_policy_makes_room_in_bounded_turns(
+            pages_max in 8..40_u64,
+            reads in prop::collection::vec((0..60_u32, 0..4_u32, came()), 1..300),
+        ) {
+            for kind in KINDS {
+                let mut cache = Rings::new(kind);
+                for (page, order, came) in &reads {
+                    cache.read(*page, 1 << order, *came, pages_max);
+                    prop_assert!(cache.held().total() <= pages_max);
+                }
+                let held = cache.held().total();
+                while cache.held().total() > 0 {
+                    cache.turn();
+                }
+                prop_assert!(cache.policy.next(&Weights::default()).is_none());
+                prop_assert!(cache.evicted >= held, "a full cache can be emptied");
+            }
+        }
+    }
+}

@@ -79,3 +79,40 @@ impl Policy for TwoList {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(probation: u64, main: u64) -> Weights {
+        Weights { pages: [0, 0, probation, main] }
+    }
+
+    #[test]
+    fn w01_up_to_the_pages_of_the_active_list_a_return_is_recent() {
+        assert_eq!(TwoList::new().reach(&held(70, 30)), 30);
+        let came = |refault| Arrival { pages: 1, came: Came::Asked, refault };
+        assert_eq!(TwoList::new().admit(came(Some(Refault::Recent)), &held(1, 1)), Class::Main);
+        assert_eq!(TwoList::new().admit(came(Some(Refault::Old)), &held(1, 1)), Class::Probation);
+        assert_eq!(TwoList::new().admit(came(None), &held(1, 1)), Class::Probation);
+    }
+
+    #[test]
+    fn the_active_list_gives_back_what_it_has_too_much() {
+        let next = |held| TwoList::new().next(&held);
+        assert_eq!(next(held(50, 50)), Some(Class::Probation));
+        assert_eq!(next(held(49, 51)), Some(Class::Main));
+        assert_eq!(next(held(0, 1)), Some(Class::Main));
+        assert_eq!(next(held(0, 0)), None);
+        assert_eq!([0, GIB_PAGES - 1, GIB_PAGES, 10 * GIB_PAGES].map(inactive_ratio), [1, 1, 3, 10]);
+        assert_eq!(next(held(GIB_PAGES, 3 * GIB_PAGES)), Some(Class::Probation));
+    }
+
+    #[test]
+    fn one_more_read_activates() {
+        let judge = |class, reads| TwoList::new().judge(class, reads, 1, &held(1, 1));
+        assert_eq!(judge(Class::Probation, 0), Verdict::Evict { remember: true });
+        assert_eq!(judge(Class::Probation, 1), Verdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Main, 3), Verdict::Keep { class: Class::Probation, reads: 0 });
+    }
+}

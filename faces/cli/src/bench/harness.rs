@@ -168,6 +168,12 @@ impl Alternative {
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
         Self { name, run: Box::new(run) }
     }
+
+    /// What its first run answers.
+    #[cfg(test)]
+    pub fn answer(&mut self) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(0)
+    }
 }
 
 /// A row of the result: how `ours` compares with `peer` by a metric.
@@ -274,7 +280,14 @@ impl Case {
         goal: Option<f64>,
     ) -> Self {
         let standing = Standing::Bound;
-        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal, behind_max: None });
+        self.comparisons.push(Comparison {
+            metric,
+            ours,
+            peer: Some(bound),
+            standing,
+            goal,
+            behind_max: None,
+        });
         self
     }
 
@@ -357,7 +370,8 @@ impl Comparison {
         let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
         let ratio = ratios.map(|ratios| ratios.median);
         let peer = peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median);
-        let nearly = |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
+        let nearly =
+            |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
         let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
         Row {
             experiment,

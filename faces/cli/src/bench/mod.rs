@@ -254,7 +254,9 @@ impl Bench {
 
     /// Draws the rows, if that was asked for and they are such.
     fn draw(&mut self, experiment: &Experiment, rows: &[Row]) {
-        let Some(out) = self.settings.ratio.out.clone().filter(|_| experiment.name == ratio::NAME) else { return };
+        let Some(out) = self.settings.ratio.out.clone().filter(|_| experiment.name == ratio::NAME) else {
+            return;
+        };
         match ratio::write_plot(rows, &out) {
             Ok(path) => self.bar.suspend(|| eprintln!("quinion: the plot is in {}", path.display())),
             Err(why) => {

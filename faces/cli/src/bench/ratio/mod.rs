@@ -84,7 +84,8 @@ pub struct Options {
 
 /// A share of a trace's pages.
 fn percent(text: &str) -> Result<f64, String> {
-    let percent = text.trim_end_matches('%').parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+    let percent =
+        text.trim_end_matches('%').parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
     percent.ok_or_else(|| "a size is a number of per cent above 0 and up to 100".to_owned())
 }
 
@@ -164,7 +165,8 @@ fn round_and_round(larger: f64) -> Case {
 }
 
 fn compared(case: Case) -> Case {
-    let case = case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
+    let case =
+        case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
     let others = ["two lists", "FIFO", "LRU", "ARC", "W-TinyLFU"];
     let case = others.into_iter().fold(case, |case, other| case.compare(RATIO, OURS, other, None));
     case.bound(RATIO, OURS, OPTIMUM, None)
@@ -207,21 +209,121 @@ fn share(hits: u64, trace: &Trace) -> f64 {
 
 /// One row through a cache, beside the simulation of as many pages as the cache turned out to hold.
 fn confirmed_by_a_cache(source: Source) -> Case {
-    let case = Case::new(format!("{}{AT}{REAL_PERCENT} %, through a cache", source.name), &METRICS, move || {
-        let trace = source.trace()?;
-        let held = Rc::new(OnceCell::new());
-        let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
-        let real = Alternative::new(REAL, move |_| {
-            let answered = real::answered(&asked_trace, asked_trace.cache_pages(REAL_PERCENT))?;
-            counted.get_or_init(|| answered.pages_held);
-            Ok(vec![share(answered.hits, &asked_trace)])
+    let case =
+        Case::new(format!("{}{AT}{REAL_PERCENT} %, through a cache", source.name), &METRICS, move || {
+            let trace = source.trace()?;
+            let held = Rc::new(OnceCell::new());
+            let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
+            let real = Alternative::new(REAL, move |_| {
+                let answered = real::answered(&asked_trace, asked_trace.cache_pages(REAL_PERCENT))?;
+                counted.get_or_init(|| answered.pages_held);
+                Ok(vec![share(answered.hits, &asked_trace)])
+            });
+            let simulated = Alternative::new(SIMULATED, move |_| {
+                let pages = *held.get().expect("the cache was asked before");
+                let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), Came::Asked);
+                Ok(vec![percent_of(&trace, ours)])
+            });
+            Ok(vec![real, simulated])
         });
-        let simulated = Alternative::new(SIMULATED, move |_| {
-            let pages = *held.get().expect("the cache was asked before");
-            let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), Came::Asked);
-            Ok(vec![percent_of(&trace, ours)])
-        });
-        Ok(vec![real, simulated])
-    });
     case.once().within(RATIO, REAL, SIMULATED, POINTS_BEHIND_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What all reach on a trace of a few pages, ours and two lists included.
+    fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
+        let trace = Rc::new(Trace::new("x", asked));
+        let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];
+        let all = everybody(&trace, pages, Came::Asked);
+        let hits = |mut one: Alternative| one.answer().expect("it runs")[0] * asked.len() as f64 / 100.0;
+        names.into_iter().zip(all.into_iter().map(hits)).collect()
+    }
+
+    fn of(reached: &[(&str, f64)], name: &str) -> f64 {
+        let found = reached.iter().find(|(other, _)| *other == name).expect("it is there").1;
+        (found * 1e6).round() / 1e6
+    }
+
+    #[test]
+    fn few_pages_by_hand() {
+        // Belady's own example for FIFO, which is worse with four pages than with three.
+        let asked = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5];
+        let [three, four] = [3, 4].map(|pages| reached(&asked, pages));
+        assert_eq!([&three, &four].map(|reached| of(reached, "FIFO")), [3.0, 2.0]);
+        assert_eq!([&three, &four].map(|reached| of(reached, "LRU")), [2.0, 4.0]);
+        assert_eq!([&three, &four].map(|reached| of(reached, OPTIMUM)), [5.0, 6.0]);
+    }
+
+    #[test]
+    fn nobody_is_better_than_the_optimum_and_all_are_alike_where_all_fits() {
+        let trace = synthetic::trace(Extent::Quick);
+        let asked: Vec<u64> = trace.references[..20_000].iter().map(|page| u64::from(page % 500)).collect();
+        for pages in [1, 2, 7, 50, 499] {
+            let reached = reached(&asked, pages);
+            let optimum = of(&reached, OPTIMUM);
+            assert!(reached.iter().all(|(_, hits)| *hits <= optimum + 1e-6), "{pages}: {reached:?}");
+        }
+        let unique = Trace::new("x", &asked).unique();
+        let reached = reached(&asked, unique);
+        let all = (asked.len() - unique) as f64;
+        assert!(
+            reached.iter().all(|(name, hits)| (hits - all).abs() < 1e-6 || *name == "W-TinyLFU"),
+            "{reached:?}"
+        );
+    }
+
+    /// To four digits.
+    #[test]
+    fn the_made_up_trace_answers_the_same_everywhere() {
+        let trace = Rc::new(synthetic::trace(Extent::Quick));
+        let pages = trace.cache_pages(10.0);
+        let all = everybody(&trace, pages, Came::Asked);
+        let ratios: Vec<_> = all.into_iter().map(|mut one| one.answer().expect("it runs")[0]).collect();
+        let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+        assert_eq!(shown, EXPECTED);
+    }
+
+    /// Ours, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, W-TinyLFU, the optimum.
+    const EXPECTED: [&str; 9] =
+        ["48.91", "48.34", "48.31", "48.12", "41.84", "44.76", "49.05", "49.79", "60.83"];
+
+    #[test]
+    fn a_stream_that_goes_round_keeps_what_a_cache_can() {
+        for larger in LOOPS {
+            let pages = (1000.0 * larger) as u64;
+            let trace = synthetic::around(pages, LOOP_ROUNDS);
+            let ours = Ours::new(&trace.places, 1000, PolicyKind::default().build(), Came::Stream);
+            let bound = share(peers::optimum(&trace.references, trace.unique(), 1000), &trace);
+            let reached = percent_of(&trace, ours);
+            assert!(bound - reached < 0.5 && reached <= bound, "{larger}: {reached} of {bound}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_traces_is_said_to_be_one() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let ratio = Options { traces: Some(folder.path().to_owned()), ..Options::default() };
+        let settings = Settings {
+            extent: Extent::Quick,
+            repeat: crate::bench::harness::Repeat::Usual(1),
+            folder: ".".into(),
+            db_bench: Default::default(),
+            ratio,
+        };
+        let case = cases(&settings).pop().expect("there is one case");
+        let why = case.measure(NAME, &settings, || {}).expect_err("there is nothing").to_string();
+        assert!(why.contains("no trace is there") && why.contains(".lis"), "{why}");
+    }
+
+    #[test]
+    fn sizes_are_shares() {
+        assert_eq!(percent("10"), Ok(10.0));
+        assert_eq!(percent("0.5%"), Ok(0.5));
+        for wrong in ["0", "101", "-1", "ten", "NaN"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -78,7 +78,8 @@ impl Ours {
         }
         while self.held.total() >= self.pages_max {
             let class = self.policy.next(&self.held).expect("a full cache holds something");
-            let page = self.rings[class as usize].pop_front().expect("a policy names a ring that holds something");
+            let page =
+                self.rings[class as usize].pop_front().expect("a policy names a ring that holds something");
             let verdict = self.policy.judge(class, self.reads[page as usize], 1, &self.held);
             self.held.pages[class as usize] -= 1;
             match verdict {
@@ -160,7 +161,8 @@ impl Shadows {
             entry: Vec::new(),
             entries: 0,
             alone: 0,
-            alone_max: (pages_max as u64 * PAGE_SIZE as u64 * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES) as usize,
+            alone_max: (pages_max as u64 * PAGE_SIZE as u64 * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES)
+                as usize,
         };
         let mut last = None;
         for (page, place) in places.iter().enumerate() {

@@ -311,7 +311,8 @@ impl Arc {
 
     /// Room for a page that is nowhere: the paper's case IV.
     fn make_room(&mut self) {
-        let (recent, all) = (self.chains.len(RECENT), (0..4).map(|chain| self.chains.len(chain)).sum::<usize>());
+        let (recent, all) =
+            (self.chains.len(RECENT), (0..4).map(|chain| self.chains.len(chain)).sum::<usize>());
         if recent + self.chains.len(RECENT_GHOSTS) == self.pages_max {
             if recent < self.pages_max {
                 self.chains.pop_oldest(RECENT_GHOSTS);
@@ -373,7 +374,13 @@ impl TinyLfu {
     pub fn new(unique: usize, pages_max: usize) -> Self {
         let window_max = (pages_max / 100).max(1);
         let protected_max = (pages_max - window_max) * 8 / 10;
-        Self { pages_max, window_max, protected_max, chains: Chains::new(unique), sketch: Sketch::new(pages_max) }
+        Self {
+            pages_max,
+            window_max,
+            protected_max,
+            chains: Chains::new(unique),
+            sketch: Sketch::new(pages_max),
+        }
     }
 
     /// The window has one too many: he goes on, or somebody goes.
@@ -440,7 +447,12 @@ const SAMPLE_SHARE: usize = 10;
 impl Sketch {
     fn new(pages_max: usize) -> Self {
         let width = (pages_max * SKETCH_SHARE).next_power_of_two();
-        Self { counters: vec![[0; ROWS]; width], mask: width as u64 - 1, added: 0, added_max: pages_max * SAMPLE_SHARE }
+        Self {
+            counters: vec![[0; ROWS]; width],
+            mask: width as u64 - 1,
+            added: 0,
+            added_max: pages_max * SAMPLE_SHARE,
+        }
     }
 
     fn places(&self, page: u32) -> [usize; ROWS] {

@@ -98,7 +98,8 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         let ratio = top * f64::from(step) / f64::from(GRID_STEPS);
         let (at, label) = (y(ratio), MARGIN - 6.0);
         let _ = writeln!(svg, "<path d=\"M{MARGIN} {at:.1}H{right}\" stroke=\"#dddddd\"/>");
-        let _ = writeln!(svg, "<text x=\"{label}\" y=\"{:.1}\" text-anchor=\"end\">{ratio:.0}</text>", at + 4.0);
+        let _ =
+            writeln!(svg, "<text x=\"{label}\" y=\"{:.1}\" text-anchor=\"end\">{ratio:.0}</text>", at + 4.0);
     }
     for (place, size) in panel.sizes.iter().enumerate() {
         let (at, below) = (x(place), bottom + 18.0);
@@ -112,7 +113,10 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         let _ = writeln!(svg, "<polyline points=\"{points}\" fill=\"none\" {style}/>");
     }
     let (x, y) = ((MARGIN + right) / 2.0, PANEL_HEIGHT - 10.0);
-    let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\">cache, of the pages asked for</text>");
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\">cache, of the pages asked for</text>"
+    );
 }
 
 fn draw_legend(svg: &mut String, panel: &Panel, left: f64) {

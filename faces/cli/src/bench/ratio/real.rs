@@ -46,7 +46,9 @@ pub fn answered(trace: &Trace, pages: usize) -> Result<Answered, Unmeasured> {
         let place = trace.places[*number as usize];
         file.read_at(&mut page, place * PAGE_SIZE as u64)?;
         if page[..8] != place.to_le_bytes() {
-            return Err(Unmeasured::Failed(format!("page {place} has another one's bytes; please report this")));
+            return Err(Unmeasured::Failed(format!(
+                "page {place} has another one's bytes; please report this"
+            )));
         }
     }
     let stats = cache.stats();

@@ -17,6 +17,8 @@ pub const NAME: &str = "synthetic";
 
 const POPULAR_PAGES: u64 = 20_000;
 const LOOP_PAGES: u64 = 3_000;
+/// Places that the popular pages are scattered over: half a GiB, a page in four of it popular at some time.
+const PLACES: u64 = 1 << 17;
 /// Popular references after which each place in the order belongs to the next page.
 const DRIFT_EVERY: u64 = 50;
 const SCAN_PAGES: u64 = 64;
@@ -64,7 +66,7 @@ pub fn around(pages: u64, rounds: usize) -> Trace {
 
 /// Where the popular page of this number is: neighbours in popularity are none on the disk.
 fn scattered(number: u64) -> u64 {
-    spread(number % (4 * POPULAR_PAGES)) % (1 << 24)
+    spread(number % (4 * POPULAR_PAGES)) % PLACES
 }
 
 /// Numbers that only look random: splitmix64, counted up.

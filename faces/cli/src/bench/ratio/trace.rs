@@ -171,5 +171,86 @@ fn field(name: &str, text: &str) -> Result<u64, String> {
 
 fn bounded(first: u64, pages: u64) -> Result<(u64, u64), String> {
     let fits = pages <= REQUEST_PAGES_MAX && first.checked_add(pages).is_some();
-    if fits { Ok((first, pages)) } else { Err(format!("{pages} pages from {first} are more than one request")) }
+    if fits {
+        Ok((first, pages))
+    } else {
+        Err(format!("{pages} pages from {first} are more than one request"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn csv(text: &str) -> Result<Vec<u64>, String> {
+        parse(Format::Csv, text.as_bytes())
+    }
+
+    fn lis(text: &str) -> Result<Vec<u64>, String> {
+        parse(Format::Lis, text.as_bytes())
+    }
+
+    #[test]
+    fn libcachesims_lines_are_ranges_of_bytes_in_pages() {
+        let text = "version,time,op,size,lbn\n1,5633898,2a,512,8\n1,5633898,2a,4096,8\n1,0,2a,4096,12\n1,0,28,0,3\n\n";
+        assert_eq!(csv(text), Ok(vec![1, 1, 1, 2]));
+        assert_eq!(csv("1,5633898,2a,6656,40409911\n"), Ok(vec![5051238, 5051239, 5051240]));
+    }
+
+    #[test]
+    fn arcs_lines_are_ranges_of_pages() {
+        assert_eq!(lis("# a trace\n230027 3 0 0\n7 1\n5 0 0 2\n"), Ok(vec![230027, 230028, 230029, 7]));
+    }
+
+    #[test]
+    fn a_bad_line_is_told_with_its_number_and_what_is_expected() {
+        let wrong = |parsed: Result<Vec<u64>, String>| parsed.expect_err("it is wrong");
+        let few = wrong(csv("version,time,op,size,lbn\n1,2,3,512,8\n1,2,3\n"));
+        assert!(
+            few.starts_with("line 3: `1,2,3`: 3 fields") && few.contains("version,time,op,size,lbn"),
+            "{few}"
+        );
+        let words = wrong(csv("1,2,3,many,8\n"));
+        assert!(words.contains("line 1") && words.contains("size is `many`"), "{words}");
+        assert!(wrong(csv("1,2,3,512,18446744073709551615\n")).contains("beyond the end"));
+        assert!(wrong(lis("1 2 0 0\n17\n")).starts_with("line 2: `17`: one field"));
+        assert!(wrong(lis("-1 2 0 0\n")).contains("start is `-1`"));
+        assert!(wrong(lis("1 99999999999 0 0\n")).contains("more than one request"));
+        assert!(wrong(lis("18446744073709551615 1 0 0\n")).contains("more than one request"));
+    }
+
+    #[test]
+    fn pages_are_numbered_by_their_places() {
+        let trace = Trace::new("x", &[900, 5, 900, 70]);
+        assert_eq!(
+            (trace.references.as_slice(), trace.places.as_slice()),
+            (&[2, 0, 2, 1][..], &[5, 70, 900][..])
+        );
+        assert_eq!([1.0, 50.0, 100.0].map(|percent| trace.cache_pages(percent)), [1, 1, 3]);
+    }
+
+    #[test]
+    fn traces_are_found_by_their_names_and_read() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let write = |name: &str, bytes: &[u8]| {
+            std::fs::write(folder.path().join(name), bytes).expect("it is written")
+        };
+        // "1 2 0 0\n" as a frame of zstd: a raw block of 8 bytes.
+        let frame =
+            [0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x08, 0x41, 0, 0, b'1', b' ', b'2', b' ', b'0', b' ', b'0', b'\n'];
+        write("b.lis.zst", &frame);
+        write("a.csv", b"1,2,3,512,8\n");
+        write("empty.lis", b"");
+        write("notes.md", b"?");
+        write("torn.lis.zst", &frame[..11]);
+        let found = found_in(folder.path()).expect("it is a folder");
+        let names: Vec<_> = found.iter().filter_map(|path| name_of(path)).collect();
+        assert_eq!(names, ["a", "b", "empty", "torn"]);
+        let read: Vec<_> = found.iter().map(|path| Trace::read(path)).collect();
+        assert_eq!(read[0].as_ref().map(|trace| trace.places.clone()), Ok(vec![1]));
+        assert_eq!(read[1].as_ref().map(|trace| trace.places.clone()), Ok(vec![1, 2]));
+        assert!(read[2].as_ref().is_err_and(|why| why.contains("asks for nothing")), "{:?}", read[2]);
+        assert!(read[3].as_ref().is_err_and(|why| why.contains("torn.lis.zst")), "{:?}", read[3]);
+        assert!(found_in(&folder.path().join("none")).is_err());
+    }
 }

@@ -19,7 +19,7 @@
 //! What is remembered of an eviction is a shadow in the index, with the cache's
 //! age (`workingset.rs`). [`Policy::reach`] says up to which distance a return
 //! counts as [`Refault::Recent`]; so the ghosts of the literature cost nothing
-//! here.
+//! here. The age counts every eviction, also those that leave no shadow.
 //!
 //! | policy | is |
 //! |---|---|

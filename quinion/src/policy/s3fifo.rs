@@ -13,9 +13,9 @@
 //! passes through it does not move what has proved itself. How small? Where few folios are read again
 //! in Probation, pages there are wasted, and where many are, more of them would be if it were larger. So
 //! **Probation's share of the cache is the share of its folios that were read again**, of late, between 1 and
-//! 40 %. On the traces of `quinion bench ratio` that is 1 to 3 % for a workstation's disk, 8 % for a virtual
-//! machine's, and 12 to 35 % for a database's; each is near the best fixed share for that trace, and no fixed
-//! share is right for all of them.
+//! 40 %. On the traces of `quinion bench ratio` that is 1 to 3 % for a workstation's disk (where the cache is a tenth of it
+//! or less), 8 % for a virtual machine's, and 12 to 35 % for a database's; each is near the best fixed share for
+//! that trace, and no fixed share is right for all of them.
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that nobody could judge yet.
@@ -23,10 +23,10 @@
 //! What streams bring leaves before all that, unless somebody reads it again; what was read to be left uncached
 //! leaves first, and is new like others if somebody else has read it meanwhile.
 //!
-//! Tried and left out: a share moved by what the shadows say, as ARC's border is (on these traces 3 to 14
-//! points below a fixed one: each return of a page that a scan pushed out moves it the wrong way); promotion by one read
-//! (better on large caches, below Linux on small ones); a second round through Probation for what
-//! leaves Main; a reach of one cache (1 point less where caches are small).
+//! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
+//! one on these traces: each return of a page that a scan pushed out moves it the wrong way); promotion by one
+//! read (better on large caches, below Linux on small ones); a second round through Probation for what leaves
+//! Main; a reach of one cache (up to a point less where caches are small).
 //!
 //! Source: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
 //! SOSP 2023. We differ: ghosts are shadows judged by distance instead of a queue, the share moves, and

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | FIFO, LRU | folklore |
 //! | Linux | mm/vmscan.c, mm/workingset.c: two lists, a page active at its second read, refault distance |
-//! | S3-FIFO | J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023 |
-//! | W-TinyLFU | G. Einziger, R. Friedman, B. Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM TOS 2017 |
+//! | S3-FIFO | J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023; libCacheSim's defaults |
+//! | W-TinyLFU | G. Einziger, R. Friedman, B. Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", 2017 |
 //! | ARC | N. Megiddo, D. S. Modha, FAST 2003 |
 //! | optimum | L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966 |
 //!

@@ -56,7 +56,11 @@ pub mod readahead;
 pub mod workingset;
 #[cfg(feature = "std")]
 pub mod policy;
-// Upkeep: room for more.
+#[cfg(feature = "std")]
+pub mod curve;
+// Upkeep: what is done when nobody waits, and room for more.
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 // Paths: what happens to a request.
@@ -80,7 +84,12 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Stats};
+pub use cache::{
+    BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
+    Stats,
+};
+#[cfg(feature = "std")]
+pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -88,8 +97,12 @@ pub use filemap::Prefetch;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub use mapping::PageState;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+#[cfg(feature = "std")]
+pub use workingset::RefaultCurve;

@@ -42,7 +42,7 @@ use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::workingset::{Memory, Refault, Standing, WorkingSet};
+use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -59,6 +59,7 @@ pub struct Reclaim {
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
     hand: RankedMutex<u32>,
     workingset: WorkingSet,
+    refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
     /// The most nodes that only remember.
     shadow_nodes_max: u64,
@@ -82,6 +83,7 @@ impl Reclaim {
         Self {
             hand: RankedMutex::new(Rank::Clock, layout.frames_meta),
             workingset: WorkingSet::new(pages_max),
+            refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             shadow_nodes_max: arena.stats().bound_bytes * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES,
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
@@ -138,12 +140,19 @@ impl Reclaim {
         mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
     }
 
-    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long.
+    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long. Counts it
+    /// among what came back.
     pub fn judge(&self, memory: Memory, order: Order) -> Refault {
         let view = self.arena.view();
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
-        let held = view.frames_grown().saturating_sub(view.layout().frames_meta);
-        self.workingset.judge(memory, order, u64::from(held))
+        let held = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
+        self.refaults.add(self.workingset.distance(memory), held, u64::from(order.pages()));
+        self.workingset.judge(memory, order, held)
+    }
+
+    /// What came back so far, by what would have kept it.
+    pub fn refaults(&self) -> RefaultCurve {
+        self.refaults.curve()
     }
 
     /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how

@@ -44,6 +44,14 @@ pub enum Count {
     Dropped,
     /// Pages dropped because their file changed.
     Invalidated,
+    /// Of the pages that nobody had asked for, those that a program said it will need.
+    WillNeed,
+    /// Pages that left because the device failed to read them.
+    Failed,
+    /// Pages that left because the file ended before them when they were read.
+    Undelivered,
+    /// Pages that left with their mapping, which the cache let go.
+    Forgotten,
     /// Of the pages evicted, those whose eviction left a shadow.
     Shadows,
     /// Of the pages put into the cache, those of folios that found a shadow in their place.
@@ -54,9 +62,11 @@ pub enum Count {
     WorkingsetWindows,
     /// Microseconds that reads waited for these.
     MemoryStall,
+    /// Pages that read calls read of; counted only where a miss-ratio curve is made of them.
+    PageReads,
 }
 
-const COUNTS: usize = Count::MemoryStall as usize + 1;
+const COUNTS: usize = Count::PageReads as usize + 1;
 const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 

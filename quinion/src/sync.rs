@@ -86,10 +86,14 @@ pub enum Mutant {
     ReadableSequence,
     /// The release ordering with which a page is said to have landed.
     LandedRelease,
-    /// The acquire ordering of a holder's look whether its page has landed.
+    /// The acquire ordering of a look whether a page has landed.
     LandedAcquire,
     /// The clearing of what has landed before frames are freed.
     LandedClear,
+    /// The look of a reader who holds nothing whether its page has landed.
+    ReaderLanded,
+    /// The acquire ordering with which such a reader loads the word before it looks at the bits.
+    ReaderWordAcquire,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -144,6 +148,8 @@ impl Mutant {
         Mutant::LandedRelease,
         Mutant::LandedAcquire,
         Mutant::LandedClear,
+        Mutant::ReaderLanded,
+        Mutant::ReaderWordAcquire,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,

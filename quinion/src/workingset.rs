@@ -23,12 +23,23 @@
 //! 64 Ki pages (256 MiB) it is one page. So the age wraps once in 256 cachefuls of
 //! evictions, and the difference of two ages is right across a wrap.
 //!
+//! Distances also say what a larger cache would have kept: a page that comes back after a distance of a
+//! quarter of what the cache holds would not have left one a quarter larger. [`RefaultCounts`] counts
+//! pages by the least **growth** that would have kept them:
+//!
+//! ```text
+//!   + 1/8   + 1/4   + 1/2   + 1   + 2   + 4  ...  + 128   more      times what was held when they came back
+//! ```
+//!
 //! Invariants:
 //!  1. A distance is off by less than a bucket, as long as fewer than 2^24 buckets went by.
 //!  2. The age only grows: by the pages of each folio that leaves or is activated.
 //!
 //! Not an invariant: that an old page is taken for an old one. After a whole lap
-//! of 2^24 buckets a distance looks small again. It costs one folio an undeserved round.
+//! of 2^24 buckets a distance looks small again. It costs one folio an undeserved round. Nor that a curve
+//! has all that came back: what is remembered is bounded, and what was forgotten comes back as a stranger.
+//! Nor that its growths are exact: pages that were activated meanwhile count along, so a distance is rather
+//! too long, and what is kept rather more than the curve says.
 //!
 //! Kernel cousin: mm/workingset.c. We differ: the age is the cache's and not a
 //! group's, what is compared with is all that the cache holds, and buckets are
@@ -141,14 +152,82 @@ impl WorkingSet {
         Memory { standing, bucket: self.scale.bucket(age) }
     }
 
+    /// Pages that were evicted or activated since `memory` was left: so many more would have kept what left it.
+    pub fn distance(&self, memory: Memory) -> u64 {
+        self.scale.distance(memory, self.age())
+    }
+
     /// A folio of `order` comes back to where `memory` was left, in a cache that holds `held` pages.
     /// The age grows by its pages if it is to be activated, that is, if it is [`Refault::Recent`].
     pub fn judge(&self, memory: Memory, order: Order, held: u64) -> Refault {
-        if self.scale.distance(memory, self.age()) > held {
+        if self.distance(memory) > held {
             return Refault::Old;
         }
         self.age.fetch_add(u64::from(order.pages()), Ordering::Relaxed);
         Refault::Recent
+    }
+}
+
+/// By how much a cache would have had to be larger, in eighths of what it held; what exceeds the last is the rest.
+const GROWTH_EIGHTHS: [u64; GROWTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+const GROWTHS: usize = 11;
+
+const _: () = assert!(GROWTH_EIGHTHS[GROWTHS - 1] / 8 < LAPS, "a distance that is told fits into a lap");
+
+/// The first growth that would have kept a page away for `distance`, in a cache that held `held` pages.
+fn growth_of(distance: u64, held: u64) -> usize {
+    let kept = |eighths: &u64| u128::from(distance) * 8 <= u128::from(held) * u128::from(*eighths);
+    GROWTH_EIGHTHS.iter().position(kept).unwrap_or(GROWTHS)
+}
+
+/// Counts the pages that came back, by how long they were away. Shared by all threads; no step of it waits.
+#[derive(Debug, Default)]
+pub struct RefaultCounts([AtomicU64; GROWTHS + 1]);
+
+impl RefaultCounts {
+    /// `pages` pages came back after `distance`, to a cache that held `held` pages.
+    pub fn add(&self, distance: u64, held: u64, pages: u64) {
+        self.0[growth_of(distance, held)].fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// What was counted so far.
+    pub fn curve(&self) -> RefaultCurve {
+        RefaultCurve { pages: std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)) }
+    }
+}
+
+/// How many of the pages that were evicted and came back a larger cache would have kept; see
+/// [`Cache::refaults`](crate::Cache::refaults).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RefaultCurve {
+    pages: [u64; GROWTHS + 1],
+}
+
+impl RefaultCurve {
+    /// All pages that came back, also those that no growth here would have kept.
+    pub fn pages(&self) -> u64 {
+        self.pages.iter().sum()
+    }
+
+    /// Pages that a cache larger by `growth` would have kept: 0.5 is half as large again, 1 is twice as large. A
+    /// growth between two points counts as the lower of them, so what is told is not too much.
+    pub fn kept_pages(&self, growth: f64) -> u64 {
+        self.points().iter().rev().find(|(point, _)| *point <= growth).map_or(0, |(_, pages)| *pages)
+    }
+
+    /// Growths from an eighth to 128 times, each with the pages that a cache larger by so much would have kept.
+    pub fn points(&self) -> [(f64, u64); 11] {
+        let mut kept = 0;
+        std::array::from_fn(|at| {
+            kept += self.pages[at];
+            (GROWTH_EIGHTHS[at] as f64 / 8.0, kept)
+        })
+    }
+
+    /// What came back since `before` was taken of the same cache.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self { pages: std::array::from_fn(|at| self.pages[at].saturating_sub(before.pages[at])) }
     }
 }
 
@@ -208,6 +287,34 @@ mod tests {
         assert_eq!(set.age(), 513 + 8, "what is activated competes too");
         assert_eq!(set.judge(large, Order(3), 519), Refault::Old);
         assert_eq!(set.age(), 521, "what is not, does not");
+    }
+
+    #[test]
+    fn a_growth_is_the_least_that_would_have_kept_the_page() {
+        let held = 800;
+        for (distance, growth) in [(0, 0), (1, 0), (100, 0), (101, 1), (200, 1), (201, 2), (400, 2), (800, 3)]
+        {
+            assert_eq!(growth_of(distance, held), growth, "{distance}");
+        }
+        assert_eq!((growth_of(801, held), growth_of(1600, held)), (4, 4));
+        assert_eq!((growth_of(128 * 800, held), growth_of(128 * 800 + 1, held)), (GROWTHS - 1, GROWTHS));
+        assert_eq!((growth_of(1, 0), growth_of(u64::MAX, u64::MAX)), (GROWTHS, 3), "no overflow");
+    }
+
+    #[test]
+    fn a_curve_counts_what_each_growth_keeps() {
+        let counts = RefaultCounts::default();
+        let before = counts.curve();
+        for (distance, pages) in [(10, 1), (100, 2), (101, 4), (799, 8), (900, 16), (1 << 40, 32)] {
+            counts.add(distance, 800, pages);
+        }
+        let curve = counts.curve().since(&before);
+        assert_eq!(curve.pages(), 63);
+        let kept =
+            [0.0, 0.1, 0.125, 0.2, 0.25, 1.0, 1.9, 2.0, 1000.0, f64::INFINITY].map(|by| curve.kept_pages(by));
+        assert_eq!(kept, [0, 0, 3, 3, 7, 15, 15, 31, 31, 31]);
+        assert!(curve.points().is_sorted(), "more memory keeps no less");
+        assert_eq!(curve.since(&curve), RefaultCurve::default());
     }
 
     #[test]

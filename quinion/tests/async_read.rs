@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use device::{Device, verify};
-use quinion::backend::Mechanism;
+use quinion::backend::{Attributes, Backend, Fill, Mechanism, MemoryFile};
 use quinion::{Cache, ErrorKind, File, Result};
 
 const PAGE: u64 = 4096;
@@ -321,6 +321,68 @@ fn a_waker_that_holds_the_last_of_a_cache_may_go_where_a_ring_is_reaped() {
 #[test]
 fn a_waker_that_holds_the_last_of_a_cache_may_go_on_a_thread_of_the_pool() {
     a_waker_lets_the_cache_go(Mechanism::Threads);
+}
+
+/// Keeps what comes first, and completes all it has inside the second submission.
+#[derive(Debug)]
+struct Tardy {
+    memory: MemoryFile,
+    kept: Mutex<Vec<Fill>>,
+    submissions: AtomicUsize,
+}
+
+impl Backend for Tardy {
+    fn name(&self) -> &'static str {
+        "tardy"
+    }
+    fn attributes(&self) -> std::io::Result<Attributes> {
+        self.memory.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        let mut kept = self.kept.lock().unwrap();
+        if self.submissions.fetch_add(1, Ordering::Relaxed) == 0 {
+            *kept = fills;
+            return;
+        }
+        let all: Vec<Fill> = kept.drain(..).chain(fills).collect();
+        drop(kept);
+        self.memory.submit(all);
+    }
+}
+
+/// Has its file looked at again, which waits for whoever is between insertion and submission.
+struct Revalidates {
+    file: File,
+    outcome: Mutex<Option<Result<bool>>>,
+}
+
+impl Wake for Revalidates {
+    fn wake(self: Arc<Self>) {
+        *self.outcome.lock().unwrap() = Some(self.file.revalidate());
+    }
+}
+
+/// 1. A future waits for page 0.
+/// 2. A read of page 5 is inserted, holds invalidation off and submits.
+/// 3. The backend completes page 0 inside that call, and the future's waker wants to invalidate.
+#[test]
+fn a_waker_is_called_without_the_lock_that_its_thread_had_for_the_submission() {
+    let cache = exact();
+    let memory = MemoryFile::new(vec![7; 16 * PAGE as usize]);
+    let tardy = Arc::new(Tardy { memory, kept: Mutex::default(), submissions: AtomicUsize::new(0) });
+    let file = cache.open_backend(Arc::clone(&tardy) as Arc<dyn Backend>).unwrap();
+    let waker = Arc::new(Revalidates { file: file.clone(), outcome: Mutex::default() });
+    let mut buffer = [0; PAGE as usize];
+    let mut future = pin!(file.read_at_async(&mut buffer, 0));
+    let wakes = Waker::from(Arc::clone(&waker));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&wakes)).is_pending());
+    tardy.memory.set_version(1);
+    tardy.kept.lock().unwrap().first().expect("page 0 is under way");
+    let mut other = [0; PAGE as usize];
+    assert_eq!(file.read_at(&mut other, 5 * PAGE).unwrap(), PAGE as usize);
+    assert_eq!(other, [7; PAGE as usize]);
+    let outcome = waker.outcome.lock().unwrap().take();
+    assert!(outcome.expect("the waker has done what it wanted").unwrap(), "the file had changed");
 }
 
 /// Whether a thread of this process is a poller.

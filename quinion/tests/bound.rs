@@ -173,8 +173,9 @@ fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
 #[test]
 fn every_call_of_a_forked_child_says_so() {
     let (_folder, path) = content();
-    for mechanism in [Mechanism::Ring, Mechanism::Threads] {
-        let cache = cache(0, mechanism);
+    let (ring, threads) = (cache(0, Mechanism::Ring), cache(0, Mechanism::Threads));
+    let followed = Cache::builder().memory(Cache::MEMORY_MIN).miss_ratio_curve(true).build().unwrap();
+    for cache in [ring, threads, followed] {
         let mut file = cache.open(&path).unwrap();
         let mut buffer = [0; 10_000];
         file.read_at(&mut buffer, 0).unwrap();
@@ -194,9 +195,14 @@ fn every_call_of_a_forked_child_says_so() {
                 file.revalidate().err().map(|e| e.kind()),
                 poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
                 cache.open(&path).err().map(|e| e.kind()),
+                file.residency(0, 10).err().map(|e| e.kind()),
+                file.read_at(&mut [], 0).err().map(|e| e.kind()),
             ];
             let streams = file.read(&mut buffer).is_err() && file.seek(SeekFrom::End(0)).is_err();
-            let quiet = file.is_empty() && file.cached_pages() == 0 && cache.stats().memory_bytes == 0;
+            let quiet = file.is_empty()
+                && file.cached_pages() == 0
+                && cache.stats().memory_bytes == 0
+                && cache.miss_ratio_curve().is_none();
             let wrong = answers.iter().position(|answer| *answer != Some(ErrorKind::Forked));
             drop(pin);
             drop(file.clone());

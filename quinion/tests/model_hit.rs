@@ -44,6 +44,23 @@
 //! seen. Who frees a frame is told by the word alone: `retire` that finds no hold, or the `put` or
 //! `complete` that finds itself last on a detached folio.
 //!
+//! # A page that has landed
+//!
+//! ```text
+//!        reader, at r3: not up to date                  fill, in parts                     who frees the frames
+//!   l1   word, Acquire: live, ours, LANDED         f1   bytes of a part                f4  retire; bits cleared
+//!   l2   the page's bit, Acquire                   f2   LANDED, then the bit, Release      (through a lock)
+//!   r4 ..                                          f3   bytes of another part ..       o2  prepare: fence, word
+//! ```
+//!
+//! 4. l2 sees the bit that f2 of this folio set: then r4 copies the bytes of f1 or later ones, as if o5 had been
+//!    there. This folio's fill writes them once, so later ones are a later folio's, and r6 refuses.
+//! 5. l2 sees a bit from before this folio: it cannot. Such a bit was cleared at f4, before o2; and l1 read what o2
+//!    wrote, or a step on the same word since, each of which hands the Release of o2 on. (o2 has two: its fence,
+//!    which stands behind the clearing as well, and its word. Either would do here.)
+//! 6. l2 sees a bit of a later folio: with it (its Release) the reader has met the odd sequence before that
+//!    folio, and r6 refuses, without need of r5.
+//!
 //! # Every step is needed
 //!
 //! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
@@ -53,7 +70,9 @@
 //! |---|---|---|
 //! | `ReaderFence` | `old_file` | half of the next file's bytes are accepted: `[1, 2]` |
 //! | | `new_file` | the next identity is seen with the old word: file 2 reads `[1, 1]` |
+//! | | `landed_page_of_a_failed_fill` | file 1 reads `[1, 2]`: the folio failed, and its frames are file 2's |
 //! | `ReaderRecheck` | `old_page` | as above, on every machine |
+//! | | `landed_page_of_the_next_folio` | file 1 reads `[2, 2]` by a bit that was set for file 2 |
 //! | `ReaderMapping` | `old_file` | file 1 reads `[2, 2]` |
 //! | `ReaderIndex` | `old_page` | page 0 reads `[2, 2]` |
 //! | `ReaderParity` | `singles_become_pair` | a page inside a new folio passes for the old folio: `[2, 21]` |
@@ -79,8 +98,12 @@
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
 //! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have landed |
+//! | | `landed_page` | who holds nothing reads `[0, 0]` there |
 //! | `LandedAcquire` | `page_of_a_fill` | race: the same |
 //! | `LandedClear` | `page_of_a_later_fill` | race: what landed for the folio before passes for this one's |
+//! | | `landed_page_said_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
+//! | `ReaderLanded` | `landed_page` | a page that has not landed reads `[0, 0]` |
+//! | `ReaderWordAcquire` | `landed_page_said_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -91,6 +114,8 @@
 //!   filled (`PrepareRelease`). Since it does stand there, a reader of the old page never meets "filling":
 //!   with the new word it sees the new identity.
 //! * A fence where a fill fails, beyond those of `retire` and `complete`, one after the other.
+//! * For a reader who holds nothing, the look at `LANDED`: bits that are not in use are clear. It spares the
+//!   look at them.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //!
 //! # What the checker does not show
@@ -859,6 +884,176 @@ fn page_of_a_removed_fill() {
     });
 }
 
+/// A folio of two pages that is filled in parts, and a reader who holds nothing.
+#[derive(Debug)]
+struct Parts {
+    frames: Arc<Frames>,
+    /// The bits of both pages, the first page's lowest.
+    bits: quinion::sync::atomic::AtomicU64,
+}
+
+impl Parts {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { frames: Frames::new(), bits: quinion::sync::atomic::AtomicU64::new(0) })
+    }
+    fn head(&self) -> &Descriptor {
+        &self.frames.descriptors[0]
+    }
+    fn prepare(&self, mapping: MappingId) {
+        self.head().prepare(mapping, PAGE_0, PAIR, false);
+    }
+    /// A part of the fill brings one page.
+    fn land(&self, page: usize, content: u64) {
+        self.frames.bytes[page].write(content);
+        self.head().note_landed();
+        landed::set(&self.bits, 1 << page);
+    }
+    fn complete(&self) {
+        assert_eq!(self.head().complete(true), Completed::Attached);
+    }
+    /// A part of the fill fails: the folio goes, and its frames are freed.
+    fn fail(&self) {
+        assert_eq!(fail(self.head()), Put::Last(PAIR), "nobody holds it");
+        landed::clear(&self.bits, 3);
+    }
+    fn evict(&self) {
+        self.head().try_retire().expect("nobody holds it");
+        landed::clear(&self.bits, 3);
+    }
+    /// The hit on a folio that is being filled: look at its word and at the page's bit, copy, look again.
+    fn read(&self, mapping: MappingId, index: PageIndex) -> Read {
+        let in_row = |place: u32, pages| (landed::load(&self.bits) >> place).trailing_ones().min(pages);
+        match self.head().begin_read_landed(mapping, index, in_row) {
+            Err(reason) => Read::Refused(reason),
+            Ok((ticket, _)) => {
+                let bytes = self.frames.bytes[index.0 as usize].copy();
+                if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+            }
+        }
+    }
+    /// Starts a reader of the first page.
+    fn reader(self: &Arc<Self>, mapping: MappingId, right: &'static [u64]) -> thread::JoinHandle<String> {
+        spawn(self, move |stage| stage.read(mapping, PAGE_0).must_be(right))
+    }
+}
+
+#[test]
+fn landed_page() {
+    explore(&["Accepted([1, 1])", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let stage = Parts::new();
+        let reader = stage.reader(ONE, &[1]);
+        stage.prepare(ONE);
+        stage.land(0, 1);
+        stage.land(1, 11);
+        stage.complete();
+        reader.join().unwrap()
+    });
+}
+
+/// What landed is read until its folio goes because another part failed. Then the frames are another file's.
+#[test]
+fn landed_page_of_a_failed_fill() {
+    explore_bounded(
+        Some(3),
+        &["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let stage = Parts::new();
+            stage.prepare(ONE);
+            let reader = stage.reader(ONE, &[1]);
+            stage.land(0, 1);
+            stage.fail();
+            stage.prepare(TWO);
+            stage.land(0, 2);
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// The page lands for the folio after this one only: its bit says nothing of this one.
+#[test]
+fn landed_page_of_the_next_folio() {
+    explore_bounded(Some(3), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let stage = Parts::new();
+        stage.prepare(ONE);
+        stage.land(1, 11);
+        let reader = stage.reader(ONE, &[]);
+        stage.fail();
+        stage.prepare(TWO);
+        stage.land(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+/// The page landed for the folio before this one, and has not yet for this one, whose other page has.
+#[test]
+fn landed_page_of_the_folio_before() {
+    explore_bounded(
+        Some(3),
+        &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let stage = Parts::new();
+            stage.prepare(ONE);
+            stage.land(0, 1);
+            stage.complete();
+            let reader = stage.reader(TWO, &[2]);
+            stage.evict();
+            stage.prepare(TWO);
+            stage.land(1, 12);
+            stage.land(0, 2);
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// As before, but a device brings the bytes: one thread prepares and has it start, another says what has landed and
+/// has no fence of its own. The flag stands for the device's queue.
+#[test]
+fn landed_page_said_elsewhere() {
+    explore_bounded(Some(2), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let stage = Parts::new();
+        stage.prepare(ONE);
+        stage.land(0, 1);
+        stage.complete();
+        let queue = Arc::new(AtomicU32::new(0));
+        let queued = queue.clone();
+        let reaper = spawn(&stage, move |stage| {
+            // Acquire, partner: the Release below.
+            if queue.load(Ordering::Acquire) == 1 {
+                stage.head().note_landed();
+                landed::set(&stage.bits, 2);
+            }
+        });
+        let reader = stage.reader(TWO, &[]);
+        stage.evict();
+        stage.prepare(TWO);
+        stage.frames.bytes[1].write(12);
+        queued.store(1, Ordering::Release); // partner: the Acquire above
+        reaper.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// The same pages of the same file, twice: the first fill fails, and the second brings the other page first.
+#[test]
+fn landed_page_twice() {
+    explore_bounded(
+        Some(2),
+        &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let stage = Parts::new();
+            stage.prepare(ONE);
+            let reader = stage.reader(ONE, &[1, 3]);
+            stage.land(0, 1);
+            stage.fail();
+            stage.prepare(ONE);
+            stage.land(1, 13);
+            stage.land(0, 3);
+            stage.complete();
+            reader.join().unwrap()
+        },
+    );
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -897,8 +1092,24 @@ const RACE: &str = "Causality violation: Concurrent";
 
 /// The scenarios that must fail without a step, and what they must fail with.
 const NEEDED: &[Needed] = &[
-    (Mutant::ReaderFence, &[("old_file", BYTES), ("new_file", BYTES), ("two_generations", BYTES)]),
-    (Mutant::ReaderRecheck, &[("old_page", BYTES), ("pair_becomes_singles", BYTES)]),
+    (
+        Mutant::ReaderFence,
+        &[
+            ("old_file", BYTES),
+            ("new_file", BYTES),
+            ("two_generations", BYTES),
+            ("landed_page_of_a_failed_fill", BYTES),
+        ],
+    ),
+    (
+        Mutant::ReaderRecheck,
+        &[
+            ("old_page", BYTES),
+            ("pair_becomes_singles", BYTES),
+            ("landed_page_of_a_failed_fill", BYTES),
+            ("landed_page_of_the_next_folio", BYTES),
+        ],
+    ),
     (Mutant::ReaderMapping, &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")]),
     (Mutant::ReaderIndex, &[("old_page", "accepted [2, 2]")]),
     (Mutant::ReaderParity, &[("singles_become_pair", BYTES), ("fill_against_removal", "under a hold")]),
@@ -922,9 +1133,27 @@ const NEEDED: &[Needed] = &[
     (Mutant::PutHolds, &[("hold_against_failed_fill", RACE), ("two_holds_against_removal", RACE)]),
     (Mutant::ReadableAcquire, &[("wait_for_a_fill", RACE)]),
     (Mutant::ReadableSequence, &[("wait_for_a_removed_fill", "wrong answer")]),
-    (Mutant::LandedRelease, &[("page_of_a_fill", RACE)]),
-    (Mutant::LandedAcquire, &[("page_of_a_fill", RACE)]),
-    (Mutant::LandedClear, &[("page_of_a_later_fill", RACE)]),
+    (Mutant::LandedRelease, &[("page_of_a_fill", RACE), ("landed_page", BYTES)]),
+    (Mutant::LandedAcquire, &[("page_of_a_fill", RACE), ("landed_page", BYTES)]),
+    (
+        Mutant::LandedClear,
+        &[
+            ("page_of_a_later_fill", RACE),
+            ("landed_page_of_the_folio_before", "accepted [1, 1]"),
+            ("landed_page_said_elsewhere", "accepted [1, 1]"),
+        ],
+    ),
+    (
+        Mutant::ReaderLanded,
+        &[("landed_page", "accepted [0, 0]"), ("landed_page_of_the_next_folio", "accepted [0, 0]")],
+    ),
+    (
+        Mutant::ReaderWordAcquire,
+        &[
+            ("landed_page_of_the_folio_before", "accepted [1, 1]"),
+            ("landed_page_said_elsewhere", "accepted [1, 1]"),
+        ],
+    ),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

@@ -29,8 +29,9 @@
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
-//! In the third row `LANDED` may be set: then readers who hold the folio read those of its pages whose bits say that
-//! they have come (`landed.rs`). It is set nowhere else first, and stays until the frames are freed.
+//! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of
+//! its pages whose bits say that they have come (`landed.rs`). It is set nowhere else first, and stays until the
+//! frames are freed.
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
@@ -299,6 +300,34 @@ impl Descriptor {
             return Err(NotReady::Filling);
         }
         Ok(ticket)
+    }
+
+    /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
+    /// pages from `index` on it may copy, at least one. `landed` looks at the bits of so many pages from the one at
+    /// that place in the folio on, and says how many have landed in a row; see `landed.rs` for why it may.
+    #[cold]
+    #[inline(never)]
+    pub fn begin_read_landed(
+        &self,
+        mapping: MappingId,
+        index: PageIndex,
+        landed: impl FnOnce(u32, u32) -> u32,
+    ) -> Result<(Ticket, u32), NotReady> {
+        // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
+        // hands on until the folio is freed: who sees the word and then looks at the bits sees none of
+        // the frames' use before. And the Release in `complete`, as in `begin_read`: the fill may have ended
+        // since that look.
+        let order = ordering(Mutant::ReaderWordAcquire, Ordering::Acquire, Ordering::Relaxed);
+        let word = Word(self.word.load(order));
+        let ticket = self.check(word, mapping, index)?;
+        let place = (index.0 - ticket.first.0) as u32;
+        let to_end = word.order().pages() - place;
+        let pages = match () {
+            () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderLanded) => to_end,
+            () if word.has(Flags::LANDED) => landed(place, to_end),
+            () => 0,
+        };
+        if pages > 0 { Ok((ticket, pages)) } else { Err(NotReady::Filling) }
     }
 
     /// Whether this is a folio of `mapping` that covers `index`, filled or not.

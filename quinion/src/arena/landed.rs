@@ -10,19 +10,32 @@
 //!   bits         1 1 1 1 | 0 0 0 0 | 1 1 ...          parts 1 and 3 have landed
 //!                  ^         ^
 //!                  |         +-- its reader waits
-//!                  +-- its reader holds the folio and reads
+//!                  +-- its reader reads, with a hold or without
 //! ```
 //!
 //! | who | does what | when |
 //! |---|---|---|
 //! | the fill | `note_landed` on the folio, then sets bits | a part has ended and another has not, or failed |
 //! | who holds the folio | looks at the bit of its page | the folio is not up to date as a whole |
+//! | who holds nothing | looks at bits between its two looks at the descriptor | its first look found a fill at work |
 //! | who frees the frames | clears all bits of a folio that was noted | before the arena has them back |
 //!
-//! A hit never looks here: it takes folios that are up to date as a whole. A fill that ends well
-//! in one piece never sets a bit, and the bits of one that does are not wanted any more
+//! A fill that ends well in one piece never sets a bit, and the bits of one that does are not wanted any more
 //! when it has ended; they stay until the frames are freed, because clearing them earlier would take
 //! a page from a holder who was just told that it is there.
+//!
+//! A frame has many lives, and a reader who holds nothing means one of them. What it sees of the others:
+//!
+//! ```text
+//!   a life before     bit set .. cleared | freed .. prepare: Release -----------> first look: word, Acquire, then bits
+//!   the life meant    prepare .. bytes .. bit, Release --------------------------> bit, Acquire, then the copy
+//!   a life after      retire: odd sequence .. prepare .. bytes .. bit, Release --> bit, Acquire .. second look: odd
+//! ```
+//!
+//! A bit of a life before is not seen: the clearing came before the `prepare` whose word the first look saw, or
+//! whose word was changed, step by step, into what it saw. A bit of a life after may be seen, and then so is the
+//! odd sequence that lies between, at the second look. A page that landed of a folio that then fails is
+//! the file's page: it is read until the folio is retired, and from then on the second look refuses.
 //!
 //! Invariants:
 //!  1. A set bit is of a frame of a folio that was noted; so those of free frames are clear, and those of a folio
@@ -47,11 +60,12 @@ pub fn set(word: &AtomicU64, mask: u64) {
     word.fetch_or(mask, ordering(Mutant::LandedRelease, Ordering::Release, Ordering::Relaxed));
 }
 
-/// The bits of a word. Means something to the holder of a folio whose frames they are of.
+/// The bits of a word. Means something to the holder of a folio whose frames they are of, and to a reader between
+/// its two looks at that folio.
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
-    // Acquire, partner: the Release in `set`. (A holder does not see bits from before its folio: they were
-    // cleared before the frames were freed, and the Acquire that gave it the hold has `prepare` for a partner.)
+    // Acquire, partner: the Release in `set`. (Nobody sees bits from before the folio: they were cleared before
+    // the frames were freed, and the Acquire that gave the hold, or the word, has `prepare` for a partner.)
     word.load(ordering(Mutant::LandedAcquire, Ordering::Acquire, Ordering::Relaxed))
 }
 

@@ -183,20 +183,12 @@ impl View {
     pub fn clear_landed(&self, frame: Frame, pages: u32) {
         landed::words(frame, pages).for_each(|(first, mask)| landed::clear(self.landed_word(first), mask));
     }
-    /// Of `pages` pages from `frame` on, how many have landed before the first that has not; as
-    /// [`View::set_landed`]. Means something to the holder of their folio.
+    /// See [`Grown::landed_in_row`].
     pub fn landed_in_row(&self, frame: Frame, pages: u32) -> u32 {
-        let mut row = 0;
-        for (first, mask) in landed::words(frame, pages) {
-            let missing = !landed::load(self.landed_word(first)) & mask;
-            if missing != 0 {
-                return row + (missing.trailing_zeros() - mask.trailing_zeros());
-            }
-            row += mask.count_ones();
-        }
-        row
+        self.grown().landed_in_row(frame, pages)
     }
-    /// Of `pages` pages from `frame` on, how many have landed; as [`View::landed_in_row`].
+    /// Of `pages` pages from `frame` on, how many have landed; as [`View::set_landed`]. Means something to their
+    /// fill.
     pub fn landed_pages(&self, frame: Frame, pages: u32) -> u32 {
         let landed =
             |(first, mask): (Frame, u64)| (landed::load(self.landed_word(first)) & mask).count_ones();
@@ -207,12 +199,8 @@ impl View {
     pub fn has_landed(&self, frame: Frame) -> bool {
         self.landed_in_row(frame, 1) == 1
     }
-    /// The word of bits that begins with that of `first`.
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
-        assert!(first.0 < self.frames_grown(), "{first:?} does not exist");
-        // SAFETY: frames grow by whole extents, so all frames of the word exist; their bits lie in the table,
-        // aligned, and are atomics only.
-        unsafe { &*self.at(self.layout.uptodate as usize + first.0 as usize / 8).cast::<AtomicU64>() }
+        self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
     /// See [`Grown::slots`].
     #[inline]
@@ -273,6 +261,30 @@ impl<'a> Grown<'a> {
         let offset = self.view.layout.referenced as usize + frame.0 as usize;
         // SAFETY: as in `descriptor`.
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU8>() })
+    }
+
+    /// Of `pages` pages from `frame` on, how many have landed before the first that has not, or is none. Means
+    /// something to the holder of their folio, and to a reader between its two looks at it.
+    pub fn landed_in_row(self, frame: Frame, pages: u32) -> u32 {
+        let mut row = 0;
+        for (first, mask) in landed::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
+            let Some(word) = self.landed_word(first) else { break };
+            let missing = !landed::load(word) & mask;
+            if missing != 0 {
+                return row + (missing.trailing_zeros() - mask.trailing_zeros());
+            }
+            row += mask.count_ones();
+        }
+        row
+    }
+
+    /// The word of bits that begins with that of `first`; `None` if there is no such frame.
+    fn landed_word(self, first: Frame) -> Option<&'a AtomicU64> {
+        debug_assert!(first.0.is_multiple_of(landed::FRAMES_PER_WORD), "{first:?} begins no word");
+        let offset = self.view.layout.uptodate as usize + first.0 as usize / 8;
+        // SAFETY: frames grow by whole extents, so all frames of the word exist; their bits lie in the table,
+        // aligned, and are atomics only.
+        (first.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })
     }
 
     /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other

@@ -27,15 +27,18 @@
 //!     by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the desk locked, that no word's backend wants a leader.
 //!  5. A stranger that panics, waker or errand, takes neither the poller nor anybody else's wake-up with it.
-//!  6. A stranger that lets the last of a cache go while a fill's end wakes it can be told from others
+//!  6. No waker is called by a thread while it lives through a [`WakesHeldBack`]: then it holds locks, and a backend
+//!     that completes inside `submit` would have strangers called under them.
+//!  7. A stranger that lets the last of a cache go while a fill's end wakes it can be told from others
 //!     ([`is_waking`]): that fill counts as under way until the waker returns, so its end cannot be waited for there.
 //!
 //! Not an invariant: that the wish of a word that was granted is still true when its future looks.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
@@ -66,6 +69,8 @@ struct Book {
     backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
     errands: VecDeque<Errand>,
     poller: Poller,
+    /// Whether the poller sleeps, and nobody has rung for it yet.
+    is_asleep: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -159,8 +164,9 @@ impl WaitRoom {
     /// The system has no thread for the poller.
     pub fn send(self: &Arc<Self>, errand: Errand) -> io::Result<()> {
         self.start_poller()?;
-        self.desk().lock().errands.push_back(errand);
-        self.desk().bell.notify_one();
+        let mut book = self.desk().lock();
+        book.errands.push_back(errand);
+        self.desk().ring(book);
         Ok(())
     }
 
@@ -170,8 +176,7 @@ impl WaitRoom {
         if book.poller == Poller::Running {
             book.poller = Poller::Ending;
         }
-        drop(book);
-        self.desk().bell.notify_one();
+        self.desk().ring(book);
     }
 
     fn start_poller(self: &Arc<Self>) -> io::Result<()> {
@@ -197,20 +202,29 @@ impl Desk {
     pub(super) fn rouse(&self, first: Place, pages: u32) {
         let mut book = self.lock();
         let granted = book.take_granted(first, pages);
-        let is_needed = book.leaderless().is_some();
-        drop(book);
+        self.ring_to_lead(book);
         self.words.fetch_sub(granted.len(), Ordering::Relaxed);
-        if is_needed {
-            self.bell.notify_one();
-        }
         granted.into_iter().for_each(Word::grant);
     }
 
     /// Calls the poller if a backend wants a leader.
     pub(super) fn seek_leader(&self) {
-        let is_needed = self.lock().leaderless().is_some();
-        if is_needed {
+        self.ring_to_lead(self.lock());
+    }
+
+    /// Wakes the poller, unless it is awake: then it looks at the book before it sleeps. A bell costs a system
+    /// call, also where nobody hears it.
+    fn ring(&self, mut book: MutexGuard<'_, Book>) {
+        let is_asleep = std::mem::take(&mut book.is_asleep);
+        drop(book);
+        if is_asleep {
             self.bell.notify_one();
+        }
+    }
+
+    fn ring_to_lead(&self, book: MutexGuard<'_, Book>) {
+        if book.is_asleep && book.leaderless().is_some() {
+            self.ring(book);
         }
     }
 
@@ -228,9 +242,8 @@ impl Desk {
         counted.keep();
         let is_needed = word.backend.wants_leader();
         let number = book.put(place, word);
-        drop(book);
         if is_needed {
-            self.bell.notify_one();
+            self.ring(book);
         }
         Some(number)
     }
@@ -276,7 +289,9 @@ impl Desk {
             if book.poller == Poller::Ending && book.words.is_empty() {
                 return None;
             }
+            book.is_asleep = true;
             book = self.bell.wait(book).unwrap_or_else(PoisonError::into_inner);
+            book.is_asleep = false;
         }
     }
 
@@ -286,8 +301,17 @@ impl Desk {
 }
 
 impl Word {
-    /// Calls the waker; what it does and how it ends is a stranger's affair.
+    /// Calls the waker, or has the thread call it when it may.
     fn grant(self) {
+        if HOLDERS.get() > 0 {
+            HELD_BACK.with_borrow_mut(|words| words.push(self));
+        } else {
+            self.wake();
+        }
+    }
+
+    /// Calls the waker; what it does and how it ends is a stranger's affair.
+    fn wake(self) {
         let _waking = Waking::new();
         let _ = catch_unwind(AssertUnwindSafe(|| {
             let word = self;
@@ -299,6 +323,35 @@ impl Word {
 std::thread_local! {
     /// How many wakers the thread is calling, one inside the other, on behalf of fills that end.
     static WAKING: Cell<u32> = const { Cell::new(0) };
+}
+
+std::thread_local! {
+    /// How many [`WakesHeldBack`] the thread lives through.
+    static HOLDERS: Cell<u32> = const { Cell::new(0) };
+    /// What it has granted meanwhile.
+    static HELD_BACK: RefCell<Vec<Word>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Holds back the wakers that the thread would call, for as long as it lives, and calls them then. To be
+/// let go after the locks for whose sake it was made.
+#[derive(Debug)]
+pub(crate) struct WakesHeldBack(PhantomData<*const ()>);
+
+impl WakesHeldBack {
+    /// From now on.
+    pub(crate) fn new() -> Self {
+        HOLDERS.set(HOLDERS.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for WakesHeldBack {
+    fn drop(&mut self) {
+        HOLDERS.set(HOLDERS.get() - 1);
+        if HOLDERS.get() == 0 {
+            HELD_BACK.take().into_iter().for_each(Word::grant);
+        }
+    }
 }
 
 /// Whether the caller is called by a waker of a word, and so inside the end of a fill.

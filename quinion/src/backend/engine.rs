@@ -188,6 +188,13 @@ impl EngineShared {
         }
     }
 
+    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+        match self.serving_ring() {
+            Some(ring) => ring.submit_with_reap(file, fills),
+            None => self.submit(file, fills),
+        }
+    }
+
     /// A ring hands its leadership on through one room only.
     pub(super) fn attach(&self, room: &Arc<WaitRoom>) {
         let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(room));

@@ -144,6 +144,9 @@ impl Backend for LocalFile {
     fn submit(&self, fills: Vec<Fill>) {
         self.engine.submit(&self.file, fills);
     }
+    fn submit_with_reap(&self, fills: Vec<Fill>) {
+        self.engine.submit_with_reap(&self.file, fills);
+    }
     fn has_room(&self, fills: usize) -> bool {
         self.engine.has_room(fills)
     }

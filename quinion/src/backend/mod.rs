@@ -60,8 +60,8 @@ mod tests;
 mod threads;
 mod transfer;
 
-pub(crate) use desk::is_waking;
 pub use desk::{Errand, Left, Place, WordLeft};
+pub(crate) use desk::{WakesHeldBack, is_waking};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
 pub use file::{LocalFile, NotAFileKind, OpenError, Way};
 pub use memory::MemoryFile;
@@ -132,6 +132,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Starts filling each of `fills`. Each is completed once, now or later, by [`Fill::complete`]. Does not
     /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
+
+    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once, so that what
+    /// is cheaper done together may be left until then. What was left goes to the device when anybody reaps
+    /// or submits, and [`Backend::wants_leader`] is true meanwhile.
+    fn submit_with_reap(&self, fills: Vec<Fill>) {
+        self.submit(fills);
+    }
 
     /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for
     /// those who would rather ask for less than stand in a queue.

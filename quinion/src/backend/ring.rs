@@ -1,10 +1,10 @@
 //! Ring: reads by io_uring, reaped by those who wait.
 //!
 //! ```text
-//!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> kernel
-//!                   ^                                                      |
-//!                   | refilled by whoever reaps                            v
-//!   Fill::complete <-- job, when its last part has ended <-- leader <-- completions
+//!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
+//!                   ^                                                                        |
+//!                   | refilled by whoever reaps                                              v
+//!   Fill::complete <-- job, when its last part has ended <-------- leader <------------ completions
 //! ```
 //!
 //! A **job** is one fill of one file. It is cut into **parts** of at most
@@ -17,34 +17,49 @@
 //! needs no bound of its own: each fill in it holds frames of the arena, and
 //! those are bounded.
 //!
+//! **Claims.** A part is pushed into the queue under the lock. The kernel is told of it without the lock, because
+//! that takes long, the device's driver included, and the leader, whom a completion has woken, would stand
+//! at the lock meanwhile. So whoever pushed takes a [`Claim`] to what is in the queue, and enters
+//! the kernel with it. Who submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
+//! unclaimed: it claims them when it leads, and one system call is both. Somebody else who comes to lead claims them
+//! as well; it does not matter who does.
+//!
+//! A kernel that refuses a claim takes nothing more, from nobody. But others may be on their way into it with
+//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which
+//! parts it never took. The last to come back fails those.
+//!
 //! **Leader and followers.** Completions are fetched by the threads that wait
 //! for them. One at a time is the *leader*: it sits in the [`Seat`], which gives
 //! it the completion half of the ring. It fetches, ends parts and jobs, and if
 //! what it waits for has not come, waits in the kernel for one more completion.
 //! The others sleep in the [`WaitRoom`] on the predicate
 //! `done() || wants_leader()`, where `wants_leader()` is "the seat is free and
-//! something is in flight".
+//! something is in flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
 //! is followed by a look at the room by whoever made it:
 //!  * `done()` becomes true when a fill completes: the sink wakes the room.
 //!  * The seat becomes free: [`Seat::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
-//!  * Something comes in flight while the seat is free: `submit` raises the count, passes a full fence and
-//!    looks at the seat. If it sees it free it wakes the room. If it sees it taken, then the leader's
-//!    leaving comes later in the order of fences than the count, so those whom the leader's own `wake`
-//!    rouses see the count.
+//!  * Something comes in flight while the seat is free: who has entered and does not lead raises the count,
+//!    passes a full fence and looks at the seat. If it sees it free it wakes the room. If it sees it taken, then
+//!    the leader's leaving comes later in the order of fences than the count, so those whom the leader's own
+//!    `wake` rouses see the count.
+//!  * Something is left unclaimed: by one who reaps next, and leads or finds a leader; it claims either way.
 //!
 //! And no leader waits for nothing: parts are counted in flight only when the
 //! kernel has them, and only the leader takes completions out, so a count above
-//! zero means that a completion is there or will come.
+//! zero means that a completion is there or will come. (It may come before it is counted. Then the count is
+//! too small for a moment, and a leader may leave too early; who counts looks at the seat afterwards.)
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by who sits in the seat, the submission queue only under the
 //!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
-//!  4. While the backlog is not empty, `queue_depth` parts are in flight; so whoever waits makes it move.
+//!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so whoever waits makes it
+//!     move.
+//!  5. A claim is carried to the kernel by who took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
@@ -56,15 +71,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use super::file::{OpenFile, Way};
 use super::slab::{Key, Slab};
 use super::transfer::{Step, Transfer};
 use super::{Arrival, Fill, Reap, Reaped, WaitRoom};
-use crate::sync::{Rank, RankedMutex};
-use crate::sys::ring::{Landed, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
+use crate::sync::{Rank, RankedGuard, RankedMutex};
+use crate::sys::ring::{EnterRefused, Gate, Landed, Landing, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
@@ -75,9 +90,14 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct RingDriver {
     submission: RankedMutex<Submission>,
+    gate: Gate,
     seat: Seat,
-    /// Parts in the kernel's hands or in the leader's.
-    in_flight: AtomicUsize,
+    /// Parts that the kernel has taken and nobody has fetched. Below 0 if one was fetched before it was counted.
+    in_flight: AtomicIsize,
+    /// Parts in the queue that nobody has claimed; changed under the lock.
+    unclaimed: AtomicUsize,
+    /// Parts claimed by those who have not come back from the kernel.
+    claimed: AtomicUsize,
     /// Fills given to us and not completed.
     outstanding: AtomicUsize,
     /// Whether the kernel refused a submission, for good.
@@ -92,10 +112,12 @@ impl RingDriver {
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
-        let (half, reap) = crate::sys::ring::ring(queue_depth as u32)?;
+        let (half, gate, reap) = crate::sys::ring::ring(queue_depth as u32)?;
         let queue_depth = queue_depth.min(half.capacity()).min(reap.capacity());
         let submission = Submission {
             half: Some(half),
+            pushed: VecDeque::with_capacity(queue_depth),
+            refusal: None,
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),
@@ -105,8 +127,11 @@ impl RingDriver {
         };
         Ok(Self {
             submission: RankedMutex::new(Rank::Submit, submission),
-            seat: Seat { is_taken: AtomicBool::new(false), half: UnsafeCell::new(reap) },
-            in_flight: AtomicUsize::new(0),
+            gate,
+            seat: Seat { is_taken: AtomicBool::new(false), chair: UnsafeCell::new(Chair::new(reap)) },
+            in_flight: AtomicIsize::new(0),
+            unclaimed: AtomicUsize::new(0),
+            claimed: AtomicUsize::new(0),
             outstanding: AtomicUsize::new(0),
             is_refused: AtomicBool::new(false),
             room,
@@ -126,47 +151,88 @@ impl RingDriver {
 
     /// Whether this many more fills, of one part each, would go to the kernel at once.
     pub(super) fn has_room(&self, fills: usize) -> bool {
-        self.outstanding.load(Ordering::Relaxed).max(self.in_flight.load(Ordering::Relaxed)) + fills
-            <= self.queue_depth
+        let in_flight = usize::try_from(self.in_flight.load(Ordering::Relaxed)).unwrap_or(0);
+        self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
     }
 
     /// Starts filling. Never waits for the device.
     pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
-        self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
         let mut finished = Vec::new();
-        let mut submission = self.submission.lock();
-        for fill in fills {
-            submission.add(fill, Arc::clone(file));
-        }
-        self.pump(&mut submission, Vec::new(), &mut finished);
+        let mut submission = self.add(file, fills, &mut finished);
+        let claim = self.claim(&mut submission);
         drop(submission);
-        let completed = self.complete(finished);
-        // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
-        fence(Ordering::SeqCst);
-        if completed > 0 || self.wants_leader() {
+        self.hand_over(claim);
+        if self.complete(&mut finished) > 0 {
             self.room.wake();
         }
     }
 
-    /// Whether the seat is free and there is something to be fetched. Takes no lock.
+    /// Has the kernel take what was claimed by one who does not lead, and sees to it that somebody does.
+    fn hand_over(&self, claim: Claim) {
+        if claim.is_empty() {
+            return;
+        }
+        self.enter(claim, Landing::NotAwaited);
+        // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
+        fence(Ordering::SeqCst);
+        if self.wants_leader() {
+            self.room.wake();
+        }
+    }
+
+    /// As [`RingDriver::submit`], by one who calls [`RingDriver::reap`] next, with [`Reap::Wait`].
+    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+        let mut finished = Vec::new();
+        drop(self.add(file, fills, &mut finished));
+        if self.complete(&mut finished) > 0 {
+            self.room.wake();
+        }
+    }
+
+    /// Puts fills into the backlog, and of that into the queue what fits.
+    fn add(
+        &self,
+        file: &Arc<OpenFile>,
+        fills: Vec<Fill>,
+        finished: &mut Vec<Job>,
+    ) -> RankedGuard<'_, Submission> {
+        self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
+        let mut submission = self.submission.lock();
+        for fill in fills {
+            submission.add(fill, Arc::clone(file));
+        }
+        self.pump(&mut submission, &[], finished);
+        submission
+    }
+
+    /// Whether the seat is free and there is something to be fetched or claimed. Takes no lock.
     pub(super) fn wants_leader(&self) -> bool {
-        !self.seat.is_taken() && self.in_flight.load(Ordering::Relaxed) > 0
+        !self.seat.is_taken() && (self.in_flight.load(Ordering::Relaxed) > 0 || self.has_unclaimed())
+    }
+
+    fn has_unclaimed(&self) -> bool {
+        self.unclaimed.load(Ordering::Relaxed) > 0
     }
 
     /// See [`Backend::reap`](super::Backend::reap). With [`Reap::Wait`] the caller leads until it is done or
     /// nothing is in flight.
     pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
-        let Some(mut leader) = Leader::take(self) else { return Reaped::Busy };
+        let Some(mut leader) = Leader::take(self) else {
+            self.hand_over(self.claim_left());
+            return Reaped::Busy;
+        };
         let mut fills = 0;
         loop {
             fills += leader.fetch();
             if how == Reap::Ready || done() {
+                self.enter(self.claim_left(), Landing::NotAwaited);
                 return Reaped::Some(fills);
             }
-            if self.in_flight.load(Ordering::Relaxed) == 0 {
+            let claim = self.claim_left();
+            if claim.is_empty() && self.in_flight.load(Ordering::Relaxed) <= 0 {
                 return if fills > 0 { Reaped::Some(fills) } else { Reaped::Elsewhere };
             }
-            leader.wait();
+            self.enter(claim, Landing::Awaited);
         }
     }
 
@@ -184,18 +250,68 @@ impl RingDriver {
         }
     }
 
-    /// Gives the kernel what it can take: `again` first, then the backlog.
-    fn pump(&self, submission: &mut Submission, again: Vec<Key>, finished: &mut Vec<Job>) {
-        if !submission.pump(again, finished) {
-            self.is_refused.store(true, Ordering::Relaxed);
+    /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
+    fn pump(&self, submission: &mut Submission, again: &[Key], finished: &mut Vec<Job>) {
+        let pushed = submission.pump(again, finished);
+        let before = self.unclaimed.load(Ordering::Relaxed);
+        self.unclaimed.store(before + pushed, Ordering::Relaxed);
+    }
+
+    /// A claim to all that is unclaimed. To nothing once the kernel has refused: what it has not taken
+    /// then is failed by the last to come back.
+    fn claim(&self, submission: &mut Submission) -> Claim {
+        if submission.refusal.is_some() {
+            return Claim { parts: 0 };
         }
-        self.in_flight.store(submission.parts.len(), Ordering::Relaxed);
+        let parts = self.unclaimed.load(Ordering::Relaxed);
+        self.unclaimed.store(0, Ordering::Relaxed);
+        self.claimed.fetch_add(parts, Ordering::Relaxed);
+        Claim { parts }
+    }
+
+    /// As [`RingDriver::claim`], for those who have pushed nothing just now. A claim to nothing, mostly, and no
+    /// lock taken for it.
+    fn claim_left(&self) -> Claim {
+        if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { Claim { parts: 0 } }
+    }
+
+    /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
+    fn enter(&self, claim: Claim, landing: Landing) {
+        let Claim { parts } = claim;
+        let refused = self.gate.enter(parts, landing).err();
+        let left = refused.as_ref().map_or(0, |refused| refused.left);
+        self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
+        match refused {
+            Some(EnterRefused { left: 1.., error }) => {
+                self.submission.lock().refusal = Some(error);
+                self.is_refused.store(true, Ordering::Relaxed);
+            }
+            // We may not wait, so completions, which still come, are looked for now and then.
+            Some(_) => std::thread::sleep(REFUSED_PAUSE),
+            None => {}
+        }
+        // AcqRel; partner: the same line of the others: the last to come back sees every refusal, and the kernel
+        // takes nothing after it.
+        if parts > 0 && self.claimed.fetch_sub(parts, Ordering::AcqRel) == parts && self.is_refused() {
+            self.give_up();
+        }
+    }
+
+    /// The kernel has refused, and nobody is on the way into it with a claim: what is in the queue it never takes.
+    fn give_up(&self) {
+        let mut finished = Vec::new();
+        let mut submission = self.submission.lock();
+        submission.fail_pushed(&mut finished);
+        self.unclaimed.store(0, Ordering::Relaxed);
+        drop(submission);
+        self.complete(&mut finished);
+        self.room.wake();
     }
 
     /// Ends the fills of `finished`. Holds no lock.
-    fn complete(&self, finished: Vec<Job>) -> usize {
+    fn complete(&self, finished: &mut Vec<Job>) -> usize {
         let fills = finished.len();
-        for job in finished {
+        for job in finished.drain(..) {
             let (fill, outcome) = job.outcome();
             // A sink that panics must take neither the other fills with it nor a reader who leads for others.
             let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
@@ -206,14 +322,41 @@ impl RingDriver {
     }
 }
 
+/// The right, and the duty, to tell the kernel of so many parts.
+#[derive(Debug)]
+#[must_use = "nobody else will tell the kernel of these parts"]
+struct Claim {
+    parts: usize,
+}
+
+impl Claim {
+    fn is_empty(&self) -> bool {
+        self.parts == 0
+    }
+}
+
 /// The leader's place: who has it has the completion half.
 #[derive(Debug)]
 struct Seat {
     is_taken: AtomicBool,
-    half: UnsafeCell<ReapHalf>,
+    chair: UnsafeCell<Chair>,
 }
 
-// SAFETY: `half` is reached only through a `Leader`, of which there is one at a time.
+/// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
+#[derive(Debug)]
+struct Chair {
+    half: ReapHalf,
+    landed: Vec<Landed>,
+    finished: Vec<Job>,
+}
+
+impl Chair {
+    fn new(half: ReapHalf) -> Self {
+        Self { half, landed: Vec::new(), finished: Vec::new() }
+    }
+}
+
+// SAFETY: `chair` is reached only through a `Leader`, of which there is one at a time.
 unsafe impl Sync for Seat {}
 
 impl Seat {
@@ -233,59 +376,54 @@ impl Seat {
 /// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
 struct Leader<'a> {
     driver: &'a RingDriver,
-    landed: Vec<Landed>,
 }
 
 impl<'a> Leader<'a> {
     fn take(driver: &'a RingDriver) -> Option<Self> {
-        driver.seat.try_take().then(|| Self { driver, landed: Vec::new() })
+        driver.seat.try_take().then(|| Self { driver })
     }
 
-    fn half(&mut self) -> &mut ReapHalf {
+    fn chair(&mut self) -> &mut Chair {
         // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
         // the reference lives.
-        unsafe { &mut *self.driver.seat.half.get() }
-    }
-
-    /// Waits in the kernel until a completion is there.
-    fn wait(&mut self) {
-        if self.half().wait().is_err() {
-            // We may not wait, so completions, which still come, are looked for now and then.
-            std::thread::sleep(REFUSED_PAUSE);
-        }
+        unsafe { &mut *self.driver.seat.chair.get() }
     }
 
     /// Fetches what has landed and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
-        let mut landed = std::mem::take(&mut self.landed);
-        self.half().drain(&mut landed);
+        let driver = self.driver;
+        let Chair { half, landed, finished } = self.chair();
+        half.drain(landed);
         if landed.is_empty() {
             return 0;
         }
-        let (mut doubtful, mut finished) = (Vec::new(), Vec::new());
-        let mut news = Vec::new();
+        driver.in_flight.fetch_sub(landed.len() as isize, Ordering::Relaxed);
+        let (mut doubtful, mut news) = (Vec::new(), Vec::new());
         // 1 What came whole, which is nearly all.
-        let mut submission = self.driver.submission.lock();
+        let mut submission = driver.submission.lock();
         for landed in landed.drain(..) {
-            doubtful.extend(submission.land(landed, &mut finished));
+            doubtful.extend(submission.land(landed, finished));
         }
-        self.driver.pump(&mut submission, Vec::new(), &mut finished);
+        driver.pump(&mut submission, &[], finished);
         news.append(&mut submission.news);
+        let mut claim = driver.claim(&mut submission);
         drop(submission);
-        self.landed = landed;
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
         if !doubtful.is_empty() {
+            driver.enter(claim, Landing::NotAwaited);
             let judged: Vec<_> = doubtful.into_iter().map(Doubtful::judge).collect();
-            let mut submission = self.driver.submission.lock();
+            let mut submission = driver.submission.lock();
             let again =
-                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, &mut finished));
-            let again = again.collect();
-            self.driver.pump(&mut submission, again, &mut finished);
+                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, finished));
+            let again: Vec<_> = again.collect();
+            driver.pump(&mut submission, &again, finished);
             news.append(&mut submission.news);
+            claim = driver.claim(&mut submission);
         }
+        driver.enter(claim, Landing::NotAwaited);
         // 3 Up to the cache, with no lock held.
         news.into_iter().for_each(Arrival::tell);
-        self.driver.complete(finished)
+        driver.complete(finished)
     }
 }
 
@@ -409,8 +547,12 @@ fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
 /// What the submission lock guards.
 #[derive(Debug)]
 struct Submission {
-    /// `None` once the kernel has refused.
+    /// `None` once the kernel has refused and nobody is on the way into it.
     half: Option<SubmitHalf>,
+    /// Parts in the queue, in their order; the first of them may have been taken by the kernel already.
+    pushed: VecDeque<Key>,
+    /// Why the kernel takes no more.
+    refusal: Option<io::Error>,
     parts: Slab<Part>,
     jobs: Slab<Job>,
     /// Jobs not wholly cut, oldest first. May name jobs that have ended.
@@ -446,31 +588,24 @@ impl Submission {
         None
     }
 
-    /// Gives the kernel `again` and as much of the backlog as fits. Whether the kernel still takes any.
-    fn pump(&mut self, again: Vec<Key>, finished: &mut Vec<Job>) -> bool {
-        let mut pushed = again;
-        while let Some(part) = self.cut() {
-            pushed.push(part);
+    /// Pushes `again` and as much of the backlog as fits. How many parts that were.
+    fn pump(&mut self, again: &[Key], finished: &mut Vec<Job>) -> usize {
+        if self.refusal.is_some() || self.half.is_none() {
+            self.fail(again, finished);
+            self.fail_backlog(finished);
+            return 0;
         }
-        let Some(mut half) = self.half.take() else {
-            self.fail(&pushed, &io::Error::other("the kernel no longer takes requests"), finished);
-            return false;
-        };
-        for &key in &pushed {
+        let mut half = self.half.take().expect("it was looked for");
+        let mut count = again.len();
+        again.iter().for_each(|&key| self.push(&mut half, key));
+        while let Some(key) = self.cut() {
             self.push(&mut half, key);
+            count += 1;
         }
-        match half.submit(pushed.len()) {
-            Ok(()) => {
-                self.half = Some(half);
-                true
-            }
-            Err(refused) => {
-                // The half is dropped, and with it the right to submit what it still holds.
-                self.fail(&pushed[pushed.len() - refused.left..], &refused.error, finished);
-                self.fail_backlog(&refused.error, finished);
-                false
-            }
-        }
+        let taken = self.pushed.len() - half.queued();
+        self.pushed.drain(..taken);
+        self.half = Some(half);
+        count
     }
 
     fn push(&mut self, half: &mut SubmitHalf, key: Key) {
@@ -488,6 +623,7 @@ impl Submission {
         // SAFETY: the job owns the fill and the file and is removed only when all its parts have ended.
         // `outstanding` keeps the ring's owner from going away before that.
         unsafe { half.push(job.file.descriptor(), request) };
+        self.pushed.push_back(key);
     }
 
     /// Takes note of a completion. What did not come whole is given back to be judged.
@@ -543,18 +679,34 @@ impl Submission {
         }
     }
 
+    /// The kernel takes no more: fails what it has not taken, and what is in the backlog.
+    fn fail_pushed(&mut self, finished: &mut Vec<Job>) {
+        // The half is dropped, and with it the right to submit what the queue still holds.
+        let Some(mut half) = self.half.take() else { return };
+        let taken = self.pushed.len() - half.queued();
+        let left: Vec<_> = self.pushed.drain(..).skip(taken).collect();
+        self.fail(&left, finished);
+        self.fail_backlog(finished);
+    }
+
+    fn why(&self) -> io::Error {
+        let gone = || io::Error::other("the kernel no longer takes requests");
+        self.refusal.as_ref().map_or_else(gone, copy_of)
+    }
+
     /// Fails parts that the kernel does not have.
-    fn fail(&mut self, parts: &[Key], error: &io::Error, finished: &mut Vec<Job>) {
+    fn fail(&mut self, parts: &[Key], finished: &mut Vec<Job>) {
         for &key in parts {
-            self.end(key, Verdict::Failed(0, copy_of(error)), finished);
+            self.end(key, Verdict::Failed(0, self.why()), finished);
         }
     }
 
     /// Fails what is in the backlog.
-    fn fail_backlog(&mut self, error: &io::Error, finished: &mut Vec<Job>) {
+    fn fail_backlog(&mut self, finished: &mut Vec<Job>) {
+        let error = self.why();
         while let Some(key) = self.backlog.pop_front() {
             let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else { continue };
-            job.fail_at(job.cut, copy_of(error));
+            job.fail_at(job.cut, copy_of(&error));
             if job.is_finished() {
                 finished.extend(self.jobs.remove(key));
             }
@@ -581,6 +733,8 @@ mod tests {
         let room = Arc::new(WaitRoom::new());
         let mut submission = Submission {
             half: None,
+            pushed: VecDeque::new(),
+            refusal: None,
             parts: Slab::new(),
             jobs: Slab::new(),
             backlog: VecDeque::new(),

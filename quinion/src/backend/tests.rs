@@ -369,6 +369,76 @@ fn draining_an_engine_ends_all_and_leaves_it_usable() {
     }
 }
 
+/// Fills whose submitter said that it would reap, and does not: whoever comes next has them done.
+#[test]
+fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
+    for mechanism in MECHANISMS {
+        let [disk, _] = folders();
+        let (room, engine) = engine(mechanism, 4, 8192);
+        let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+        let left = |page: u64| {
+            let (fills, requests): (Vec<_>, Vec<_>) =
+                (page..page + 6).map(|n| Request::new(&room, n, 1)).unzip();
+            file.submit_with_reap(fills);
+            assert!(mechanism == Mechanism::Threads || file.wants_leader());
+            requests
+        };
+        let all_right = |page: u64, requests: &[Arc<Request>]| {
+            for (n, request) in (page..).zip(requests) {
+                assert_eq!(request.wait(&file).unwrap(), content(n * 4096, 4096));
+            }
+        };
+        // One who waits for them, one who submits, one who only looks, one who drains.
+        all_right(0, &left(0));
+        let requests = left(10);
+        check(&room, &file, 1 << 20, 100, 1);
+        all_right(10, &requests);
+        let requests = left(20);
+        file.reap(Reap::Ready, &mut || false);
+        all_right(20, &requests);
+        let requests = left(30);
+        engine.drain();
+        assert!(requests.iter().all(|request| request.is_done()));
+        all_right(30, &requests);
+    }
+}
+
+/// Readers that submit and wait at once, on few places in the queue, beside some who only look.
+#[test]
+fn who_submits_and_waits_at_once_shares_a_ring_with_others() {
+    let [disk, _] = folders();
+    let (room, engine) = engine(Mechanism::Ring, 3, 4096);
+    let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4u64)
+            .map(|reader| {
+                let (room, file) = (&room, &file);
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        let page = (reader * 61 + round * 7) % 250;
+                        let (fill, request) = Request::new(room, page, 2);
+                        match round % 3 {
+                            0 => file.submit(vec![fill]),
+                            _ => file.submit_with_reap(vec![fill]),
+                        }
+                        assert_eq!(request.wait(file).unwrap(), content(page * 4096, 8192));
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                file.reap(Reap::Ready, &mut || false);
+                std::thread::yield_now();
+            }
+        });
+        let ended: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+}
+
 /// A fill's sink may hold the last reference to its backend.
 #[test]
 fn a_completion_may_drop_the_engine() {

@@ -203,6 +203,7 @@ fn read_rest<'f, 'b: 'f, T>(
         let (wave, behind) = rest.split_at_mut(started);
         for (file, read) in wave.iter_mut().map(parts) {
             read.finish(file, patience); // 4
+            file.note_read(read.position, read.result().unwrap_or(0));
         }
         rest = behind;
     }

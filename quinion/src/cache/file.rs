@@ -68,6 +68,9 @@ impl ReadOptions {
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
+    /// Where the mapping's record is; the cell of no record, if the cache follows what is read. Then no read is a
+    /// plain hit, all take the cold way, which finds the record by the mapping; and where nothing is followed
+    /// the hit has nothing to ask.
     pub(super) cell: CellNumber,
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
@@ -82,7 +85,7 @@ impl File {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
-            cell: handle.mapping.cell(),
+            cell: if handle.shared.sampler.is_some() { CellNumber(0) } else { handle.mapping.cell() },
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
@@ -131,7 +134,14 @@ impl File {
     #[cold]
     fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
+        let bytes = shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)?;
+        self.note_read(position, bytes);
+        Ok(bytes)
+    }
+
+    /// Tells the cache that bytes were read, if it follows that.
+    pub(super) fn note_read(&self, position: u64, bytes: usize) {
+        self.handle.shared.note_read(&self.handle.mapping, position, bytes);
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -161,7 +171,11 @@ impl File {
             return Poll::Ready(Ok(0));
         }
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context)
+        let polled = shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context);
+        if let Poll::Ready(Ok(bytes)) = &polled {
+            self.note_read(position, *bytes);
+        }
+        polled
     }
 
     /// Reads exactly `buffer.len()` bytes at `position`.
@@ -200,7 +214,10 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        shared.filemap.pin(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len, shared.process)
+        let position = position.min(FILE_BYTES_MAX);
+        let pinned = shared.filemap.pin(mapping, &self.readahead, position, len, shared.process)?;
+        self.note_read(position, pinned.len());
+        Ok(pinned)
     }
 
     /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
@@ -310,7 +327,7 @@ impl File {
 
     /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
-        (self.cell, self.id)
+        (self.handle.mapping.cell(), self.id)
     }
     /// Whether it is this file of this machine, in `fstat`'s numbers.
     pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {

@@ -38,7 +38,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
-use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
+use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
@@ -49,6 +49,7 @@ use crate::sync::lock::Mutex;
 use crate::sync::{Locks, RankedReadGuard};
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use crate::upkeep::Upkeep;
 use crate::xarray::Stop;
 
 use super::read::Patience;
@@ -74,6 +75,8 @@ pub struct Filemap {
     pub(crate) room: Arc<WaitRoom>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
+    /// What nobody waits for.
+    pub(crate) upkeep: Upkeep,
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     tuning: Tuning,
@@ -90,6 +93,17 @@ pub(crate) enum Need {
     Asked,
     /// It may come handy.
     Ahead,
+    /// A program said that it will need it, and waits for none of it.
+    Hinted,
+}
+
+/// What the caller does after it has submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// It waits for what it has submitted, and reaps.
+    Reap,
+    /// Perhaps that, and perhaps not, or not at once.
+    Anything,
 }
 
 /// Pages that need frames.
@@ -130,6 +144,7 @@ impl Filemap {
             arena,
             room,
             counters,
+            upkeep: Upkeep::new(),
             folio_orders,
             tuning,
             in_flight: AtomicU64::new(0),
@@ -151,10 +166,11 @@ impl Filemap {
         wanted: Range<PageIndex>,
         need: Need,
         patience: Patience,
+        next: Next,
     ) -> Filled {
         let mut together = Together::of(mapping);
         let filled = self.insert_window(&mut together, window, wanted, need, patience);
-        together.submit();
+        together.submit(next);
         filled
     }
 
@@ -168,15 +184,11 @@ impl Filemap {
         need: Need,
         patience: Patience,
     ) -> Filled {
-        debug_assert!(need == Need::Ahead || together.fills.is_empty(), "nobody waits with fills in hand");
+        debug_assert!(need != Need::Asked || together.fills.is_empty(), "nobody waits with fills in hand");
         let mapping = together.mapping;
-        let window = self.whole_folios(window);
+        let window = self.whole_folios(window, mapping.size_pages());
         // 1 What is not there.
-        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        match mapping.lock_as(patience.locks()) {
-            Some(guard) => add_gaps(&mut gaps, &guard, window),
-            None => return Filled::Busy,
-        }
+        let Some(gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
         if gaps.is_empty() {
             return Filled::Nothing;
         }
@@ -205,12 +217,27 @@ impl Filemap {
                 _ => Filled::Nothing,
             };
         }
+        if need == Need::Hinted {
+            self.counters.add(Count::WillNeed, pages_of(&added.inserted));
+        }
         // 4 A request for each run.
         let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
         self.count_refaults(refaults);
         self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
         self.add_fills(&batch, &added.inserted, &mut together.fills);
         Filled::Submitted(batch)
+    }
+
+    /// What of `window` no folio covers, as (first page, pages). `None` if the lock is busy and the caller does not
+    /// wait. A window of one folio is asked for because somebody missed it; whether it is still missing is seen when
+    /// it is inserted, and one way down is enough.
+    fn gaps(&self, mapping: &Mapping, window: Window, patience: Patience) -> Option<Vec<(PageIndex, u32)>> {
+        if window.pages == self.folio_orders.min.pages() {
+            return Some(vec![(window.start, window.pages)]);
+        }
+        let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
+        add_gaps(&mut gaps, &mapping.lock_as(patience.locks())?, window);
+        Some(gaps)
     }
 
     /// The orders of the folios that are made for `window`.
@@ -220,11 +247,13 @@ impl Filemap {
     }
 
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
-    /// and its marker at the next. The smallest is the cache's, or what the window wants at least.
-    fn whole_folios(&self, window: Window) -> Window {
+    /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
+    /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
+    fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
         let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
         let start = window.start.align_down(min);
-        let end = window.start.plus(u64::from(window.pages)).align_up(min);
+        let end_of_file = PageIndex(size_pages).align_up(self.folio_orders.min);
+        let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
@@ -341,8 +370,7 @@ impl Filemap {
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
-        let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-        self.counters.add(Count::Inserted, pages);
+        self.counters.add(Count::Inserted, pages_of(runs));
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
         fills.extend(runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
@@ -418,12 +446,22 @@ impl<'m> Together<'m> {
     }
 
     /// Gives them to the device, in one call. Waits for none of them.
-    pub fn submit(self) {
+    pub fn submit(self, next: Next) {
+        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
         if !self.fills.is_empty() {
-            self.mapping.backend().submit(self.fills);
+            match next {
+                Next::Anything => self.mapping.backend().submit(self.fills),
+                Next::Reap => self.mapping.backend().submit_with_reap(self.fills),
+            }
         }
         drop(self.held_off);
+        drop(wakes);
     }
+}
+
+fn pages_of(runs: &[FillRun]) -> u64 {
+    runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
 /// Adds to `gaps` what of `window` no folio covers, as (first page, pages).
@@ -459,6 +497,9 @@ fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
 
 /// What of `runs` lies before `end`, and what at or behind it.
 fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
+    if runs.last().is_none_or(|run| run.index.plus(u64::from(run.pages)) <= end) {
+        return (runs, Vec::new()); // nearly always
+    }
     let (mut inside, mut beyond) = (Vec::with_capacity(runs.len()), Vec::new());
     for run in runs {
         let (before, behind) = cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32);
@@ -566,7 +607,9 @@ impl Batch {
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
-            guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
+            let gone = guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
+            let why = if came == Came::Landed { Count::Failed } else { Count::Undelivered };
+            counters.add(why, gone);
         }
         came
     }

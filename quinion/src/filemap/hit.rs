@@ -4,6 +4,7 @@
 //!   1 size      where does the file end?
 //!   2 walk      root -> node -> slot: a frame number, a hint
 //!   3 look      its descriptor: live, this mapping, this index, up to date?
+//!               being filled: how many pages from here on have landed?
 //!   4 copy
 //!   5 look      same sequence as before?           no -> 2, at most 3 times
 //!   6 touch     note that it was read              (2 to 6 for each folio)
@@ -52,7 +53,7 @@ pub enum Stopped {
     EndOfFile(u64),
     /// The next page is not in the cache, as far as can be seen without a lock.
     Absent,
-    /// The next page is in the cache and being filled.
+    /// The next page is in the cache, on its way, and has not landed.
     Filling,
     /// The record is not this mapping's any more: the handle is stale.
     Stale,
@@ -138,6 +139,18 @@ pub(super) fn end_within_page(record: &Record, position: u64, len: usize) -> Opt
 #[inline(always)]
 pub(super) fn page_of(grown: Grown<'_>, frame: Frame, ticket: Ticket, index: PageIndex) -> Option<*mut u8> {
     grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
+}
+
+/// The first look at a folio that is being filled: its ticket, and how many pages from `index` on have landed in a
+/// row, at least one.
+pub(super) fn look_landed(
+    grown: Grown<'_>,
+    descriptor: &Descriptor,
+    frame: Frame,
+    id: MappingId,
+    index: PageIndex,
+) -> Result<(Ticket, u32), NotReady> {
+    descriptor.begin_read_landed(id, index, |place, pages| grown.landed_in_row(frame.plus(place), pages))
 }
 
 /// The looks after a copy: was it this folio all the while, and does this mapping's file still reach to `end`?
@@ -261,7 +274,18 @@ impl Reader<'_> {
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
-                Err(NotReady::Filling) => return Err(Stopped::Filling),
+                Err(NotReady::Filling) => {
+                    // SAFETY: the caller's promise.
+                    let read = unsafe { self.read_landed(descriptor, frame, position, to, len) };
+                    match read {
+                        Ok(read) => return Ok(read),
+                        Err(NotReady::Filling) => return Err(Stopped::Filling),
+                        Err(NotReady::Mismatch) => {
+                            self.finder.reset();
+                            continue;
+                        }
+                    }
+                }
                 Err(NotReady::Mismatch) => {
                     self.finder.reset();
                     reason = Stopped::Absent;
@@ -286,6 +310,29 @@ impl Reader<'_> {
             self.finder.reset();
         }
         Err(reason)
+    }
+
+    /// Copies what has landed in a row, from `position` on, of a folio that is being filled: 3 to 5 once more, and
+    /// rarely. `Mismatch` if it was not the folio's all the while.
+    ///
+    /// # Safety
+    /// That of [`read_hits`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn read_landed(
+        &self,
+        descriptor: &Descriptor,
+        frame: Frame,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<FolioRead, NotReady> {
+        let index = PageIndex::of_byte(position);
+        let (ticket, pages) = look_landed(*self.finder.slab(), descriptor, frame, self.id, index)?;
+        let inside = (position - ticket.first.first_byte()) as usize;
+        let bytes = len.min(pages as usize * PAGE_SIZE - inside % PAGE_SIZE);
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(descriptor, ticket, frame, inside, bytes, to) }.ok_or(NotReady::Mismatch)
     }
 
     /// Copies `bytes` bytes from `inside` the folio, and looks again; `None` if it was not the folio's all

@@ -23,7 +23,7 @@
 //! more than a slow reader: nothing here is held, and nobody waits.
 //!
 //! Only what is plainly a hit is served: a range within one page and within
-//! the file, of a folio that is there, filled, and carries no marker. The rest
+//! the file, of a page that is there, filled, and of a folio without a marker. The rest
 //! is left as it was, for the ordinary way.
 //!
 //! Invariants:
@@ -35,13 +35,13 @@
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU32;
 
-use crate::arena::{CellNumber, Descriptor, Grown, Record, Ticket, View};
+use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
 use crate::mapping::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::{Kind, Steps};
 
-use super::hit::{end_within_page, is_still, page_of};
+use super::hit::{end_within_page, is_still, look_landed, page_of};
 
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
@@ -217,7 +217,14 @@ impl<'a> Found<'a> {
     #[inline]
     fn look(&self, grown: Grown<'a>, wanted: &Wanted<'_>) -> Option<Ready<'a>> {
         let index = wanted.index();
-        let ticket = self.descriptor.begin_read(wanted.id, index).ok()?;
+        let ticket = match self.descriptor.begin_read(wanted.id, index) {
+            Ok(ticket) => ticket,
+            // One page has landed, or none: one is what is wanted.
+            Err(NotReady::Filling) => {
+                look_landed(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
+            }
+            Err(NotReady::Mismatch) => return None,
+        };
         if ticket.has_marker() {
             return None;
         }

@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Grown, HOLDS_MAX, HoldRefused, Readable, referenced};
+use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -44,7 +44,7 @@ use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Filemap, Filled, Need, Together};
+use super::fill::{Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
 
 /// How far a read may go for bytes that are not there.
@@ -264,7 +264,7 @@ impl Filemap {
         first: Option<Held<'m>>,
     ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::PageLanded };
+        let miss = Miss { index, position, len, reach: Reach::Window };
         self.hold_reaching(mapping, readahead, patience, miss, first)
     }
 
@@ -276,7 +276,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: Reach::Page, until: Until::PageLanded };
+        let miss = Miss { index, position, len: 1, reach: Reach::Page };
         self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
     }
 
@@ -312,12 +312,9 @@ impl Filemap {
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until what `miss` waits for has come or will never come.
+    /// Waits, if the caller does, until the page that `miss` wants has landed or never will.
     fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, miss: Miss, patience: Patience) -> Readable {
-        let readable = || match miss.until {
-            Until::PageLanded => held.is_readable_at(miss.index),
-            Until::FolioFilled => held.is_readable(),
-        };
+        let readable = || held.is_readable_at(miss.index);
         match patience {
             Patience::Wait => {
                 let backend = &**mapping.backend();
@@ -350,6 +347,11 @@ impl Filemap {
             Reach::Window => {
                 let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
                 let Some(mut guard) = guard else { return Err(would_block()) };
+                // Others may have judged, and filled, while we waited for them: what they brought is not a
+                // window that was lost, and is not to be judged as one.
+                if mapping.probe(index) != Err(NotReady::Mismatch) {
+                    return Ok(Missed::Again(reach));
+                }
                 let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
                 let pages = pages.min(u64::from(u32::MAX)) as u32;
                 guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
@@ -360,7 +362,8 @@ impl Filemap {
         };
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
         let wanted = windows.wanted();
-        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience);
+        let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
+        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience, next);
         if matches!(filled, Filled::Busy | Filled::NoMemory)
             && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
         {
@@ -384,6 +387,10 @@ impl Filemap {
                         Readable::NotYet => return Err(would_block()),
                         Readable::Never => {}
                     }
+                }
+                if next == Next::Reap {
+                    // We may not have waited, and others may wait for what was left to us.
+                    mapping.backend().reap(Reap::Ready, &mut || false);
                 }
                 let failure = batch.take_failure(index);
                 if failure.is_some() && reach == Reach::Window {
@@ -420,7 +427,7 @@ impl Filemap {
             Ahead::Refused => *state = before, // the stream goes on with a miss
         }
         drop(state); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit();
+        together.submit(Next::Anything);
     }
 
     /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy. The pages
@@ -434,7 +441,7 @@ impl Filemap {
     ) -> Ahead {
         let mut together = Together::of(mapping);
         let ahead = self.insert_ahead(&mut together, windows, wanted, patience);
-        together.submit();
+        together.submit(Next::Anything);
         ahead
     }
 
@@ -465,7 +472,7 @@ impl Filemap {
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window, until: Until::FolioFilled };
+        let miss = Miss { index, position, len, reach: Reach::Window };
         let held = self.hold_reaching(mapping, readahead, Patience::Wait, miss, None)?;
         if let Some(held) = held {
             touch(self.arena.view().grown(), held.frame());
@@ -537,16 +544,6 @@ struct Miss {
     position: u64,
     len: usize,
     reach: Reach,
-    until: Until,
-}
-
-/// For how much of its folio the reader of a page waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Until {
-    /// The page: it is read under a hold.
-    PageLanded,
-    /// All of it: only then can it be hit by who holds nothing.
-    FolioFilled,
 }
 
 /// How much is read on a miss.

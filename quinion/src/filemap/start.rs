@@ -32,7 +32,7 @@ use crate::sync::RankedMutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
 
-use super::fill::{Filemap, Filled, Need, Together};
+use super::fill::{Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
 use super::read::{Patience, Reading, touch};
 
@@ -122,7 +122,7 @@ impl Filemap {
             self.start_span(&mut together, &mut judge, patience, span);
         }
         drop(judge); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit();
+        together.submit(Next::Anything);
     }
 
     fn start_span(

@@ -122,12 +122,16 @@ impl AskedFor {
     #[inline]
     fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
         match self {
-            AskedFor::Only { from, end } if index >= end || index.plus(u64::from(pages)) <= from => {
-                referenced::AHEAD
-            }
+            AskedFor::Only { from, end } if !meets(index, pages, from, end) => referenced::AHEAD,
             AskedFor::All | AskedFor::Only { .. } => referenced::ONCE,
         }
     }
+}
+
+/// Whether a folio of `pages` pages from `index` on has a page in `from..end`; an empty range has none.
+#[inline]
+fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool {
+    from.max(index) < end.min(index.plus(u64::from(pages)))
 }
 
 impl Shape {

@@ -46,6 +46,8 @@ mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
+mod residency;
+#[cfg(feature = "std")]
 mod shadow_nodes;
 
 #[cfg(feature = "std")]
@@ -59,5 +61,7 @@ pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
 pub use owner::{Leave, Mapping, MappingGuard};
+#[cfg(feature = "std")]
+pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};

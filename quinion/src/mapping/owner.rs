@@ -342,7 +342,8 @@ impl Drop for Mapping {
         if self.process.is_forked() {
             return; // the arena is not mapped here
         }
-        self.lock().remove_all();
+        let forgotten = self.lock().remove_all();
+        self.count(Count::Forgotten, forgotten);
         self.record().id.store(MappingId::NONE.0, Ordering::Relaxed);
         // Partner: the Acquire fence before a reader's second look at the number. Who sees anything that
         // the cell is used for next sees that it is no mapping's record any more.
@@ -370,7 +371,7 @@ impl Drop for MappingGuard<'_> {
 }
 
 impl<'a> MappingGuard<'a> {
-    fn xarray<'n>(&self, nodes: &'n Nodes<'a>) -> XArray<'n, Nodes<'a>, NODE_BITS>
+    pub(super) fn xarray<'n>(&self, nodes: &'n Nodes<'a>) -> XArray<'n, Nodes<'a>, NODE_BITS>
     where
         'a: 'n,
     {
@@ -500,11 +501,12 @@ impl<'a> MappingGuard<'a> {
     }
 
     /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come
-    /// as a whole. Each is still held by the fill, so its frames are freed when the last hold is given back.
-    pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) {
+    /// as a whole. Each is still held by the fill, so its frames are freed when the last hold is given back. Returns
+    /// the pages that went; what had left before is not among them.
+    pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) -> u64 {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
-        let mut page = 0;
+        let (mut page, mut gone) = (0, 0);
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let descriptor = self.mapping.view().own(frame);
@@ -515,10 +517,12 @@ impl<'a> MappingGuard<'a> {
                 debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
                 tree.erase(index.0);
                 self.tree.pages -= u64::from(order.pages());
+                gone += u64::from(order.pages());
                 self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
             }
             page += order.pages();
         }
+        gone
     }
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.

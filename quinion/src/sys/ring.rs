@@ -1,18 +1,21 @@
-//! Ring: an io_uring instance as two halves.
+//! Ring: an io_uring instance as two halves, and the way into the kernel.
 //!
 //! ```text
-//!   SubmitHalf (one holder)  --entries-->  kernel  --completions-->  ReapHalf (one holder)
+//!   SubmitHalf (one holder)  --entries-->  queue  --Gate (anybody)-->  kernel  --completions-->  ReapHalf (one holder)
 //! ```
 //!
-//! The kernel serialises the two sides' system calls; our side of the shared
-//! memory is split so that the submission queue is touched through
-//! [`SubmitHalf`] only and the completion queue through [`ReapHalf`] only. Each
-//! method takes its half by `&mut`, so the types keep two threads from touching
-//! one queue at a time.
+//! The kernel serialises the system calls; our side of the shared memory is
+//! split so that the submission queue is touched through [`SubmitHalf`] only and
+//! the completion queue through [`ReapHalf`] only. Each method takes its half by
+//! `&mut`, so the types keep two threads from touching one queue at a time.
+//! A [`Gate`] touches no queue, so who goes through it needs no lock: a
+//! submission takes the kernel as long as the device's driver wants, and one that
+//! also waits for a completion takes as long as the device.
 //!
 //! Invariants:
-//!  1. Every entry pushed is submitted before the submission half is given to somebody else, or the half
-//!     says that the kernel refused it and is never used again.
+//!  1. The kernel takes entries in the order in which they were pushed, as many for each call as it was told of.
+//!     All calls together tell it of each entry once: the callers' promise. So whose entries a call takes does not
+//!     matter, and each call finds as many as it names.
 //!  2. No more requests are in flight than the completion queue has places, so it never overflows: the
 //!     caller's promise, which needs [`ReapHalf::capacity`]. The ring is set up without deferred task
 //!     work. So a completion that exists is in the queue, and looking there needs no system call.
@@ -23,7 +26,7 @@ use std::sync::Arc;
 
 use io_uring::{EnterFlags, IoUring, Probe, opcode, types};
 
-/// The half that starts reads.
+/// The half that queues reads.
 pub struct SubmitHalf {
     ring: Arc<IoUring>,
 }
@@ -31,6 +34,20 @@ pub struct SubmitHalf {
 /// The half that learns how reads ended.
 pub struct ReapHalf {
     ring: Arc<IoUring>,
+}
+
+/// The way into the kernel, for who holds neither half.
+pub struct Gate {
+    ring: Arc<IoUring>,
+}
+
+/// Whether a call waits for a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landing {
+    /// It does not.
+    NotAwaited,
+    /// It returns when one is there; a signal may end the wait early.
+    Awaited,
 }
 
 /// How one request ended.
@@ -66,11 +83,10 @@ pub enum RingRefused {
     NoRead,
 }
 
-/// The kernel took not all that was pushed, and will take no more.
+/// The kernel took not all that it was told of, or does not let the caller wait.
 #[derive(Debug)]
-pub struct SubmitRefused {
-    /// How many of the entries pushed last were not taken. They stay in the queue, and must never be taken:
-    /// this half may not be used again.
+pub struct EnterRefused {
+    /// How many entries it did not take. If any, it will take no more: nobody may tell it of one again.
     pub left: usize,
     /// Why.
     pub error: io::Error,
@@ -80,7 +96,7 @@ pub struct SubmitRefused {
 ///
 /// # Errors
 /// Why there is none.
-pub fn ring(entries: u32) -> Result<(SubmitHalf, ReapHalf), RingRefused> {
+pub fn ring(entries: u32) -> Result<(SubmitHalf, Gate, ReapHalf), RingRefused> {
     let ring: IoUring =
         IoUring::builder().dontfork().setup_clamp().build(entries).map_err(RingRefused::Setup)?;
     let mut probe = Probe::new();
@@ -89,19 +105,25 @@ pub fn ring(entries: u32) -> Result<(SubmitHalf, ReapHalf), RingRefused> {
         return Err(RingRefused::NoRead);
     }
     let ring = Arc::new(ring);
-    Ok((SubmitHalf { ring: Arc::clone(&ring) }, ReapHalf { ring }))
+    Ok((SubmitHalf { ring: Arc::clone(&ring) }, Gate { ring: Arc::clone(&ring) }, ReapHalf { ring }))
 }
 
 impl SubmitHalf {
-    /// How many requests fit between two submissions.
+    /// How many requests fit.
     pub fn capacity(&self) -> usize {
         self.ring.params().sq_entries() as usize
     }
 
-    /// Queues a read of `file`. The kernel learns of it with [`SubmitHalf::submit`].
+    /// How many of the entries pushed the kernel has not taken: the last ones.
+    pub fn queued(&mut self) -> usize {
+        // SAFETY: this half is the only one that makes submission queues, and it is borrowed mutably.
+        unsafe { self.ring.submission_shared() }.len()
+    }
+
+    /// Queues a read of `file`. The kernel learns of it at the [`Gate`].
     ///
     /// # Panics
-    /// If more are pushed between two submissions than [`SubmitHalf::capacity`].
+    /// If [`SubmitHalf::capacity`] are queued already.
     ///
     /// # Safety
     /// The buffer is valid for `request.len` bytes of writes, and `file` stays open, until the request has
@@ -114,23 +136,31 @@ impl SubmitHalf {
             .user_data(key);
         // SAFETY: this half is the only one that makes submission queues, and it is borrowed mutably. The
         // entry's parameters are the caller's promise.
-        unsafe { self.ring.submission_shared().push(&entry) }
-            .expect("the queue is emptied by each submission");
+        unsafe { self.ring.submission_shared().push(&entry) }.expect("no more are pushed than fit");
     }
+}
 
-    /// Hands the `pushed` entries pushed last to the kernel.
+impl Gate {
+    /// Has the kernel take `entries` entries of the queue, and waits for a completion if `landing` says so: after
+    /// it has taken them, in the same system call.
     ///
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
-    pub fn submit(&mut self, pushed: usize) -> Result<(), SubmitRefused> {
-        let mut left = pushed;
-        while left > 0 {
-            // SAFETY: the arguments are a count of entries that are in the queue, and no pointer.
-            let taken = unsafe { self.ring.submitter().enter::<()>(left as u32, 0, 0, None) };
-            match taken {
-                Ok(taken) => left -= taken,
+    pub fn enter(&self, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+        let (least, flags) = match landing {
+            Landing::NotAwaited => (0, 0),
+            Landing::Awaited => (1, EnterFlags::GETEVENTS.bits()),
+        };
+        let mut left = entries;
+        while left > 0 || least > 0 {
+            // SAFETY: the arguments are counts and flags, and no pointer.
+            match unsafe { self.ring.submitter().enter::<()>(left as u32, least, flags, None) } {
+                // It does not wait if it did not take all.
+                Ok(taken) if taken < left => left -= taken,
+                Ok(_) => break,
+                Err(error) if is_passing(&error) && left == 0 => break,
                 Err(error) if is_passing(&error) => std::thread::yield_now(),
-                Err(error) => return Err(SubmitRefused { left, error }),
+                Err(error) => return Err(EnterRefused { left, error }),
             }
         }
         Ok(())
@@ -141,20 +171,6 @@ impl ReapHalf {
     /// How many completions fit.
     pub fn capacity(&self) -> usize {
         self.ring.params().cq_entries() as usize
-    }
-
-    /// Waits until a completion is there; a signal may end the wait early.
-    ///
-    /// # Errors
-    /// The kernel refuses to let us wait.
-    pub fn wait(&mut self) -> io::Result<()> {
-        let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: the arguments are a count and flags, and no pointer.
-        match unsafe { self.ring.submitter().enter::<()>(0, 1, flags, None) } {
-            Ok(_) => Ok(()),
-            Err(error) if is_passing(&error) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 
     /// Moves what has landed to `landed`, without a system call.
@@ -173,6 +189,12 @@ fn is_passing(error: &io::Error) -> bool {
 impl std::fmt::Debug for SubmitHalf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SubmitHalf").field("capacity", &self.capacity()).finish()
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
     }
 }
 

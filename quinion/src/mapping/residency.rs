@@ -1,0 +1,157 @@
+//! Residency: what of a range is cached, told stretch by stretch.
+//!
+//! ```text
+//!   tree        [---- F ----][ G ]  .  .  [s][s][ H ]      F, G filled   H being filled   s  shadows
+//!   stretches   [--- cached ----][absent] [rem.][fill]     neighbours of one state are one stretch
+//! ```
+//!
+//! The lock is held for a few hundred entries of the tree and let go; what
+//! follows is sought anew from the page after them. So a report of a large file
+//! keeps no reader or fill waiting for long, and no list of a whole file is made.
+//!
+//! Invariants:
+//!  1. Stretches follow each other without a gap or an overlap, and end where the range ends.
+//!  2. Two that follow each other differ in state.
+//!
+//! Not an invariant: that all stretches are of one moment. Those gathered under one hold of the lock are.
+//!
+//! Cost: a step for each entry, and the nodes on the way; what is absent is stepped over by nodes.
+
+use crate::arena::Flags;
+use crate::units::{Frame, PageIndex};
+use crate::xarray::Kind;
+
+use super::owner::{Mapping, MappingGuard};
+
+/// Entries of the tree that are looked at under one hold of its lock.
+const ENTRIES_MAX: usize = 256;
+
+/// What a page of a file is to the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum PageState {
+    /// It is there to be read.
+    Cached,
+    /// It is on its way: whoever wants it waits for the read that was begun. (Of a large folio some pages may
+    /// have landed and be read already.)
+    Filling,
+    /// It is not there, but that it was evicted is remembered.
+    Remembered,
+    /// It is not there.
+    Absent,
+}
+
+/// Pages that follow each other and are in one state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    /// The first of them.
+    pub first: PageIndex,
+    /// How many they are; at least 1.
+    pub pages: u64,
+    /// What they are.
+    pub state: PageState,
+}
+
+impl Stretch {
+    fn end(&self) -> PageIndex {
+        self.first.plus(self.pages)
+    }
+}
+
+impl Mapping {
+    /// The stretches of `from..end`, in rising order. Takes the tree lock now and again.
+    pub fn stretches(&self, from: PageIndex, end: PageIndex) -> Stretches<'_> {
+        Stretches { mapping: self, next: from, end, gathered: Vec::new().into_iter() }
+    }
+}
+
+/// An iteration over stretches, made by [`Mapping::stretches`].
+#[derive(Debug)]
+pub struct Stretches<'m> {
+    mapping: &'m Mapping,
+    /// What is left to be gathered: `next..end`.
+    next: PageIndex,
+    end: PageIndex,
+    gathered: std::vec::IntoIter<Stretch>,
+}
+
+impl Stretches<'_> {
+    /// The next one, which may go on in the one after it.
+    fn piece(&mut self) -> Option<Stretch> {
+        if self.gathered.as_slice().is_empty() && self.next < self.end {
+            let gathered = self.mapping.lock().stretches(self.next, self.end);
+            self.next = gathered.last().map_or(self.end, Stretch::end);
+            self.gathered = gathered.into_iter();
+        }
+        self.gathered.next()
+    }
+
+    /// Whether `stretch` goes on in what comes next, if anything does.
+    fn goes_on(&mut self, stretch: Stretch) -> Option<Stretch> {
+        let next = self.piece()?;
+        if next.state == stretch.state {
+            return Some(next);
+        }
+        // It is put back: what is gathered is the rest behind it.
+        let rest: Vec<_> = std::iter::once(next).chain(self.gathered.by_ref()).collect();
+        self.gathered = rest.into_iter();
+        None
+    }
+}
+
+impl Iterator for Stretches<'_> {
+    type Item = Stretch;
+
+    fn next(&mut self) -> Option<Stretch> {
+        let mut stretch = self.piece()?;
+        // Within one hold neighbours are joined already: only the last of it can go on in the next.
+        while self.gathered.as_slice().is_empty()
+            && let Some(more) = self.goes_on(stretch)
+        {
+            stretch.pages += more.pages;
+        }
+        Some(stretch)
+    }
+}
+
+impl MappingGuard<'_> {
+    /// The first stretches of `from..end`, as far as a batch of entries goes; all of them, or up to an entry's end.
+    fn stretches(&self, from: PageIndex, end: PageIndex) -> Vec<Stretch> {
+        let nodes = self.mapping.nodes();
+        let mut found = Vec::new();
+        let (mut at, mut entries) = (from.0, 0);
+        for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
+            push(&mut found, at, first, PageState::Absent);
+            let (first, behind) = (first.max(from.0), end.0.min(first + (1 << order)));
+            push(&mut found, first, behind, self.state_of(entry.kind()));
+            (at, entries) = (behind, entries + 1);
+            if entries == ENTRIES_MAX {
+                return found;
+            }
+        }
+        push(&mut found, at, end.0, PageState::Absent);
+        found
+    }
+
+    fn state_of(&self, kind: Kind) -> PageState {
+        match kind {
+            Kind::Folio(frame) if self.mapping.view().own(Frame(frame)).word().has(Flags::UPTODATE) => {
+                PageState::Cached
+            }
+            Kind::Folio(_) => PageState::Filling,
+            Kind::Value(value) if !value.is_spill() => PageState::Remembered,
+            Kind::Value(_) | Kind::Node(_) | Kind::Empty => PageState::Absent,
+        }
+    }
+}
+
+/// Adds the pages `from..end`, if there are any; to the last stretch, if they are in its state.
+fn push(found: &mut Vec<Stretch>, from: u64, end: u64, state: PageState) {
+    if from >= end {
+        return;
+    }
+    match found.last_mut() {
+        Some(last) if last.state == state => last.pages += end - from,
+        _ => found.push(Stretch { first: PageIndex(from), pages: end - from, state }),
+    }
+}

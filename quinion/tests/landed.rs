@@ -1,0 +1,366 @@
+//! Pages that landed are read by those who hold nothing: the owner's lock-free readers and viewers in other
+//! mappings, while the rest of the folio is on its way.
+//!
+//! The device lands what it is told to, or parts of its requests by itself, the last part first. A viewer here
+//! is a second, read-only mapping of the owner's memory, as another process would have it.
+#![cfg(not(quinion_model))]
+#![allow(unsafe_code, reason = "a viewer maps files and reads to addresses")]
+
+mod common;
+mod parts_stage;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::Dice;
+use parts_stage::{ALL, Parts, Rig, land};
+use quinion::arena::control::Operation;
+use quinion::arena::{ArenaShare, Readable};
+use quinion::filemap::{Hits, Patience, Stopped, Wanted, read_group, read_hits_into};
+use quinion::readahead::{Config, Readahead};
+use quinion::serve::{Attached, Owner, Service};
+use quinion::sync::{Rank, RankedMutex};
+use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::viewer::sys::Errno;
+use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+
+const PAGE: u64 = 4096;
+const LARGEST: Orders = Orders { min: Order(9), max: Order(9) };
+
+/// A cache of one file that is read in folios of 512 pages, without readahead.
+fn rig(pages: u64, part_pages: u64) -> Rig {
+    Rig::new(64 << 20, Parts::new(pages, part_pages), ALL, 0, LARGEST)
+}
+
+/// What a reader who holds nothing finds at `page`, checked.
+fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
+    let Rig { arena, mapping, .. } = rig;
+    let position = page * PAGE;
+    let hits = read_hits_into(arena.view(), mapping.cell(), mapping.id(), position, bytes, |_, _| ());
+    common::verify(&bytes[..hits.bytes], 1, position).unwrap();
+    hits
+}
+
+/// How many pages a reader of `pages` pages from `page` on gets, and why no more.
+fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, Stopped) {
+    let hits = hit(rig, page, &mut vec![0; pages * PAGE_SIZE]);
+    assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has landed or it has not");
+    (hits.bytes / PAGE_SIZE, hits.stopped)
+}
+
+/// Which of `pages` a group of reads of one page each gets.
+fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
+    let (cell, id) = (rig.mapping.cell(), rig.mapping.id());
+    let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
+    let mut wanted: Vec<_> = buffers
+        .iter_mut()
+        .zip(pages)
+        .map(|(buffer, page)| Wanted::new(cell, id, page * PAGE, buffer))
+        .collect();
+    let served = read_group(rig.arena.view(), &mut wanted, |_, _| ());
+    drop(wanted);
+    let got = pages.iter().zip(&buffers).enumerate().filter(|(nth, _)| served.has(*nth));
+    got.map(|(_, (&page, buffer))| {
+        common::verify(buffer, 1, page * PAGE).unwrap();
+        page
+    })
+    .collect()
+}
+
+// ---- the owner's readers -------------------------------------------------------------------------------------
+
+#[test]
+fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
+    let rig = rig(600, 64);
+    rig.device.keep();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| rig.try_read(0, 1).unwrap());
+        let mut fill = rig.device.kept();
+        assert_eq!(hit_pages(&rig, 64, 1), (0, Stopped::Filling));
+        // Out of order, and beyond the bits of one word.
+        land(&mut fill, 100..200);
+        assert_eq!(hit_pages(&rig, 99, 2), (0, Stopped::Filling));
+        assert_eq!(hit_pages(&rig, 100, 100), (100, Stopped::Full));
+        assert_eq!(hit_pages(&rig, 199, 1), (1, Stopped::Full));
+        assert_eq!(hit_pages(&rig, 150, 300), (50, Stopped::Filling));
+        assert_eq!(hit_pages(&rig, 200, 1), (0, Stopped::Filling));
+        assert_eq!(group(&rig, &[99, 100, 150, 199, 200, 511, 512]), [100, 150, 199]);
+        // Within a page, and from the middle of one into what has not landed.
+        let mut bytes = [0; 6000];
+        let hits = read_hits_into(
+            rig.arena.view(),
+            rig.mapping.cell(),
+            rig.mapping.id(),
+            199 * PAGE + 96,
+            &mut bytes,
+            |_, _| (),
+        );
+        assert_eq!((hits.bytes, hits.stopped), (4000, Stopped::Filling));
+        let word = rig.arena.view().own(rig.mapping.try_hold(PageIndex(0)).unwrap().frame()).word();
+        assert!(word.holds() <= 3, "the fill, the reader who waits, and the hold of this line: {word:?}");
+        land(&mut fill, 0..100);
+        assert_eq!(first.join().unwrap() as u64, PAGE);
+        assert_eq!(hit_pages(&rig, 0, 512), (200, Stopped::Filling));
+        land(&mut fill, 200..512);
+        assert_eq!(hit_pages(&rig, 0, 512), (512, Stopped::Full), "all has landed, though its fill goes on");
+        fill.complete(Ok(512 * PAGE_SIZE));
+    });
+    assert_eq!(hit_pages(&rig, 0, 512), (512, Stopped::Full));
+    assert_eq!(group(&rig, &[0, 300, 511]), [0, 300, 511]);
+    rig.finish();
+}
+
+#[test]
+fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
+    let rig = rig(512, 64);
+    rig.device.keep();
+    for round in 0..3 {
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| rig.try_read(0, 1));
+            let mut fill = rig.device.kept();
+            // The frames may be the same ones again: nothing of the round before is left.
+            assert_eq!(hit_pages(&rig, 64, 64), (0, Stopped::Filling), "round {round}");
+            land(&mut fill, 64..128);
+            assert_eq!(hit_pages(&rig, 64, 128), (64, Stopped::Filling));
+            fill.complete(Err(io::Error::from_raw_os_error(5)));
+            assert_eq!(hit_pages(&rig, 64, 64), (0, Stopped::Absent));
+            assert!(group(&rig, &[64, 127]).is_empty());
+            // Its reader asks for the page's folio alone; that fails, too.
+            rig.device.kept().complete(Err(io::Error::from_raw_os_error(5)));
+            assert!(reader.join().unwrap().is_err());
+        });
+    }
+    rig.finish();
+}
+
+#[test]
+fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
+    let rig = rig(512, 64);
+    rig.device.keep();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| rig.try_read(0, 1).unwrap());
+        let mut fill = rig.device.kept();
+        land(&mut fill, 200..210);
+        assert_eq!(hit_pages(&rig, 200, 10), (10, Stopped::Full));
+        land(&mut fill, 0..100);
+        fill.complete(Ok(100 * PAGE_SIZE)); // the file was cut
+        reader.join().unwrap();
+    });
+    assert_eq!(hit_pages(&rig, 200, 10), (0, Stopped::EndOfFile(100 * PAGE)));
+    assert_eq!(hit_pages(&rig, 90, 20), (10, Stopped::EndOfFile(100 * PAGE)));
+    rig.finish();
+}
+
+/// Who waited for others to judge finds what these brought, and does not take it for a window that was lost.
+#[test]
+fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
+    let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
+    let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
+    thread::scope(|scope| {
+        let judging = rig.readahead.lock();
+        let late = scope.spawn(|| rig.try_read(0, 4).unwrap());
+        // If it comes even later than this it hits, and this test shows nothing; it cannot fail by that.
+        thread::sleep(Duration::from_millis(30));
+        let brought = scope.spawn(|| {
+            let mut bytes = vec![0; 16 * PAGE_SIZE];
+            let patience = Patience::Wait;
+            rig.filemap.read(&rig.mapping, &other, patience, 0, &mut bytes).unwrap()
+        });
+        assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
+        drop(judging);
+        assert_eq!(late.join().unwrap(), 4 * PAGE_SIZE);
+    });
+    let report = rig.readahead.lock().report();
+    assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
+    rig.finish();
+}
+
+// ---- viewers ----------------------------------------------------------------------------------------------
+
+/// The owner of the rig's file, for viewers.
+#[derive(Debug)]
+struct OneFile {
+    rig: Arc<Rig>,
+    fills: AtomicU64,
+}
+
+impl Owner for OneFile {
+    fn arena(&self) -> ArenaShare<'_> {
+        self.rig.arena.share()
+    }
+    fn attach(&self, _: u32, _: i32, _: u64, _: u64) -> Result<Attached, Errno> {
+        Ok(Attached { handle: 1, cell: self.rig.mapping.cell(), id: self.rig.mapping.id() })
+    }
+    fn fill(&self, _: u64, position: u64, len: u64) -> Result<(), Errno> {
+        self.fills.fetch_add(1, Ordering::Relaxed);
+        let Rig { filemap, mapping, readahead, .. } = &*self.rig;
+        filemap.make_ready(mapping, readahead, position, len as usize).map_err(|_| Errno(5))
+    }
+    fn advance(&self, _: u64, page: PageIndex) {
+        let Rig { filemap, mapping, readahead, .. } = &*self.rig;
+        filemap.advance(mapping, readahead, page, Patience::Wait);
+    }
+    fn revalidate(&self, _: u64) -> Result<u64, Errno> {
+        Ok(self.rig.mapping.size())
+    }
+    fn detach(&self, _: u64) {}
+    fn touched(&self, _: Frame) {}
+}
+
+fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
+    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
+    let base = unsafe {
+        mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).unwrap()
+    };
+    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes: bytes as u64 }
+}
+
+/// A viewer of the rig's file.
+struct Looker {
+    viewer: Viewer,
+    marker: AtomicU64,
+}
+
+impl Looker {
+    fn new(owner: &OneFile) -> Self {
+        let arena = owner.arena();
+        let (data, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
+        // SAFETY: the mappings stay.
+        let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
+        viewer.request(Operation::Attach, [0, 0, 0]).unwrap();
+        Self { viewer, marker: AtomicU64::new(0) }
+    }
+    /// Reads `pages` pages from `page` on, and checks what comes.
+    fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
+        let Rig { mapping, .. } = &*owner.rig;
+        let file =
+            ViewedFile { handle: 1, cell: mapping.cell(), id: mapping.id(), marker_told: &self.marker };
+        let mut bytes = vec![0; pages * PAGE_SIZE];
+        // SAFETY: the buffer is a slice.
+        let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };
+        common::verify(&bytes[..outcome.bytes], 1, page * PAGE).unwrap();
+        outcome
+    }
+}
+
+fn full(pages: usize, asked: u32) -> ReadOutcome {
+    ReadOutcome { bytes: pages * PAGE_SIZE, asked, end: ReadEnd::Full }
+}
+
+#[test]
+fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
+    let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
+    let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
+    let looker = Looker::new(&owner);
+    let device = &owner.rig.device;
+    device.keep();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| looker.read(&owner, 100, 1));
+        let mut fill = device.kept();
+        land(&mut fill, 300..512);
+        assert!(!first.is_finished());
+        land(&mut fill, 100..200);
+        assert_eq!(first.join().unwrap(), full(1, 1), "it asked once, and its folio is not filled");
+        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has landed");
+        assert_eq!(looker.read(&owner, 300, 212), full(212, 0));
+        // A read over a gap asks for the gap, once, and for nothing behind it.
+        let over = scope.spawn(|| looker.read(&owner, 150, 362));
+        while owner.fills.load(Ordering::Relaxed) < 2 {
+            thread::yield_now();
+        }
+        land(&mut fill, 200..300);
+        assert_eq!(over.join().unwrap(), full(362, 1));
+        land(&mut fill, 0..100);
+        fill.complete(Ok(512 * PAGE_SIZE));
+    });
+    assert_eq!(looker.read(&owner, 0, 512), full(512, 0));
+    assert_eq!(device.requests(), [(0, 512)]);
+    service.stop();
+    Arc::into_inner(Arc::into_inner(owner).unwrap().rig).unwrap().finish();
+}
+
+#[test]
+fn a_viewer_of_a_part_that_failed_asks_again_and_reads_what_lands_then() {
+    let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
+    let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
+    let looker = Looker::new(&owner);
+    let device = &owner.rig.device;
+    device.keep();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| looker.read(&owner, 0, 65));
+        let mut fill = device.kept();
+        land(&mut fill, 0..64);
+        // It has 64 pages now and waits for one more, which does not come.
+        while owner.fills.load(Ordering::Relaxed) < 2 {
+            thread::yield_now();
+        }
+        fill.complete(Err(io::Error::from_raw_os_error(5)));
+        let mut again = device.kept();
+        assert_eq!((again.run().index, again.run().pages), (PageIndex(64), 1), "the page alone");
+        assert_eq!(hit_pages(&owner.rig, 0, 64), (0, Stopped::Absent));
+        land(&mut again, 0..1);
+        assert_eq!(reader.join().unwrap(), full(65, 2), "what it had read before is right");
+        again.complete(Ok(PAGE_SIZE));
+    });
+    service.stop();
+    Arc::into_inner(Arc::into_inner(owner).unwrap().rig).unwrap().finish();
+}
+
+// ---- all of it at once --------------------------------------------------------------------------------------
+
+/// Readers who hold nothing close behind a viewer, over a file that is larger than the cache and lands in parts, some
+/// of which fail: whatever they are given is the file's. How many pages they read of folios that were not filled.
+fn storm(seed: u64) -> u64 {
+    const PAGES: u64 = 8192;
+    let device = Parts::new(PAGES, 16);
+    let mut dice = Dice::new(seed);
+    (0..6).for_each(|_| device.spoil(dice.below(PAGES)));
+    let rig = Arc::new(Rig::new(24 << 20, device, ALL, 256, ALL));
+    let owner = Arc::new(OneFile { rig: Arc::clone(&rig), fills: AtomicU64::new(0) });
+    let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
+    let looker = Looker::new(&owner);
+    let (place, is_over, early) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for reader in 0..2u64 {
+            let (rig, place, is_over, early) = (&rig, &place, &is_over, &early);
+            scope.spawn(move || {
+                let mut dice = Dice::new(seed ^ (reader + 1) << 32);
+                while !is_over.load(Ordering::Relaxed) {
+                    let page = (place.load(Ordering::Relaxed) + dice.below(64)) % PAGES;
+                    let got = hit_pages(rig, page, 1 + dice.below(8) as usize).0;
+                    let held = rig.mapping.try_hold(PageIndex(page));
+                    if held.is_ok_and(|held| held.is_readable() == Readable::NotYet) {
+                        early.fetch_add(got as u64, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for _ in 0..200 {
+            let page = place.load(Ordering::Relaxed);
+            let page = if dice.below(8) == 0 { dice.below(PAGES) } else { page };
+            place.store(page, Ordering::Relaxed);
+            let outcome = looker.read(&owner, page, 1 + dice.below(40) as usize);
+            place.store((page + 1 + outcome.bytes as u64 / PAGE) % PAGES, Ordering::Relaxed);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    service.stop();
+    drop((looker, owner));
+    Arc::into_inner(rig).unwrap().finish();
+    early.into_inner()
+}
+
+#[test]
+fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
+    let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
+    let early: u64 = (0..storms).map(storm).sum();
+    assert!(early > 0, "nobody met a folio that was not filled: this storm shows nothing");
+}

@@ -47,7 +47,7 @@ use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::lists::{Lists, ListsGuard, Promise};
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
-use crate::policy::{self, Arrival, CLASSES, Came, Class, Policy, Verdict, Weights};
+use crate::policy::{Arrival, CLASSES, Came, Class, Policy, Verdict, Weights};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
@@ -135,7 +135,7 @@ impl Reclaim {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            policy: RankedMutex::new(Rank::Policy, policy::build(policy)),
+            policy: RankedMutex::new(Rank::Policy, policy.build()),
             lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
             reach: AtomicU64::new(0),
             extent: AtomicU32::new(0),
@@ -469,12 +469,14 @@ impl Reclaim {
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
     fn leave(&self, remember: bool, word: Word) -> Leave {
+        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
+        // The cache ages by what goes, remembered or not.
+        let memory = self.workingset.remember(word.order(), standing);
         if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
             return Leave::Nothing;
         }
-        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
         self.counters.add(Count::Shadows, u64::from(word.order().pages()));
-        Leave::Shadow(self.workingset.remember(word.order(), standing).payload())
+        Leave::Shadow(memory.payload())
     }
 }
 

@@ -68,6 +68,8 @@ pub enum PolicyKind {
     /// Two queues: what is new proves itself in the small one, and what was read again stays in the large one.
     #[default]
     S3Fifo,
+    /// Linux's active and inactive lists, with the distance of refaults; to compare with.
+    TwoList,
 }
 
 /// How the folios of a window enter the index.

@@ -112,7 +112,7 @@ fn viewer_process() {
     let data = file.metadata().unwrap();
     let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
     let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
-    let marker = AtomicU64::new(0);
+    let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
     let (stop, mut reads) = (AtomicBool::new(false), 0u64);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -128,6 +128,7 @@ fn viewer_process() {
                 cell: CellNumber(place as u32),
                 id: MappingId((place >> 32) as u32),
                 marker_told: &marker,
+                touched: &touched,
             };
             // SAFETY: the buffer is a slice of at least `len` bytes.
             let outcome = unsafe { viewer.read(&file, position, buffer.as_mut_ptr(), len) };

@@ -23,7 +23,7 @@ const KEYS: [&str; 11] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 6] = ["hit", "insert", "split", "readbatch", "cold", "readseq"];
+const EXPERIMENTS: [&str; 7] = ["hit", "insert", "split", "readbatch", "cold", "readseq", "ratio"];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));

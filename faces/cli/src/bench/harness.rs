@@ -50,6 +50,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// What was said of db_bench's work.
     pub db_bench: Options,
+    /// What was said of traces.
+    pub ratio: super::ratio::Options,
 }
 
 /// How often a case is repeated and counted.
@@ -166,6 +168,12 @@ impl Alternative {
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
         Self { name, run: Box::new(run) }
     }
+
+    /// What its first run answers.
+    #[cfg(test)]
+    pub fn answer(&mut self) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(0)
+    }
 }
 
 /// A row of the result: how `ours` compares with `peer` by a metric.
@@ -177,6 +185,8 @@ struct Comparison {
     standing: Standing,
     /// The ratio that is wanted at least.
     goal: Option<f64>,
+    /// Or by how much ours may be less than the peer's.
+    behind_max: Option<f64>,
 }
 
 type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
@@ -236,8 +246,29 @@ impl Case {
         peer: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        self.comparisons.push(Comparison { metric, ours, peer: Some(peer), standing: Standing::Peer, goal });
+        self.comparisons.push(Comparison {
+            metric,
+            ours,
+            peer: Some(peer),
+            standing: Standing::Peer,
+            goal,
+            behind_max: None,
+        });
         self
+    }
+
+    /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
+    /// the row shows is the ratio that this comes to.
+    pub fn within(
+        self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: &'static str,
+        behind_max: f64,
+    ) -> Self {
+        let mut case = self.compare(metric, ours, peer, None);
+        case.comparisons.last_mut().expect("one was put there").behind_max = Some(behind_max);
+        case
     }
 
     /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
@@ -249,7 +280,14 @@ impl Case {
         goal: Option<f64>,
     ) -> Self {
         let standing = Standing::Bound;
-        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal });
+        self.comparisons.push(Comparison {
+            metric,
+            ours,
+            peer: Some(bound),
+            standing,
+            goal,
+            behind_max: None,
+        });
         self
     }
 
@@ -331,19 +369,23 @@ impl Comparison {
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
         let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
         let ratio = ratios.map(|ratios| ratios.median);
+        let peer = peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median);
+        let nearly =
+            |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
+        let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
         Row {
             experiment,
             case: format!("{case}: {}", self.ours),
             metric: self.metric,
             unit: metrics[at].unit,
             quinion: Quartiles::of(&ours).map(|ours| ours.median),
-            peer: peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median),
+            peer,
             peer_name: self.peer,
             standing: self.standing,
             ratio,
             spread: spread.map(|spread| [spread.low, spread.high]),
-            goal: self.goal,
-            met: ratio.zip(self.goal).map(|(ratio, goal)| ratio >= goal),
+            goal,
+            met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
         }
     }
 }
@@ -370,6 +412,7 @@ mod tests {
             repeat: Repeat::Usual(repeat),
             folder,
             db_bench: Options::default(),
+            ratio: Default::default(),
         }
     }
 
@@ -415,6 +458,21 @@ mod tests {
         let rows = case.measure("e", &settings(3), || {}).expect("it runs");
         let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
         assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
+    }
+
+    #[test]
+    fn a_gain_may_be_so_far_behind_and_no_further() {
+        let case = |ours: f64| {
+            let case = Case::new("x", &[RATE], move || {
+                let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+                Ok(vec![fixed("ours", ours), fixed("peer", 40.0), fixed("nothing", 0.0)])
+            });
+            let case = case.within("rate", "ours", "peer", 1.0).within("rate", "ours", "nothing", 1.0);
+            let rows = case.measure("e", &settings(1), || {}).expect("it runs");
+            rows.iter().map(|row| (row.goal, row.met)).collect::<Vec<_>>()
+        };
+        assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
+        assert_eq!(case(38.9), [(Some(0.975), Some(false)), (None, None)]);
     }
 
     #[test]

@@ -143,6 +143,7 @@ mod tests {
             repeat: Repeat::Usual(1),
             folder: ".".into(),
             db_bench: Options::default(),
+            ratio: Default::default(),
         };
         let text = described(&settings);
         assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");

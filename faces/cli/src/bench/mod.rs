@@ -11,7 +11,7 @@
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
-//!   hit  insert  split  readbatch  cold  readseq                                             the experiments
+//!   hit  insert  split  readbatch  cold  readseq  ratio                                      the experiments
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -33,6 +33,7 @@ mod hit;
 mod index;
 mod insert;
 mod machine;
+mod ratio;
 mod readbatch;
 mod readseq;
 mod ready;
@@ -58,7 +59,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 6] = [
+const EXPERIMENTS: [Experiment; 7] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -95,6 +96,12 @@ const EXPERIMENTS: [Experiment; 6] = [
         starts: Starts::Cold,
         cases: readseq::cases,
     },
+    Experiment {
+        name: ratio::NAME,
+        question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
+        starts: Starts::Anyhow,
+        cases: ratio::cases,
+    },
 ];
 
 /// Repetitions that are counted, if not told otherwise.
@@ -130,6 +137,8 @@ pub struct Arguments {
     experiments: Vec<String>,
     #[command(flatten)]
     db_bench: db_bench::Options,
+    #[command(flatten)]
+    ratio: ratio::Options,
 }
 
 /// Runs the command.
@@ -176,7 +185,8 @@ fn settings(arguments: &Arguments) -> Settings {
     let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
     let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
-    Settings { extent, repeat, folder: arguments.scratch.clone(), db_bench: arguments.db_bench.clone() }
+    let (folder, db_bench) = (arguments.scratch.clone(), arguments.db_bench.clone());
+    Settings { extent, repeat, folder, db_bench, ratio: arguments.ratio.clone() }
 }
 
 /// A run of experiments.
@@ -207,6 +217,7 @@ impl Bench {
         for experiment in experiments {
             let rows = self.measure(experiment);
             self.bar.suspend(|| self.print(experiment, &rows))?;
+            self.draw(experiment, &rows);
             self.lost.push_str(&rows::losses(&rows));
         }
         self.bar.finish_and_clear();
@@ -241,8 +252,24 @@ impl Bench {
         }
     }
 
+    /// Draws the rows, if that was asked for and they are such.
+    fn draw(&mut self, experiment: &Experiment, rows: &[Row]) {
+        let Some(out) = self.settings.ratio.out.clone().filter(|_| experiment.name == ratio::NAME) else {
+            return;
+        };
+        match ratio::write_plot(rows, &out) {
+            Ok(path) => self.bar.suspend(|| eprintln!("quinion: the plot is in {}", path.display())),
+            Err(why) => {
+                self.complain(experiment, "the plot", &Unmeasured::Failed(why));
+            }
+        }
+    }
+
     fn print(&self, experiment: &Experiment, rows: &[Row]) -> Result<(), ExitCode> {
         match self.form {
+            Form::Text if experiment.name == ratio::NAME => {
+                crate::print(&format!("\n{}", ratio::table(experiment.question, rows)))
+            }
             Form::Text => crate::print(&format!("\n{}", rows::table(experiment.question, rows))),
             Form::Json => rows.iter().try_for_each(|row| crate::print(&row.json())),
         }

@@ -47,6 +47,8 @@ pub mod folio;
 pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
 // Judge: numbers in, decisions out.
@@ -54,6 +56,8 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(feature = "std")]
+pub mod policy;
 // Upkeep: what is done when nobody waits, and room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
@@ -92,4 +96,4 @@ pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};

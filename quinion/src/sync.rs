@@ -242,22 +242,24 @@ mod ranked {
         Readahead = 2,
         /// One mapping's invalidate lock.
         Invalidate = 3,
-        /// The reclaimer's clock hand.
-        Clock = 4,
+        /// The reclaimer's policy.
+        Policy = 4,
         /// One mapping's tree.
         Tree = 5,
         /// The list of nodes that only remember.
         Shadows = 6,
+        /// The rings of folios.
+        Lists = 7,
         /// The table from mapping number to mapping.
-        Directory = 7,
+        Directory = 8,
         /// The arena's growth.
-        Growth = 8,
+        Growth = 9,
         /// The arena's frames and index nodes.
-        Arena = 9,
+        Arena = 10,
         /// The submission side of a ring.
-        Submit = 10,
+        Submit = 11,
         /// What the owner knows of one viewer.
-        Viewer = 11,
+        Viewer = 12,
     }
 
     #[cfg(debug_assertions)]
@@ -336,6 +338,10 @@ mod ranked {
                 super::Locks::Wait => Some(self.lock()),
                 super::Locks::Try => self.try_lock(),
             }
+        }
+        /// What is guarded, for who has the mutex alone.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
         /// Takes the lock only if nobody holds it.
         #[inline]

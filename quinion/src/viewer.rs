@@ -35,7 +35,7 @@ use crate::arena::control::{
     ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
     ViewerPage, state,
 };
-use crate::arena::referenced::is_noted;
+use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Grown, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
@@ -265,10 +265,10 @@ impl Viewer {
         ReadOutcome { bytes, asked, end }
     }
 
-    /// Notes that the folio at `frame` was read, unless the owner knows already.
+    /// Notes that the folio at `frame` was read, unless the owner has counted enough of that.
     #[inline]
     fn note(&self, frame: Frame) {
-        let known = self.arena.referenced(frame).is_none_or(|byte| is_noted(byte.load(Ordering::Relaxed)));
+        let known = self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
         if !known {
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;

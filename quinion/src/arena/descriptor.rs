@@ -58,6 +58,9 @@ use crate::units::{Frame, MappingId, Order, PageIndex};
 /// The most holds one folio can have at a time; one more is refused.
 pub const HOLDS_MAX: u32 = u16::MAX as u32;
 
+/// In the first link of a folio's head: it stands in no ring.
+pub const NO_PLACE: u32 = 0;
+
 const HOLD: u64 = 1 << 16;
 const HOLDS_MASK: u64 = 0xffff << 16;
 const ORDER_SHIFT: u32 = 12;
@@ -238,8 +241,8 @@ pub struct Descriptor {
     mapping: AtomicU32,
     /// Users' pins, a part of the holds.
     pins: AtomicU32,
-    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; later the
-    /// policy's ring position.
+    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; while it heads a folio
+    /// of the index, its place in a ring ([`NO_PLACE`] in the first: none).
     links: [AtomicU32; 2],
 }
 
@@ -268,6 +271,12 @@ impl Descriptor {
     #[inline]
     pub fn word(&self) -> Word {
         Word(self.word.load(Ordering::Relaxed))
+    }
+    /// The word as it is now, and with it what was stored before the folio got its identity: that it has no place
+    /// in a ring yet.
+    #[inline]
+    pub fn settled_word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
     }
     /// The mapping whose folio this is. Means something to the holder of the folio or of the tree lock.
     #[inline]
@@ -349,6 +358,7 @@ impl Descriptor {
         self.mapping.store(mapping.0, Ordering::Relaxed);
         self.index.store(index.0, Ordering::Relaxed);
         self.pins.store(0, Ordering::Relaxed);
+        self.links[0].store(NO_PLACE, Ordering::Relaxed);
         let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let marker = if marker { Flags::MARKER } else { 0 };

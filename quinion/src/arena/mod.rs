@@ -35,7 +35,8 @@
 mod descriptor;
 pub mod landed;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
+    Word,
     before_bytes,
 };
 

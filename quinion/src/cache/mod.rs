@@ -339,7 +339,8 @@ impl Shared {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
-        let mapping = mapping.with_shadow_nodes(self.filemap.reclaim.shadow_nodes());
+        let reclaim = &self.filemap.reclaim;
+        let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
         let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };

@@ -6,7 +6,8 @@
 //!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
-//!   insert     locked folios, all runs in one hold of the tree's lock
+//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are promised before
+//!   list       each in the ring that the policy says
 //!   submit     one Fill each, several windows' in one call
 //! ```
 //!
@@ -37,11 +38,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
+use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
+use crate::lists::Promise;
+use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
@@ -129,7 +132,7 @@ impl Filemap {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let counters = Arc::new(Counters::default());
         Self {
-            reclaim: Reclaim::new(Arc::clone(&arena), Arc::clone(&counters)),
+            reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
             arena,
             room,
             counters,
@@ -193,16 +196,21 @@ impl Filemap {
             return Filled::NoMemory;
         }
         let runs = deal_out(&gaps, &frames);
-        // 3 Into the tree, with invalidation held off until it goes to the device.
+        // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
         if together.hold_off(patience).is_none() {
             self.free_runs(&runs);
             return Filled::Busy;
         }
         let mut refaults = Refaults::default();
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
+        let Some(promise) = self.promise_places(mapping, &runs, patience) else {
+            self.free_runs(&runs);
+            return if patience == Patience::Wait && self.make_nodes() { Filled::Nothing } else { Filled::NoMemory };
+        };
         let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
+        self.list(&added.inserted, wanted, promise);
         if added.inserted.is_empty() {
             return match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
@@ -343,6 +351,31 @@ impl Filemap {
         added
     }
 
+    /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
+    /// the mapping has no rings. `None`: there is no cell for them.
+    fn promise_places(&self, mapping: &Mapping, runs: &[FillRun], patience: Patience) -> Option<Promise<'_>> {
+        if mapping.lists().is_none() {
+            return Some(self.reclaim.lists().no_promise());
+        }
+        let pages: u32 = runs.iter().map(|run| run.pages).sum();
+        self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+    }
+
+    /// Lists the folios of `runs`, which were just inserted. Nobody can have taken them out yet: their fills hold
+    /// them, and invalidation is held off.
+    fn list(&self, runs: &[FillRun], wanted: AskedFor, promise: Promise<'_>) {
+        if promise.entries() == 0 {
+            return;
+        }
+        let folios = runs.iter().flat_map(|&run| {
+            folios_in(self.arena.view(), run).map(move |(page, order)| {
+                let asked = wanted.meets(run.index.plus(u64::from(page)), order.pages());
+                (run.frame.plus(page), if asked { policy::Came::Asked } else { policy::Came::Ahead })
+            })
+        });
+        self.reclaim.list(folios, promise);
+    }
+
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
@@ -364,11 +397,12 @@ impl Filemap {
         }
     }
 
-    /// Takes nodes from those who only keep them; then forgets and evicts until one can be had; whether one
+    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be had; whether one
     /// can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         self.reclaim.collect_spare_nodes();
+        self.reclaim.lists().give_back();
         for attempt in 0..8 {
             let scattered = attempt < 4;
             let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
@@ -588,17 +622,21 @@ impl Batch {
 
     /// The folios of a run that is being filled, as (page of the run, order).
     fn folios(&self, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
-        let view = self.filemap.arena.view();
-        let mut page = 0;
-        std::iter::from_fn(move || {
-            let at = page;
-            (at < run.pages).then(|| {
-                let order = view.own(run.frame.plus(at)).word().order();
-                page += order.pages();
-                (at, order)
-            })
-        })
+        folios_in(self.filemap.arena.view(), run)
     }
+}
+
+/// The folios of a run that was inserted, as (page of the run, order).
+fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+    let mut page = 0;
+    std::iter::from_fn(move || {
+        let at = page;
+        (at < run.pages).then(|| {
+            let order = view.own(run.frame.plus(at)).word().order();
+            page += order.pages();
+            (at, order)
+        })
+    })
 }
 
 /// What of a run has come when its fill has ended.

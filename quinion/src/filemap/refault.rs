@@ -6,7 +6,8 @@
 //!
 //! ```text
 //!   away for long                    as if it had never been here
-//!   recent                           counts as read twice, WORKINGSET set    activated
+//!   recent                           WORKINGSET set: joins the ring of       activated
+//!                                    what is kept, when it is listed
 //!   recent, and WORKINGSET before    the same                                the working set does not fit
 //! ```
 //!
@@ -51,7 +52,7 @@ impl Filemap {
                 descriptor.join_working_set();
                 let pages = u64::from(order.pages());
                 let byte = self.arena.view().referenced(frame).expect("a frame of ours");
-                if referenced::is_unread(byte.swap(referenced::TWICE, Ordering::Relaxed)) {
+                if referenced::is_unread(byte.swap(referenced::ASKED, Ordering::Relaxed)) {
                     // It was fetched ahead, but that it is wanted was known: no guess of ours.
                     self.counters.add(Count::ReadaheadActivated, pages);
                 }

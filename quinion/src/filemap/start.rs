@@ -26,6 +26,7 @@
 
 use std::sync::Arc;
 
+use crate::arena::referenced;
 use crate::mapping::{Mapping, find};
 use crate::readahead::{Asked, Readahead};
 use crate::sync::RankedMutex;
@@ -151,14 +152,15 @@ impl Filemap {
         }
     }
 
-    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them.
+    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them: those
+    /// that nobody has read. What was put in for this batch is waited for as it is.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
         let Some(record) = grown.record(mapping.cell()) else { return };
         for page in 0..u64::from(pages) {
-            // A hint may name the frame of another folio by now; that one is spared once, then.
+            // A hint may name the frame of another folio by now; that one is spared once more, then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
-                touch(grown, Frame(number));
+                grown.referenced(Frame(number)).into_iter().for_each(referenced::expect_reader);
             }
         }
     }

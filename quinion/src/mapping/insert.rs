@@ -121,11 +121,15 @@ impl AskedFor {
     /// What the referenced byte begins with, of a folio of `pages` pages from `index` on.
     #[inline]
     fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
+        if self.meets(index, pages) { referenced::ASKED } else { referenced::AHEAD }
+    }
+
+    /// Whether any of `pages` pages from `index` on was asked for.
+    #[inline]
+    pub fn meets(self, index: PageIndex, pages: u32) -> bool {
         match self {
-            AskedFor::Only { from, end } if index >= end || index.plus(u64::from(pages)) <= from => {
-                referenced::AHEAD
-            }
-            AskedFor::All | AskedFor::Only { .. } => referenced::ONCE,
+            AskedFor::All => true,
+            AskedFor::Only { from, end } => index < end && index.plus(u64::from(pages)) > from,
         }
     }
 }

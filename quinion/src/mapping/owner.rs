@@ -2,15 +2,20 @@
 //!
 //! ```text
 //!   add_folio ...     see insert.rs
-//!   evict             retire if nobody holds it --> a shadow in its place --> frames to the caller, to free
-//!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
-//!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
+//!   evict             retire if nobody holds it --> a shadow in its place --> off its ring --> frames to the
+//!                     caller, to free
+//!   remove_failed     erase --> off its ring, retire --> freed when the fill gives its hold back
+//!   remove_all        erase --> off its ring, retire --> free those that nobody holds, the others at their last put
 //! ```
 //!
 //! A descriptor is prepared when its entry goes in. It is retired under
 //! the same hold of the tree lock under which the entry goes, before or after.
 //! In between a reader may find the one without the other; it looks at the
 //! descriptor, and the descriptor alone decides.
+//!
+//! Who retires what others hold loses its frames at that moment, for the last
+//! holder may be quick. So it is taken off its ring before, and under the same hold of the lists' lock,
+//! so that nobody lists it in between.
 //!
 //! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
 //! held for a batch and never while anybody waits for a device; the arena's
@@ -31,13 +36,14 @@ use crate::arena::{
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
+use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Root, Value, XArray};
+use crate::xarray::{Entry, Fate, Forgotten, INDICES_MAX, Kind, Root, Value, XArray};
 
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
@@ -61,6 +67,8 @@ pub struct Mapping {
     pub(super) tuning: Tuning,
     /// The cache's nodes that only remember; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
+    /// The rings in which its folios stand, if there are any.
+    lists: Option<Arc<Lists>>,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -113,6 +121,7 @@ impl Mapping {
             process,
             stock: Stock::default(),
             tuning,
+            lists: None,
             counters: None,
         })
     }
@@ -144,6 +153,43 @@ impl Mapping {
         u64::from(order.pages())
     }
 
+    /// Takes folios that were retired off their rings. They were held by nobody, and their frames are the caller's.
+    fn unlist(&self, folios: &[(Frame, Order)]) {
+        if let Some(lists) = self.lists.as_ref().filter(|_| !folios.is_empty()) {
+            let mut listed = lists.lock();
+            folios.iter().for_each(|&(frame, _)| listed.remove(frame));
+        }
+    }
+
+    /// Takes folios off their rings and retires them, whoever holds them; tells `retired` of each. Returns the pages
+    /// of those that nobody had read. The caller has taken them out of the tree, whose lock it holds.
+    fn retire_all(&self, folios: &[(Frame, Order)], mut retired: impl FnMut(Frame, Order, Retire)) -> u64 {
+        let mut listed = self.lists.as_ref().filter(|_| !folios.is_empty()).map(|lists| lists.lock());
+        let mut unread = 0;
+        for &(frame, order) in folios {
+            if let Some(listed) = &mut listed {
+                listed.remove(frame);
+            }
+            // What is known of it, while it is: held by others, its frames are theirs to free from the next step on.
+            unread += self.take_unread(frame, order);
+            retired(frame, order, self.view().own(frame).retire());
+        }
+        unread
+    }
+
+    /// Retires folios that are out of the tree, frees those that nobody holds, and empties the list of them. Returns
+    /// the pages of those that nobody had read.
+    fn let_go(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
+        let mut free = Vec::with_capacity(folios.len());
+        let unread = self.retire_all(folios, |frame, order, retired| match retired {
+            Retire::Free => free.push((frame, order)),
+            Retire::Held => {}
+        });
+        self.arena.free_all(&free);
+        folios.clear();
+        unread
+    }
+
     /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
     /// other mappings. Without this call it has a list of its own.
     #[must_use]
@@ -153,9 +199,21 @@ impl Mapping {
         self
     }
 
+    /// The same mapping, whose folios stand in rings of `lists` once somebody has listed them, and are taken off
+    /// when they leave. Without this call they are in none, and nothing reclaims them.
+    #[must_use]
+    pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
+        self.lists = Some(Arc::clone(lists));
+        self
+    }
+
     /// The mapping's number.
     pub fn id(&self) -> MappingId {
         self.id
+    }
+    /// The rings in which its folios stand, if there are any.
+    pub fn lists(&self) -> Option<&Arc<Lists>> {
+        self.lists.as_ref()
     }
     /// Where nodes of its tree are listed that only remember.
     pub fn shadow_nodes(&self) -> &ShadowNodes {
@@ -315,9 +373,11 @@ impl Mapping {
         let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
-        let (mut from, mut pages) = (0, 0);
+        let (mut from, mut pages, mut unlisted) = (0, 0, 0);
+        let listed = self.lists.as_ref().map(|lists| lists.lock());
         while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
             if let Kind::Folio(frame) = entry.kind() {
+                unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
@@ -328,6 +388,11 @@ impl Mapping {
         }
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
+        }
+        let promised = listed.map_or(0, |listed| listed.promised());
+        if unlisted > promised {
+            let id = self.id;
+            return Err(format!("{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"));
         }
         let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
         if found != listed {
@@ -406,20 +471,42 @@ impl<'a> MappingGuard<'a> {
         frame: Frame,
         leave: impl FnOnce(Word) -> Leave,
     ) -> Option<Order> {
-        let nodes = self.mapping.nodes();
-        let mut tree = self.xarray(&nodes);
-        if tree.load(index.0) != Entry::folio(frame.0) {
-            return None;
-        }
-        let descriptor = self.mapping.view().own(frame);
-        let order = descriptor.try_retire()?;
-        match if self.tree.remembers { leave(descriptor.word()) } else { Leave::Nothing } {
-            Leave::Nothing => tree.erase(index.0),
-            Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
-        };
-        self.tree.pages -= u64::from(order.pages());
-        self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
-        Some(order)
+        let (mut leave, mut gone) = (Some(leave), Vec::with_capacity(1));
+        let leave = |_, word| leave.take().map_or(Leave::Nothing, |leave| leave(word));
+        self.evict_all(&[(index, frame)], leave, &mut gone);
+        gone.first().map(|&(_, order)| order)
+    }
+
+    /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
+    /// would, and adds them to `gone`, in the same order. `leave` is told the place of each among them besides. One
+    /// way down, and the lists' lock once.
+    pub fn evict_all(
+        &mut self,
+        folios: &[(PageIndex, Frame)],
+        mut leave: impl FnMut(usize, Word) -> Leave,
+        gone: &mut Vec<(Frame, Order)>,
+    ) {
+        let (mapping, first) = (self.mapping, gone.len());
+        let nodes = mapping.nodes();
+        let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
+        tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {
+            let (_, frame) = folios[nth];
+            if found != Entry::folio(frame.0) {
+                return Fate::Keep;
+            }
+            let descriptor = mapping.view().own(frame);
+            let Some(order) = descriptor.try_retire() else { return Fate::Keep };
+            gone.push((frame, order));
+            match if remembers { leave(nth, descriptor.word()) } else { Leave::Nothing } {
+                Leave::Nothing => Fate::Erase,
+                Leave::Shadow(payload) => Fate::Replace(Value::shadow(order.0, payload)),
+            }
+        });
+        let gone = &gone[first..];
+        mapping.unlist(gone);
+        let unread: u64 = gone.iter().map(|&(frame, order)| mapping.take_unread(frame, order)).sum();
+        mapping.count(Count::ReadaheadWasted, unread);
+        self.tree.pages -= gone.iter().map(|(_, order)| u64::from(order.pages())).sum::<u64>();
     }
 
     /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
@@ -464,16 +551,15 @@ impl<'a> MappingGuard<'a> {
     /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range
     /// short: what stands in it is listed first.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
-        let mut gone: Vec<(Frame, Order)> = Vec::new();
-        for (first, entry, order) in self.inside(from, to, end) {
+        let (mut folios, mut gone) = (Vec::new(), Vec::new());
+        for (first, entry, _) in self.inside(from, to, end) {
             match entry.kind() {
-                Kind::Folio(frame) if self.evict(first, Frame(frame), |_| Leave::Nothing).is_some() => {
-                    gone.push((Frame(frame), order));
-                }
+                Kind::Folio(frame) => folios.push((first, Frame(frame))),
                 Kind::Value(value) if !value.is_spill() => self.forget_shadow(first),
                 _ => {}
             }
         }
+        self.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
@@ -504,42 +590,36 @@ impl<'a> MappingGuard<'a> {
     pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
-        let mut page = 0;
+        let (mut page, mut failed) = (0, Vec::new());
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
-            let descriptor = self.mapping.view().own(frame);
-            let order = descriptor.word().order();
+            let order = self.mapping.view().own(frame).word().order();
             let ours = !came(page, order) && tree.load(index.0) == Entry::folio(frame.0);
             if ours {
-                let retired = descriptor.retire();
-                debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
                 tree.erase(index.0);
                 self.tree.pages -= u64::from(order.pages());
-                self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
+                failed.push((frame, order));
             }
             page += order.pages();
         }
+        let unread = self.mapping.retire_all(&failed, |_, _, retired| {
+            debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
+        });
+        self.mapping.count(Count::ReadaheadWasted, unread);
     }
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
-        let arena = &self.mapping.arena;
         let nodes = self.mapping.nodes();
-        let (mut free, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
+        let (mut folios, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             let Kind::Folio(frame) = entry.kind() else { return };
-            let (frame, order) = (Frame(frame), Order(order));
-            let retired = arena.view().own(frame).retire();
-            unread += self.mapping.take_unread(frame, order);
-            if retired == Retire::Free {
-                free.push((frame, order));
-            }
-            if free.len() == FREE_BATCH {
-                arena.free_all(&free);
-                free.clear();
+            folios.push((Frame(frame), Order(order)));
+            if folios.len() == FREE_BATCH {
+                unread += self.mapping.let_go(&mut folios);
             }
         });
-        arena.free_all(&free);
+        unread += self.mapping.let_go(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
         std::mem::take(&mut self.tree.pages)
     }

@@ -268,7 +268,8 @@ impl Viewer {
     /// Notes that the folio at `frame` was read, unless the owner has counted enough of that.
     #[inline]
     fn note(&self, frame: Frame) {
-        let known = self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
+        let known =
+            self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
         if !known {
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;

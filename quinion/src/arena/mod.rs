@@ -36,8 +36,7 @@ mod descriptor;
 pub mod landed;
 pub use descriptor::{
     Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
-    Word,
-    before_bytes,
+    Word, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.

@@ -40,10 +40,10 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom};
+use crate::lists::Promise;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
-use crate::lists::Promise;
 use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
@@ -191,7 +191,7 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, self.orders_for(window).max, need, patience.locks());
+        let frames = self.alloc_frames(mapping, &gaps, window, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
@@ -205,12 +205,16 @@ impl Filemap {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(promise) = self.promise_places(mapping, &runs, patience) else {
             self.free_runs(&runs);
-            return if patience == Patience::Wait && self.make_nodes() { Filled::Nothing } else { Filled::NoMemory };
+            return if patience == Patience::Wait && self.make_nodes() {
+                Filled::Nothing
+            } else {
+                Filled::NoMemory
+            };
         };
         let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
-        self.list(&added.inserted, wanted, promise);
+        self.list(&added.inserted, window, wanted, promise);
         if added.inserted.is_empty() {
             return match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
@@ -241,19 +245,26 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two. Under more
-    /// pressure than that, in pieces, as many as can be had.
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
+    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
     fn alloc_frames(
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
-        align: Order,
+        window: Window,
         need: Need,
         locks: Locks,
     ) -> Vec<Run> {
-        let wanted = Wanted { gaps, pages: gaps.iter().map(|(_, pages)| pages).sum(), align, locks };
+        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
+        let wanted = Wanted { gaps, pages, align, locks };
         let mut runs = Vec::new();
         if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
+            return runs;
+        }
+        if let Some(passed) = window.stream
+            && self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks) > 0
+            && self.take_frames(wanted, Amount::All, &mut runs) > 0
+        {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
@@ -363,14 +374,18 @@ impl Filemap {
 
     /// Lists the folios of `runs`, which were just inserted. Nobody can have taken them out yet: their fills hold
     /// them, and invalidation is held off.
-    fn list(&self, runs: &[FillRun], wanted: AskedFor, promise: Promise<'_>) {
+    fn list(&self, runs: &[FillRun], window: Window, wanted: AskedFor, promise: Promise<'_>) {
         if promise.entries() == 0 {
             return;
         }
         let folios = runs.iter().flat_map(|&run| {
             folios_in(self.arena.view(), run).map(move |(page, order)| {
-                let asked = wanted.meets(run.index.plus(u64::from(page)), order.pages());
-                (run.frame.plus(page), if asked { policy::Came::Asked } else { policy::Came::Ahead })
+                let came = match () {
+                    () if window.stream.is_some() => policy::Came::Stream,
+                    () if wanted.meets(run.index.plus(u64::from(page)), order.pages()) => policy::Came::Asked,
+                    () => policy::Came::Ahead,
+                };
+                (run.frame.plus(page), came)
             })
         });
         self.reclaim.list(folios, promise);

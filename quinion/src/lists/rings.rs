@@ -184,6 +184,12 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Some(ring)
     }
 
+    /// The ring that a frame stands in.
+    pub fn ring_of(&self, keeper: &impl Keeper, frame: Frame) -> Option<usize> {
+        let (chunk, _) = keeper.position(frame)?;
+        Some(word(keeper, chunk, RING).load(Ordering::Relaxed) as usize)
+    }
+
     /// Moves every living entry behind the last, in order; the dead ones are gone then.
     fn go_round(&mut self, keeper: &impl Keeper, ring: usize) {
         for _ in 0..self.rings[ring].live + self.rings[ring].dead {
@@ -284,7 +290,8 @@ impl<const SLOTS: usize> Rings<SLOTS> {
                         return Err(format!("{frame:?} in ring {number}: {what}"));
                     }
                 }
-                (chunk, slot) = (if last { NIL } else { word(keeper, chunk, NEXT).load(Ordering::Relaxed) }, 0);
+                (chunk, slot) =
+                    (if last { NIL } else { word(keeper, chunk, NEXT).load(Ordering::Relaxed) }, 0);
             }
             if found != *ring {
                 return Err(format!("ring {number} counts {ring:?} and has {found:?}"));

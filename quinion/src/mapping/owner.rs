@@ -392,7 +392,9 @@ impl Mapping {
         let promised = listed.map_or(0, |listed| listed.promised());
         if unlisted > promised {
             let id = self.id;
-            return Err(format!("{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"));
+            return Err(format!(
+                "{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"
+            ));
         }
         let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
         if found != listed {
@@ -562,6 +564,15 @@ impl<'a> MappingGuard<'a> {
         self.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+    }
+
+    /// The folios that lie as a whole in `from..end`, in rising order.
+    pub fn folios_within(&self, from: PageIndex, end: PageIndex) -> Vec<(PageIndex, Frame)> {
+        let folio = |(index, entry, _): (PageIndex, Entry, Order)| match entry.kind() {
+            Kind::Folio(frame) => Some((index, Frame(frame))),
+            _ => None,
+        };
+        self.inside(from, end, end).into_iter().filter_map(folio).collect()
     }
 
     /// The entries that begin in `from..to` and end by `end`.

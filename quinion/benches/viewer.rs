@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use quinion::arena::CellNumber;
 use quinion::arena::control::Operation;
@@ -152,9 +152,9 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
     let known = file.metadata()?;
     let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|e| format!("{e:?}"))?;
-    let marker_told = AtomicU64::new(0);
+    let (marker_told, touched) = (AtomicU64::new(0), AtomicU32::new(0));
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-    let viewed = ViewedFile { handle, cell, id, marker_told: &marker_told };
+    let viewed = ViewedFile { handle, cell, id, marker_told: &marker_told, touched: &touched };
     for line in std::io::stdin().lines() {
         let line = line?;
         let (number, repeat) = line.split_once(' ').ok_or("not a wish")?;

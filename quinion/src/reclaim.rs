@@ -98,8 +98,6 @@ struct Victim {
     mapping: MappingId,
     index: PageIndex,
     frame: Frame,
-    /// As it was when it was looked at.
-    order: Order,
     /// Whether it leaves a shadow.
     remember: bool,
     /// The ring that it was popped from, and joins again if it stays; `None`: it is in one.
@@ -435,7 +433,7 @@ impl Reclaim {
     fn victim(&self, frame: Frame, remember: bool, from: Option<Class>) -> Victim {
         let descriptor = self.arena.view().own(frame);
         let (mapping, index) = (descriptor.mapping(), descriptor.index());
-        Victim { mapping, index, frame, order: descriptor.word().order(), remember, from }
+        Victim { mapping, index, frame, remember, from }
     }
 
     /// Takes `victims` out of their mappings and frees what went; returns the pages. What stays is listed again.

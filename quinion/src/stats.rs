@@ -121,6 +121,12 @@ static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 /// No shard has been taken yet.
 const NONE: usize = SHARDS;
 
+/// A number of the calling thread, below 64; its own, as long as not more threads than that are counting.
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    my_shard()
+}
+
 /// The calling thread's shard.
 #[inline]
 fn my_shard() -> usize {

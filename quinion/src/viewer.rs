@@ -98,6 +98,8 @@ pub struct ViewedFile<'a> {
     /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
     /// marker, so it remembers.
     pub marker_told: &'a AtomicU64,
+    /// The first frame of the folio that was read last; 0 at first. Who reads it in small pieces has read it once.
+    pub touched: &'a AtomicU32,
 }
 
 /// What a read gave.
@@ -217,7 +219,7 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let touch = |_: Grown<'_>, frame| self.note(frame);
+        let touch = |_: Grown<'_>, frame| self.note(file, frame);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {
@@ -267,10 +269,11 @@ impl Viewer {
 
     /// Notes that the folio at `frame` was read, unless the owner has counted enough of that.
     #[inline]
-    fn note(&self, frame: Frame) {
+    fn note(&self, file: &ViewedFile<'_>, frame: Frame) {
         let known =
             self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
-        if !known {
+        if !known && file.touched.load(Ordering::Relaxed) != frame.0 {
+            file.touched.store(frame.0, Ordering::Relaxed);
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;
             page.ring[place].store(frame.0, Ordering::Relaxed);

@@ -538,11 +538,15 @@ fn a_shortage_of_nodes_is_not_seen_by_readers() {
 #[test]
 fn a_file_that_nobody_has_open_keeps_no_spare_nodes() {
     let (cache, device) = (small(), Device::new(4 * PAGE));
+    // What the cache has for itself comes with the first file.
+    let other = Device::with_number(2, 4 * PAGE);
+    assert_eq!(read(&open(&cache, &other), &other, 0, 4 * 4096), 4 * 4096);
+    let before = cache.share().stats().cells_used;
     let file = open(&cache, &device);
     assert_eq!(read(&file, &device, 0, 4 * 4096), 4 * 4096);
-    assert!(cache.share().stats().cells_used > 2);
+    assert!(cache.share().stats().cells_used > before + 2);
     drop(file);
-    assert_eq!(cache.share().stats().cells_used, 2, "its record and its node");
+    assert_eq!(cache.share().stats().cells_used, before + 2, "its record and its node");
     assert_eq!(read(&open(&cache, &device), &device, 0, 4 * 4096), 4 * 4096);
     assert_eq!(device.reads().len(), 1);
 }

@@ -19,8 +19,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::arena::Grown;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{GROUP_MAX, Patience, Progress, Reading, Span, Wanted, read_group, touch};
+use crate::filemap::{GROUP_MAX, Patience, Progress, Reading, Span, Wanted, read_group};
 use crate::units::FILE_BYTES_MAX;
 
 use super::{Cache, File, Handle, ReadOptions};
@@ -173,6 +174,7 @@ fn read_hits<'f, 'b: 'f, T>(
             *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
         }
     }
+    let touch = |grown: Grown<'_>, frame| leader.touched.note(grown, frame);
     let served = read_group(&leader.view, &mut wanted[..reads], touch);
     let mut bytes = 0;
     for (nth, item) in group.iter_mut().enumerate() {
@@ -313,6 +315,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use crate::backend::MemoryFile;
+    use crate::filemap::touch;
 
     use super::*;
 

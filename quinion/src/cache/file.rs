@@ -9,9 +9,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::arena::{CellNumber, KeepingView};
+use crate::arena::{CellNumber, Grown, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Polled, Prefetch, Stopped, read_hits_into, touch};
+use crate::filemap::{Patience, Polled, Prefetch, Stopped, Touched, read_hits_into};
 use crate::folio::Pinned;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
@@ -25,12 +25,14 @@ use super::{Handle, ReadFuture};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
+    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
     /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
     /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
-    /// bytes, in a cache that nobody has read from before too. (Three locks it takes that others hold for a
-    /// few steps and never while they wait: that of the free pages, to give pages back and to add what has
-    /// grown, that of the list of nodes that only remember, and that of the submission queue.)
+    /// bytes, in a cache that nobody has read from before too. (Some locks it takes that others hold for some
+    /// steps and never while they wait: that of the free pages, to give pages back and to add what has
+    /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
+    /// and its rings, to say what is new: these are held for a thousand judgements at most, some hundred
+    /// microseconds.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
@@ -72,6 +74,7 @@ pub struct File {
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
+    pub(super) touched: Touched,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
@@ -86,6 +89,7 @@ impl File {
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
+            touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
@@ -120,6 +124,7 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
@@ -131,7 +136,13 @@ impl File {
     #[cold]
     fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)
+        let bytes = shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)?;
+        // The next read may go on in the same folio, by a hit; that is this read still.
+        let last = PageIndex::of_byte((position + bytes as u64).saturating_sub(1));
+        if let Some(frame) = mapping.find_frame(last) {
+            self.touched.remember(frame);
+        }
+        Ok(bytes)
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular

@@ -412,8 +412,8 @@ impl Filemap {
         }
     }
 
-    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be had; whether one
-    /// can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
+    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
+    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         self.reclaim.collect_spare_nodes();

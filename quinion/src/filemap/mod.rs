@@ -17,7 +17,8 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed.
+//! and `start.rs` what happens to those of a batch that missed. `touched.rs` counts a
+//! reader of small pieces once for each folio.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -43,6 +44,8 @@ mod read;
 mod refault;
 #[cfg(feature = "std")]
 mod start;
+#[cfg(feature = "std")]
+mod touched;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
@@ -60,3 +63,5 @@ pub use read::Patience;
 pub(crate) use read::{Reading, touch};
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
+#[cfg(feature = "std")]
+pub(crate) use touched::Touched;

@@ -28,7 +28,7 @@
 //! Not an invariant: what is in a spare chunk, or beyond the ends of a ring.
 //!
 //! Locks: the caller's. Cost: some steps for each entry that joins, leaves or moves; going round costs a step for each
-//! entry of the ring, and at least half as many have left since the last time.
+//! entry of the ring, at least half of which have died since the last time.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -97,25 +97,13 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Self { rings: vec![Ring::default(); rings], spare: NIL, spares: 0, chunks: 0 }
     }
 
-    /// How many rings there are.
-    pub fn rings(&self) -> usize {
-        self.rings.len()
-    }
     /// Pages listed in `ring`.
     pub fn pages(&self, ring: usize) -> u64 {
         self.rings[ring].pages
     }
-    /// Frames listed in `ring`.
-    pub fn live(&self, ring: usize) -> u64 {
-        self.rings[ring].live
-    }
     /// Frames listed in all rings.
     pub fn listed(&self) -> u64 {
         self.rings.iter().map(|ring| ring.live).sum()
-    }
-    /// Chunks that are owned, spare or not.
-    pub fn chunks(&self) -> u64 {
-        self.chunks
     }
     /// How many entries more may join; below 0 if chunks are missing to what every step of what is there needs.
     pub fn room(&self) -> i64 {
@@ -162,6 +150,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
             }
             let (frame, order) = frame_of(found);
             keeper.set_position(frame, None);
+            self.bury(keeper, ring);
             return Some((frame, order));
         }
         None
@@ -178,9 +167,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         at.live -= 1;
         at.dead += 1;
         at.pages -= u64::from(order.pages());
-        if at.dead > at.live + Self::ENTRIES {
-            self.go_round(keeper, ring);
-        }
+        self.bury(keeper, ring);
         Some(ring)
     }
 
@@ -190,8 +177,11 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Some(word(keeper, chunk, RING).load(Ordering::Relaxed) as usize)
     }
 
-    /// Moves every living entry behind the last, in order; the dead ones are gone then.
-    fn go_round(&mut self, keeper: &impl Keeper, ring: usize) {
+    /// If too many are dead: moves every living entry behind the last, in order, after which the dead are gone.
+    fn bury(&mut self, keeper: &impl Keeper, ring: usize) {
+        if self.rings[ring].dead <= self.rings[ring].live + Self::ENTRIES {
+            return;
+        }
         for _ in 0..self.rings[ring].live + self.rings[ring].dead {
             match self.take_first(keeper, ring) {
                 None => unreachable!("an entry is counted that is not there"),
@@ -429,7 +419,7 @@ mod tests {
                 }
                 prop_assert_eq!(rings.check(&memory, |_, _| None), Ok(()));
                 for (ring, queue) in twin.iter().enumerate() {
-                    prop_assert_eq!(rings.live(ring), queue.len() as u64);
+                    prop_assert_eq!(rings.rings[ring].live, queue.len() as u64);
                     let pages: u64 = queue.iter().map(|&(_, order)| 1 << order).sum();
                     prop_assert_eq!(rings.pages(ring), pages);
                 }

@@ -333,7 +333,8 @@ impl Mapping {
         Held::take(&self.arena, frame, self.id, index)
     }
 
-    fn find_frame(&self, index: PageIndex) -> Option<Frame> {
+    /// The first frame of the folio that seems to stand at `index`, filled or not: a hint, by a look without a lock.
+    pub fn find_frame(&self, index: PageIndex) -> Option<Frame> {
         match find(&self.view().grown(), self.record(), index).kind() {
             Kind::Folio(frame) => Some(Frame(frame)),
             _ => None,

@@ -16,6 +16,9 @@
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement.
 //!
+//! A stream that needs room makes it of what its own reader has **passed**, before anybody else has to give: the
+//! neighbours leave together, and their frames are the next window's.
+//!
 //! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back to a
 //! shadow is judged by it (`workingset.rs`); if it was not away for long,
 //! the policy is told when the folio is listed. Nodes that hold nothing but shadows are bounded to
@@ -48,6 +51,7 @@ use crate::backend::Backend;
 use crate::lists::{Lists, ListsGuard, Promise};
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
 use crate::policy::{Arrival, CLASSES, Came, Class, Policy, Verdict, Weights};
+use crate::readahead::Passed;
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
@@ -63,6 +67,8 @@ const JUDGED_MAX: u64 = 1024;
 const JUDGEMENTS_MAX: u64 = 5;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
+/// One part in so many of the cache stays behind a stream's reader.
+const FOLLOWERS_SHARE: u64 = 8;
 /// Bytes of a node, its share of the heads included.
 pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
@@ -78,6 +84,8 @@ pub struct Reclaim {
     reach: AtomicU64,
     /// The extent that is emptied next.
     extent: AtomicU32,
+    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself.
+    followers_pages: u64,
     workingset: WorkingSet,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
@@ -139,6 +147,7 @@ impl Reclaim {
             lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
             reach: AtomicU64::new(0),
             extent: AtomicU32::new(0),
+            followers_pages: pages_max / FOLLOWERS_SHARE,
             workingset: WorkingSet::new(pages_max),
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
@@ -285,6 +294,52 @@ impl Reclaim {
             freed += self.evict(victims, promise, locks);
         }
         freed
+    }
+
+    /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
+    /// by a stream and that nobody read twice, until they are `pages` pages, or no more are near. They leave no
+    /// shadow. Returns the pages freed. Waits for locks as `locks` says.
+    ///
+    /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
+    /// laps: what it keeps of the first lap is there in all others. Of what it has just
+    /// passed an eighth of the cache is left alone, for readers who come close behind.
+    pub fn reclaim_passed(&self, mapping: &Mapping, passed: Passed, pages: u32, locks: Locks) -> u32 {
+        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
+        let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
+        if from >= end {
+            return 0;
+        }
+        let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
+        let folios = self.newest_passed(guard.folios_within(from, end), pages);
+        let mut gone = Vec::with_capacity(folios.len());
+        guard.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
+        drop(guard);
+        self.arena.free_all(&gone);
+        let pages = gone.iter().map(|(_, order)| order.pages()).sum();
+        self.counters.add(Count::Evicted, u64::from(pages));
+        pages
+    }
+
+    /// The last of `folios`, `pages` pages of them or a folio more, that stand in the ring of streams, can go and
+    /// were not read twice.
+    fn newest_passed(&self, mut folios: Vec<(PageIndex, Frame)>, pages: u32) -> Vec<(PageIndex, Frame)> {
+        let lists = self.lists.lock();
+        let (view, mut found) = (self.arena.view(), 0);
+        let is_passed = |frame: Frame| {
+            let read_again = matches!(
+                referenced::found(self.byte(frame).load(Ordering::Relaxed)),
+                Found::Reads(reads) if reads > 0
+            );
+            lists.ring_of(frame) == Some(Class::Stream as usize) && !read_again && self.can_go(frame)
+        };
+        folios.reverse();
+        folios.retain(|&(_, frame)| {
+            let goes = found < pages && is_passed(frame);
+            found += if goes { view.own(frame).word().order().pages() } else { 0 };
+            goes
+        });
+        folios.reverse();
+        folios
     }
 
     /// Empties one extent of folios as far as it can be, so that it can hold nodes; they take turns.

@@ -201,7 +201,7 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, self.orders_for(window).max, need, patience.locks());
+        let frames = self.alloc_frames(mapping, &gaps, window, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
@@ -226,7 +226,7 @@ impl Filemap {
         let Some(added) = self.insert(mapping, shape, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
-        self.list(&added.inserted, shape, promise);
+        self.list(&added.inserted, window, shape, promise);
         if let (Some(behind), Some(first), Some(last)) =
             (together.behind, added.inserted.first(), added.inserted.last())
         {
@@ -279,19 +279,26 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two. Under more
-    /// pressure than that, in pieces, as many as can be had.
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
+    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
     fn alloc_frames(
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
-        align: Order,
+        window: Window,
         need: Need,
         locks: Locks,
     ) -> Vec<Run> {
-        let wanted = Wanted { gaps, pages: gaps.iter().map(|(_, pages)| pages).sum(), align, locks };
+        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
+        let wanted = Wanted { gaps, pages, align, locks };
         let mut runs = Vec::new();
         if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
+            return runs;
+        }
+        if let Some(passed) = window.stream
+            && self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks) > 0
+            && self.take_frames(wanted, Amount::All, &mut runs) > 0
+        {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
@@ -401,7 +408,7 @@ impl Filemap {
 
     /// Lists the folios of `runs`, which were just inserted. Nobody can have taken them out yet: their fills hold
     /// them, and invalidation is held off.
-    fn list(&self, runs: &[FillRun], shape: Shape, promise: Promise<'_>) {
+    fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
         if promise.entries() == 0 {
             return;
         }
@@ -409,6 +416,7 @@ impl Filemap {
             folios_in(self.arena.view(), run).map(move |(page, order)| {
                 let came = match () {
                     () if shape.fate == Fate::DropsBehind => policy::Came::Uncached,
+                    () if window.stream.is_some() => policy::Came::Stream,
                     () if shape.wanted.meets(run.index.plus(u64::from(page)), order.pages()) => {
                         policy::Came::Asked
                     }

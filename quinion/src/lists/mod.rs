@@ -241,6 +241,10 @@ impl ListsGuard<'_> {
     pub fn holds(&self, frame: Frame) -> bool {
         self.places().position(frame).is_some()
     }
+    /// The ring in which the folio that `frame` heads is listed, if it is.
+    pub fn ring_of(&self, frame: Frame) -> Option<usize> {
+        self.rings.ring_of(&self.places(), frame)
+    }
     /// Entries that are promised.
     pub fn promised(&self) -> u64 {
         (self.rings.room() - self.lists.room.load(Ordering::Relaxed)).max(0) as u64

@@ -171,6 +171,12 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Some(ring)
     }
 
+    /// The ring that a frame stands in.
+    pub fn ring_of(&self, keeper: &impl Keeper, frame: Frame) -> Option<usize> {
+        let (chunk, _) = keeper.position(frame)?;
+        Some(word(keeper, chunk, RING).load(Ordering::Relaxed) as usize)
+    }
+
     /// If too many are dead: moves every living entry behind the last, in order, after which the dead are gone.
     fn bury(&mut self, keeper: &impl Keeper, ring: usize) {
         if self.rings[ring].dead <= self.rings[ring].live + Self::ENTRIES {

@@ -583,6 +583,15 @@ impl<'a> MappingGuard<'a> {
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
+    /// The folios that lie as a whole in `from..end`, in rising order.
+    pub fn folios_within(&self, from: PageIndex, end: PageIndex) -> Vec<(PageIndex, Frame)> {
+        let folio = |(index, entry, _): (PageIndex, Entry, Order)| match entry.kind() {
+            Kind::Folio(frame) => Some((index, Frame(frame))),
+            _ => None,
+        };
+        self.inside(from, end, end).into_iter().filter_map(folio).collect()
+    }
+
     /// The entries that begin in `from..to` and end by `end`.
     fn inside(&self, from: PageIndex, to: PageIndex, end: PageIndex) -> Vec<(PageIndex, Entry, Order)> {
         let nodes = self.mapping.nodes();

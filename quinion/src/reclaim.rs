@@ -50,7 +50,7 @@ use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::lists::{Lists, ListsGuard, Promise};
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
-use crate::policy::{Arrival, CLASSES, Came, Class, Policy, Verdict, Weights};
+use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
 use crate::readahead::Passed;
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
@@ -68,7 +68,7 @@ const JUDGEMENTS_MAX: u64 = 5;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// One part in so many of the cache stays behind a stream's reader.
-const FOLLOWERS_SHARE: u64 = 8;
+const FOLLOWERS_SHARE: u64 = 16;
 /// Bytes of a node, its share of the heads included.
 pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
@@ -297,20 +297,21 @@ impl Reclaim {
     }
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
-    /// by a stream and that nobody read twice, until they are `pages` pages, or no more are near. They leave no
+    /// by a stream and that the policy would let go, until they are `pages` pages, or no more are near. They leave no
     /// shadow. Returns the pages freed. Waits for locks as `locks` says.
     ///
     /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
     /// laps: what it keeps of the first lap is there in all others. Of what it has just
-    /// passed an eighth of the cache is left alone, for readers who come close behind.
+    /// passed a part is left alone, for readers who come close behind.
     pub fn reclaim_passed(&self, mapping: &Mapping, passed: Passed, pages: u32, locks: Locks) -> u32 {
         let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
         if from >= end {
             return 0;
         }
+        let Some(goes) = self.goes_of_stream(locks) else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
-        let folios = self.newest_passed(guard.folios_within(from, end), pages);
+        let folios = self.newest_passed(guard.folios_within(from, end), pages, goes);
         let mut gone = Vec::with_capacity(folios.len());
         guard.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
         drop(guard);
@@ -320,17 +321,31 @@ impl Reclaim {
         pages
     }
 
+    /// Whether the policy would let a stream's folio go, by how often that was read beyond the first.
+    fn goes_of_stream(&self, locks: Locks) -> Option<[bool; READS_MAX as usize + 1]> {
+        let mut policy = self.policy.lock_as(locks)?;
+        let held = weights(&self.lists.lock_as(locks)?);
+        let goes =
+            |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), Verdict::Evict { .. });
+        Some([0, 1, 2, 3].map(goes))
+    }
+
     /// The last of `folios`, `pages` pages of them or a folio more, that stand in the ring of streams, can go and
-    /// were not read twice.
-    fn newest_passed(&self, mut folios: Vec<(PageIndex, Frame)>, pages: u32) -> Vec<(PageIndex, Frame)> {
+    /// are let go by `goes`.
+    fn newest_passed(
+        &self,
+        mut folios: Vec<(PageIndex, Frame)>,
+        pages: u32,
+        goes: [bool; READS_MAX as usize + 1],
+    ) -> Vec<(PageIndex, Frame)> {
         let lists = self.lists.lock();
         let (view, mut found) = (self.arena.view(), 0);
         let is_passed = |frame: Frame| {
-            let read_again = matches!(
-                referenced::found(self.byte(frame).load(Ordering::Relaxed)),
-                Found::Reads(reads) if reads > 0
-            );
-            lists.ring_of(frame) == Some(Class::Stream as usize) && !read_again && self.can_go(frame)
+            let reads = match referenced::found(self.byte(frame).load(Ordering::Relaxed)) {
+                Found::Spared(_) => 0, // the reader has passed it by
+                Found::Reads(reads) => reads,
+            };
+            lists.ring_of(frame) == Some(Class::Stream as usize) && goes[reads as usize] && self.can_go(frame)
         };
         folios.reverse();
         folios.retain(|&(_, frame)| {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{Mapping, Shape};
+use quinion::mapping::{Fate, Mapping, Shape};
 use quinion::policy::{Came, Class};
 use quinion::reclaim::Reclaim;
 use quinion::stats::{Count, Counters};
@@ -128,9 +128,12 @@ impl Rings {
 
     /// Inserts a folio and fills it; nobody lists it.
     fn insert(&self, index: u64, order: u8) -> Frame {
+        self.insert_as(index, order, Fate::Stays)
+    }
+    fn insert_as(&self, index: u64, order: u8, fate: Fate) -> Frame {
         let frame = self.arena.alloc(Order(order)).unwrap();
         let run = FillRun { index: PageIndex(index), frame, pages: 1 << order };
-        let shape = Shape::of(Orders { min: Order::ZERO, max: Order(order) });
+        let shape = Shape { fate, ..Shape::of(Orders { min: Order::ZERO, max: Order(order) }) };
         let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, 1 << order);
         self.arena.view().own(frame).complete(true);
@@ -141,7 +144,8 @@ impl Rings {
         self.reclaim.list([(frame, came)], promise);
     }
     fn add(&self, index: u64, order: u8, came: Came) -> Frame {
-        let frame = self.insert(index, order);
+        let fate = if came == Came::Uncached { Fate::DropsBehind } else { Fate::Stays };
+        let frame = self.insert_as(index, order, fate);
         self.list(frame, came);
         frame
     }
@@ -238,4 +242,16 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
     rings.reclaim.lists().give_back();
     rings.check();
+}
+
+#[test]
+fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
+    let rings = Rings::new();
+    let adopted = rings.add(0, 2, Came::Uncached);
+    rings.add(4, 2, Came::Uncached);
+    quinion::arena::referenced::touch(rings.arena.view().referenced(adopted).unwrap());
+    assert_eq!(rings.reclaim(1), 4);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 4, 0]);
+    assert_eq!(rings.counters.sum(Count::Adopted), 4);
+    assert_eq!(rings.counters.sum(Count::Shadows), 0);
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cache      [ resident part of the file            | behind | window ]
-//!   reader                                             ^ an eighth of the cache is left for followers
+//!   reader                                             ^ a sixteenth of the cache is left for followers
 //!                                             goes first ^
 //! ```
 //!
@@ -64,18 +64,19 @@ fn capacity(cache: &Cache) -> u64 {
 
 #[test]
 fn a_loop_larger_than_memory_keeps_what_it_can() {
-    for (size, least) in [(MEMORY * 5 / 4, 0.55), (MEMORY * 2, 0.36), (MEMORY * 4, 0.16)] {
+    for size in [MEMORY * 5 / 4, MEMORY * 2, MEMORY * 4] {
         let cache = cache();
         let held = capacity(&cache) as f64;
         let (device, file) = open(&cache, 1, size);
         read_through(&file, &device, 0..size, 1 << 16);
-        for lap in 1..4 {
+        for lap in 1..7 {
             let before = pages_read(&device);
             read_through(&file, &device, 0..size, 1 << 16);
             let pages = (size / PAGE) as f64;
             let hits = 1.0 - (pages_read(&device) - before) as f64 / pages;
-            // An eighth stays behind the reader, and windows are on their way.
-            assert!(hits >= least, "lap {lap} over {size} bytes: {hits:.3}, at best {:.3}", held / pages);
+            // A sixteenth stays behind the reader, and windows are on their way.
+            let best = held / pages;
+            assert!(hits >= 0.8 * best, "lap {lap} over {size} bytes: {hits:.3}, at best {best:.3}");
             cache.check().unwrap();
         }
     }
@@ -114,7 +115,7 @@ fn a_reader_close_behind_another_finds_what_that_one_has_passed() {
     let cache = cache();
     let (device, first) = open(&cache, 1, 4 * MEMORY);
     let second = cache.open_backend(device.clone()).unwrap();
-    let behind = MEMORY / 16;
+    let behind = MEMORY / 32;
     for at in (0..4 * MEMORY).step_by(1 << 16) {
         read_through(&first, &device, at..at + 1, 1 << 16);
         if let Some(at) = at.checked_sub(behind) {

@@ -20,7 +20,9 @@
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that nobody could judge yet.
 //!
-//! What streams bring leaves before all that, unless somebody reads it again; what was read to be left uncached
+//! What streams bring leaves before all that, also if it comes back soon (a loop a little larger than the cache comes
+//! back soon with every page, and would push out of Main what it is about to read), unless it proves itself in the same way (one read more may be that of
+//! a second stream, close behind the first); what was read to be left uncached
 //! leaves first, and is new like others if somebody else has read it meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
@@ -93,8 +95,8 @@ impl Policy for S3Fifo {
     fn admit(&mut self, arrival: Arrival, _held: &Weights) -> Class {
         match (arrival.came, arrival.refault) {
             (Came::Uncached, _) => Class::Uncached,
-            (_, Some(Refault::Recent)) => Class::Main,
             (Came::Stream, _) => Class::Stream,
+            (_, Some(Refault::Recent)) => Class::Main,
             (Came::Asked | Came::Ahead, _) => Class::Probation,
         }
     }
@@ -122,8 +124,9 @@ impl Policy for S3Fifo {
         }
         match class {
             Class::Uncached if reads > 0 => Verdict::Keep { class: Class::Probation, reads: 0 },
-            Class::Stream if reads > 0 => Verdict::Keep { class: Class::Main, reads: 0 },
-            Class::Probation if reads >= PROVEN_AT => Verdict::Keep { class: Class::Main, reads: 0 },
+            Class::Stream | Class::Probation if reads >= PROVEN_AT => {
+                Verdict::Keep { class: Class::Main, reads: 0 }
+            }
             Class::Main if reads > 0 => Verdict::Keep { class: Class::Main, reads: reads - 1 },
             Class::Uncached | Class::Main => Verdict::Evict { remember: false },
             Class::Stream | Class::Probation => Verdict::Evict { remember: true },
@@ -172,8 +175,8 @@ mod tests {
     #[test]
     fn a_streams_folio_that_is_read_again_stays_and_an_uncached_one_becomes_new() {
         let judge = |class, reads| S3Fifo::new().judge(class, reads, 1, &held(1, 1, 1, 1));
-        assert_eq!(judge(Class::Stream, 1), Verdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Stream, 0), Verdict::Evict { remember: true });
+        assert_eq!(judge(Class::Stream, 2), Verdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Stream, 1), Verdict::Evict { remember: true });
         assert_eq!(judge(Class::Uncached, 1), Verdict::Keep { class: Class::Probation, reads: 0 });
         assert_eq!(judge(Class::Uncached, 0), Verdict::Evict { remember: false });
     }
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!(class(Came::Ahead, Some(Refault::Old)), Class::Probation);
         assert_eq!(class(Came::Asked, Some(Refault::Recent)), Class::Main);
         assert_eq!(class(Came::Stream, None), Class::Stream);
-        assert_eq!(class(Came::Stream, Some(Refault::Recent)), Class::Main);
+        assert_eq!(class(Came::Stream, Some(Refault::Recent)), Class::Stream);
         assert_eq!(class(Came::Uncached, Some(Refault::Recent)), Class::Uncached);
     }
 

@@ -92,8 +92,12 @@ impl Ours {
     /// A stream makes its own room: it gives up the youngest page that it has read, if nobody else did.
     fn drop_behind(&mut self) -> bool {
         let stream = Class::Stream as usize;
-        let is_droppable = |page: &&u32| self.reads[**page as usize] == 0;
-        if self.came != Came::Stream || self.rings[stream].back().filter(is_droppable).is_none() {
+        if self.came != Came::Stream {
+            return false;
+        }
+        let Some(&page) = self.rings[stream].back() else { return false };
+        let verdict = self.policy.judge(Class::Stream, self.reads[page as usize], 1, &self.held);
+        if matches!(verdict, Verdict::Keep { .. }) {
             return false;
         }
         let page = self.rings[stream].pop_back().expect("it was looked at");

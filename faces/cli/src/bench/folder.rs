@@ -13,9 +13,12 @@
 //! to be caught, so one that cannot be is no exception. There is one way to
 //! remove the folder, taken in each run.
 //!
+//! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
+//! be removed once no process is in it any more.
+//!
 //! Invariant: the sweeper removes only a folder whose name begins as ours do.
 
-use std::fs::{create_dir, remove_dir_all};
+use std::fs::{create_dir, remove_dir, remove_dir_all};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +29,8 @@ use std::time::Duration;
 use super::harness::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
+/// What a folder has that is a control group.
+pub const GROUP_FILE: &str = "cgroup.procs";
 /// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -80,12 +85,16 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     let mut nothing = Vec::new();
     std::io::stdin().read_to_end(&mut nothing)?;
     for _ in 0..TRIES {
-        match remove_dir_all(folder) {
+        match remove(folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(PAUSE),
             _ => return Ok(()),
         }
     }
     Err(Unmeasured::Failed(format!("{} cannot be removed", folder.display())))
+}
+
+fn remove(folder: &Path) -> std::io::Result<()> {
+    if folder.join(GROUP_FILE).exists() { remove_dir(folder) } else { remove_dir_all(folder) }
 }
 
 #[cfg(test)]

@@ -23,8 +23,10 @@
 //! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
 //! metric. What could not be measured is not a number, and shows as such.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use super::db_bench::Options;
 use super::rows::{Row, Standing};
@@ -159,12 +161,27 @@ pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
+    series: Option<Series>,
 }
+
+/// How the last run of an alternative went, interval by interval. The run writes it.
+pub type Series = Rc<RefCell<Vec<f64>>>;
 
 impl Alternative {
     /// `run` is given the number of the repetition, to seed what is random with.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
-        Self { name, run: Box::new(run) }
+        Self { name, run: Box::new(run), series: None }
+    }
+
+    /// One run, not counted.
+    #[cfg(test)]
+    pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(repetition)
+    }
+
+    /// What its rows without a peer tell of the last run.
+    pub fn with_series(self, series: Series) -> Self {
+        Self { series: Some(series), ..self }
     }
 }
 
@@ -253,6 +270,13 @@ impl Case {
         self
     }
 
+    /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
+    pub fn told(mut self, metric: &'static str, of: &'static str) -> Self {
+        let standing = Standing::Bound;
+        self.comparisons.push(Comparison { metric, ours: of, peer: None, standing, goal: None });
+        self
+    }
+
     /// What it is called.
     pub fn name(&self) -> &str {
         &self.name
@@ -327,6 +351,10 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
+        let series = || {
+            let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
+            taken.alternative.series.as_ref().map(|series| series.borrow().clone())
+        };
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
         let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
@@ -344,6 +372,7 @@ impl Comparison {
             spread: spread.map(|spread| [spread.low, spread.high]),
             goal: self.goal,
             met: ratio.zip(self.goal).map(|(ratio, goal)| ratio >= goal),
+            series: if self.peer.is_none() { series() } else { None },
         }
     }
 }
@@ -360,8 +389,6 @@ fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
-    use std::rc::Rc;
 
     fn settings(repeat: usize) -> Settings {
         let folder = PathBuf::from(".");
@@ -415,6 +442,22 @@ mod tests {
         let rows = case.measure("e", &settings(3), || {}).expect("it runs");
         let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
         assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
+    }
+
+    #[test]
+    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+        let case = Case::new("x", &[RATE], || {
+            let series = Series::default();
+            let seen = Rc::clone(&series);
+            let run = move |repetition| {
+                *seen.borrow_mut() = vec![repetition as f64; 2];
+                Ok(vec![6.0])
+            };
+            Ok(vec![Alternative::new("ours", run).with_series(series)])
+        });
+        let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
+        assert_eq!(rows[0].series.as_deref(), Some([3.0, 3.0].as_slice()));
     }
 
     #[test]

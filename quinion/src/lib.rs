@@ -54,7 +54,9 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
-// Upkeep: room for more.
+// Upkeep: what is done when nobody waits, and room for more.
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 // Paths: what happens to a request.

@@ -416,6 +416,7 @@ impl Drop for Shared {
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
+            filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
             // What is in flight writes into the arena: it ends before anything else does.

@@ -49,6 +49,7 @@ use crate::sync::lock::Mutex;
 use crate::sync::{Locks, RankedReadGuard};
 use crate::tuning::{Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use crate::upkeep::Upkeep;
 use crate::xarray::Stop;
 
 use super::read::Patience;
@@ -74,6 +75,8 @@ pub struct Filemap {
     pub(crate) room: Arc<WaitRoom>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
+    /// What nobody waits for.
+    pub(crate) upkeep: Upkeep,
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     tuning: Tuning,
@@ -130,6 +133,7 @@ impl Filemap {
             arena,
             room,
             counters,
+            upkeep: Upkeep::new(),
             folio_orders,
             tuning,
             in_flight: AtomicU64::new(0),

@@ -27,7 +27,8 @@ pub use seen::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteG
 mod seen {
     use std::ops::{Deref, DerefMut};
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
+    use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult, WaitTimeoutResult};
+    use std::time::Duration;
 
     /// What a lock orders, once more.
     #[derive(Debug, Default)]
@@ -176,6 +177,17 @@ mod seen {
             edge.leave();
             let inner = guard.inner.take().expect("a guard in use has its lock");
             wrap(self.0.wait(inner), |inner| MutexGuard::new(inner, edge))
+        }
+        #[allow(missing_docs, reason = "the standard library's")]
+        pub fn wait_timeout<'a, T>(
+            &self,
+            mut guard: MutexGuard<'a, T>,
+            most: Duration,
+        ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
+            let edge = guard.edge;
+            edge.leave();
+            let inner = guard.inner.take().expect("a guard in use has its lock");
+            wrap(self.0.wait_timeout(inner, most), |(inner, woken)| (MutexGuard::new(inner, edge), woken))
         }
         #[allow(missing_docs, reason = "the standard library's")]
         pub fn notify_one(&self) {

@@ -88,8 +88,14 @@ impl Row {
     fn is_lost(&self) -> bool {
         match self.met {
             Some(met) => !met,
-            None => self.standing == Standing::Peer && self.ratio.is_some_and(|ratio| ratio < 1.0),
+            None => self.standing == Standing::Peer && self.is_behind(),
         }
+    }
+
+    /// Whether the other was better in three repetitions of four: a median below 1 alone may be noise.
+    fn is_behind(&self) -> bool {
+        let high = self.spread.map_or(self.ratio, |[_, high]| Some(high));
+        self.ratio.is_some_and(|ratio| ratio < 1.0) && high.is_some_and(|high| high < 1.0)
     }
 
     fn cells(&self) -> [String; 7] {
@@ -192,6 +198,7 @@ mod tests {
         assert!(lost.contains("3.00x of one at a time, 4.00x is wanted"), "{lost}");
         assert!(losses(&rows[..1]).is_empty());
         assert!(losses(&[Row { standing: Standing::Bound, ..row(0.5, None) }]).is_empty());
+        assert!(losses(&[Row { spread: Some([0.8, 1.1]), ..row(0.9, None) }]).is_empty(), "noise is no loss");
         let table = table("How dear?", &rows);
         assert!(table.contains("MISSED") && table.contains("worse") && table.contains("met"), "{table}");
     }

@@ -1,0 +1,323 @@
+//! Upkeep: the one thread of a cache that does what nobody waits for.
+//!
+//! ```text
+//!   memory runs low      --poke-->  +--------+  run()   reclaim: evicts until enough is free
+//!   a stream has paused  --poke-->  | thread |  run()   uncached: drops what it left behind
+//!                        <-sleep--  +--------+  run()   pressure: looks whether the machine is short
+//!                         until the first time a duty named, or a poke
+//! ```
+//!
+//! A **duty** is work that can be done late or not at all: whoever needs it
+//! done now does it himself, on his own thread. So nothing depends on this
+//! thread being there: a cache that the system gives no thread is as right as
+//! any, and a little slower. It starts with the first poke and ends with the
+//! cache.
+//!
+//! Duties are known weakly. One whose owner is gone is forgotten, and while it
+//! runs, its owner lives.
+//!
+//! Invariants:
+//!  1. A change that was made before a poke is seen by a run of every duty that begins after that poke.
+//!  2. Duties run one after another, with no lock of this room held.
+//!  3. A duty that panics takes neither the thread nor another duty with it.
+//!  4. When [`Upkeep::close`] has returned to a thread that is not the upkeep's own, no duty runs any more.
+//!
+//! Not an invariant: that a duty runs only when it asked to. Each poke is everybody's.
+//!
+//! Cost: a poke is one atomic step, and a lock and a wake-up if the thread sleeps.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
+use crate::sys::fork::ForkGuard;
+
+/// Work that somebody should do some time.
+pub trait Duty: Send + Sync {
+    /// Does what is due now. Returns after how long to come again though nobody pokes; `None`: not before.
+    /// May take locks and wait for them, as a thread that holds none.
+    fn run(&self) -> Option<Duration>;
+}
+
+/// One cache's duties, and the thread that does them.
+pub struct Upkeep {
+    room: Arc<Room>,
+    process: ForkGuard,
+}
+
+#[derive(Default)]
+struct Room {
+    /// Whether somebody poked since the thread last began its round.
+    poked: AtomicBool,
+    book: Mutex<Book>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Book {
+    duties: Vec<Weak<dyn Duty>>,
+    thread: Thread,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+enum Thread {
+    #[default]
+    None,
+    Running(JoinHandle<()>, ThreadId),
+    /// Closed, or the system has no thread for us.
+    Never,
+}
+
+impl Upkeep {
+    /// No duties and no thread yet.
+    pub fn new() -> Self {
+        Self { room: Arc::default(), process: ForkGuard::new() }
+    }
+
+    /// Adds a duty. It runs from the next poke on.
+    pub fn add(&self, duty: Weak<dyn Duty>) {
+        self.room.lock().duties.push(duty);
+    }
+
+    /// Has every duty run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
+    /// thread if this is the first poke. In a forked child, and after [`Upkeep::close`], it does nothing.
+    pub fn poke(&self) {
+        if self.process.is_forked() {
+            return;
+        }
+        // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this poke.
+        // The exchange is needed also where it says that somebody else's poke stands: a plain load could read one
+        // that the thread has taken already.
+        if !self.room.poked.swap(true, Ordering::Release) {
+            self.room.ensure_thread();
+            self.room.bell.notify_one();
+        }
+    }
+
+    /// Ends the thread after the duty it is at, and waits for that; a duty that calls this is not waited for.
+    pub fn close(&self) {
+        if self.process.is_forked() {
+            return;
+        }
+        let mut book = self.room.lock();
+        book.is_closed = true;
+        let thread = std::mem::replace(&mut book.thread, Thread::Never);
+        drop(book);
+        self.room.bell.notify_one();
+        if let Thread::Running(handle, id) = thread
+            && id != std::thread::current().id()
+        {
+            let _ = handle.join(); // it catches what duties throw
+        }
+    }
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Room {
+    fn ensure_thread(self: &Arc<Self>) {
+        let mut book = self.lock();
+        if matches!(book.thread, Thread::None) {
+            let room = Arc::clone(self);
+            let started =
+                std::thread::Builder::new().name("quinion-upkeep".into()).spawn(move || room.live());
+            book.thread = match started {
+                Ok(handle) => {
+                    let id = handle.thread().id();
+                    Thread::Running(handle, id)
+                }
+                Err(_) => Thread::Never, // who needs something done now does it himself
+            };
+        }
+    }
+
+    /// The thread's life.
+    fn live(&self) {
+        crate::sys::signal::block_all();
+        let mut again = None;
+        while let Some(duties) = self.begin_round(again) {
+            again = duties.iter().filter_map(|duty| self.run(duty)).min().map(|after| Instant::now() + after);
+        }
+    }
+
+    /// Sleeps until somebody pokes or it is `again`; the duties then. `None`: it is closed.
+    fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn Duty>>> {
+        let mut book = self.lock();
+        while !book.is_closed {
+            let left = again.map(|again| again.saturating_duration_since(Instant::now()));
+            // Acquire, partner: the Release in `poke`.
+            if self.poked.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
+                book.duties.retain(|duty| duty.strong_count() > 0);
+                return Some(book.duties.clone());
+            }
+            book = match left {
+                Some(left) => self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.bell.wait(book).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        None
+    }
+
+    fn run(&self, duty: &Weak<dyn Duty>) -> Option<Duration> {
+        if self.lock().is_closed {
+            return None;
+        }
+        let duty = duty.upgrade()?;
+        catch_unwind(AssertUnwindSafe(|| duty.run())).unwrap_or(None)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Upkeep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let book = self.room.lock();
+        let runs = matches!(book.thread, Thread::Running(..));
+        f.debug_struct("Upkeep").field("duties", &book.duties.len()).field("runs", &runs).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// How long a test waits for the thread before it says that it will never come.
+    const LONG: Duration = Duration::from_secs(60);
+
+    struct Told {
+        runs: Mutex<Sender<u64>>,
+        count: AtomicU64,
+        again: Option<Duration>,
+        panics: bool,
+    }
+
+    impl Duty for Told {
+        fn run(&self) -> Option<Duration> {
+            let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+            let _ = self.runs.lock().unwrap().send(count);
+            assert!(!self.panics, "this duty always panics");
+            self.again
+        }
+    }
+
+    fn told(again: Option<Duration>, panics: bool) -> (Arc<Told>, Receiver<u64>) {
+        let (runs, heard) = channel();
+        (Arc::new(Told { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), heard)
+    }
+
+    fn add(upkeep: &Upkeep, duty: &Arc<Told>) {
+        let duty = Arc::downgrade(duty);
+        upkeep.add(duty);
+    }
+
+    #[test]
+    fn nothing_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
+        let upkeep = Upkeep::new();
+        let (duty, heard) = told(None, false);
+        add(&upkeep, &duty);
+        assert!(matches!(upkeep.room.lock().thread, Thread::None), "no poke, no thread");
+        for turn in 1..=100 {
+            upkeep.poke();
+            // Pokes may be taken together, but never one that comes after its round began.
+            assert!(heard.recv_timeout(LONG).unwrap() >= turn);
+        }
+    }
+
+    #[test]
+    fn what_was_done_before_a_poke_is_seen() {
+        struct Follows(AtomicU64, AtomicU64);
+        impl Duty for Follows {
+            fn run(&self) -> Option<Duration> {
+                self.1.store(self.0.load(Ordering::Relaxed), Ordering::Relaxed);
+                None
+            }
+        }
+        let upkeep = Upkeep::new();
+        let duty = Arc::new(Follows(AtomicU64::new(0), AtomicU64::new(0)));
+        let weak: Weak<Follows> = Arc::downgrade(&duty);
+        upkeep.add(weak);
+        for turn in 1..=1000 {
+            duty.0.store(turn, Ordering::Relaxed);
+            upkeep.poke();
+        }
+        let begun = Instant::now();
+        while duty.1.load(Ordering::Relaxed) != 1000 {
+            assert!(begun.elapsed() < LONG, "the last poke was lost");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_duty_comes_again_when_it_said_and_a_panic_is_its_own() {
+        let upkeep = Upkeep::new();
+        let (bad, bad_heard) = told(None, true);
+        let (good, good_heard) = told(Some(Duration::from_millis(1)), false);
+        add(&upkeep, &bad);
+        add(&upkeep, &good);
+        upkeep.poke();
+        for _ in 0..5 {
+            good_heard.recv_timeout(LONG).unwrap();
+        }
+        bad_heard.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn a_duty_whose_owner_is_gone_is_forgotten_and_after_the_end_nothing_runs() {
+        let upkeep = Upkeep::new();
+        let (gone, gone_heard) = told(None, false);
+        let (kept, kept_heard) = told(None, false);
+        add(&upkeep, &gone);
+        add(&upkeep, &kept);
+        drop(gone);
+        upkeep.poke();
+        kept_heard.recv_timeout(LONG).unwrap();
+        assert!(gone_heard.try_recv().is_err());
+        assert_eq!(upkeep.room.lock().duties.len(), 1);
+        upkeep.close();
+        let runs = kept.count.load(Ordering::Relaxed);
+        upkeep.poke();
+        upkeep.close();
+        assert_eq!(kept.count.load(Ordering::Relaxed), runs);
+    }
+
+    #[test]
+    fn a_duty_may_end_the_upkeep_itself() {
+        struct Ends(Mutex<Option<Upkeep>>, Mutex<Sender<()>>);
+        impl Duty for Ends {
+            fn run(&self) -> Option<Duration> {
+                drop(self.0.lock().unwrap().take());
+                self.1.lock().unwrap().send(()).unwrap();
+                None
+            }
+        }
+        let (ended, heard) = channel();
+        let duty = Arc::new(Ends(Mutex::new(None), Mutex::new(ended)));
+        let upkeep = Upkeep::new();
+        let weak: Weak<Ends> = Arc::downgrade(&duty);
+        upkeep.add(weak);
+        let mut place = duty.0.lock().unwrap();
+        upkeep.poke();
+        *place = Some(upkeep);
+        drop(place);
+        heard.recv_timeout(LONG).unwrap();
+    }
+}

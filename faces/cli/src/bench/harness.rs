@@ -161,7 +161,7 @@ pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
-    series: Option<Series>,
+    series: Option<(&'static str, Series)>,
 }
 
 /// How the last run of an alternative went, interval by interval. The run writes it.
@@ -179,9 +179,9 @@ impl Alternative {
         (self.run)(repetition)
     }
 
-    /// What its rows without a peer tell of the last run.
-    pub fn with_series(self, series: Series) -> Self {
-        Self { series: Some(series), ..self }
+    /// How the last run went in `metric`, which its rows of that without a peer tell.
+    pub fn with_series(self, metric: &'static str, series: Series) -> Self {
+        Self { series: Some((metric, series)), ..self }
     }
 }
 
@@ -353,7 +353,8 @@ impl Comparison {
         let ours = values(self.ours);
         let series = || {
             let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
-            taken.alternative.series.as_ref().map(|series| series.borrow().clone())
+            let (metric, series) = taken.alternative.series.as_ref()?;
+            (self.peer.is_none() && *metric == self.metric).then(|| series.borrow().clone())
         };
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
@@ -372,7 +373,7 @@ impl Comparison {
             spread: spread.map(|spread| [spread.low, spread.high]),
             goal: self.goal,
             met: ratio.zip(self.goal).map(|(ratio, goal)| ratio >= goal),
-            series: if self.peer.is_none() { series() } else { None },
+            series: series(),
         }
     }
 }
@@ -453,7 +454,7 @@ mod tests {
                 *seen.borrow_mut() = vec![repetition as f64; 2];
                 Ok(vec![6.0])
             };
-            Ok(vec![Alternative::new("ours", run).with_series(series)])
+            Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
         });
         let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));

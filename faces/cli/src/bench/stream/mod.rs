@@ -3,7 +3,7 @@
 //! ```text
 //!   hot file     read before: once, or twice; or all the time meanwhile, a page every 250 us
 //!   stream       then, by 1 or 4 jobs, each its own part from end to end, in reads of 4 KiB, 64 KiB, 1 MiB
-//!     quinion       read_at into a cache of most of the limit
+//!     quinion       read_at into a cache of most of the limit; and pinned, not copied
 //!     buffered      the kernel's reads           DONTCACHE   the same with RWF_DONTCACHE
 //!     O_DIRECT      io_uring, 512 KiB a read, many in flight, registered buffers: no cache at all
 //!   hot file     how much of it is still there
@@ -21,7 +21,7 @@
 //! is not to be had more exactly; `cpu (process)` is exact, and `kswapd` is that thread alone.
 //!
 //! Evenness is the slowest interval of a run beside the middle one. All of a run's intervals are
-//! told in the JSON, of the last repetition, in MB/s.
+//! told in the JSON, of the last repetition, in MB/s, where the throughput of each stands alone.
 //!
 //! The library does not have reads that leave nothing behind yet: [`way::is_uncached`] says so, and the
 //! rows are named accordingly. Then no goal is set.
@@ -46,6 +46,7 @@ use way::Way;
 
 const THROUGHPUT: &str = "throughput";
 const CPU_ALL: &str = "cpu";
+const KSWAPD_TIME: &str = "kswapd";
 const DEVICE: &str = "device (process)";
 const CACHE: &str = "device (cache)";
 const EVEN: &str = "evenness";
@@ -56,7 +57,7 @@ const METRICS: [Metric; 10] = [
     Metric::gain(THROUGHPUT, "GiB/s"),
     Metric::cost(CPU_ALL, "s/GiB"),
     Metric::cost("cpu (process)", "s/GiB"),
-    Metric::cost("kswapd", "s/GiB"),
+    Metric::cost(KSWAPD_TIME, "s/GiB"),
     Metric::cost(DEVICE, "bytes per byte"),
     Metric::cost(CACHE, "bytes per byte"),
     Metric::gain(EVEN, "slowest per middle"),
@@ -67,10 +68,11 @@ const METRICS: [Metric; 10] = [
 /// What everybody should answer: each byte read once, and all of what was hot kept.
 const WANTED: &str = "wanted";
 
-/// What is wanted of us at least: three quarters of the CPU of buffered reads, 0.4 of that of DONTCACHE; each
+/// What is wanted of us at least: three quarters of the CPU of buffered reads (pinned, a tenth), 0.4 of that of DONTCACHE; each
 /// byte from the device once, as it is printed, and all of the hot file.
 const BUFFERED_CPU_GOAL: f64 = 1.0 / 0.75;
 const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;
+const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
 /// A full run's repetitions: one takes minutes.
@@ -105,18 +107,18 @@ impl Hot {
 }
 
 const KIB: u64 = 1 << 10;
-/// Bytes of a read, jobs, and the hot file.
+/// Bytes of a read, jobs, and the hot file; a quick run takes the first of each four.
 const SITUATIONS: [(u64, u64, Hot); 10] = [
     (4 * KIB, 1, Hot::Once),
     (4 * KIB, 4, Hot::Twice),
     (64 * KIB, 1, Hot::Once),
     (64 * KIB, 1, Hot::Twice),
+    (64 * KIB, 4, Hot::Meanwhile),
     (64 * KIB, 1, Hot::Meanwhile),
     (64 * KIB, 4, Hot::Once),
     (64 * KIB, 4, Hot::Twice),
-    (64 * KIB, 4, Hot::Meanwhile),
-    (1024 * KIB, 1, Hot::Once),
     (1024 * KIB, 4, Hot::Twice),
+    (1024 * KIB, 1, Hot::Once),
 ];
 
 /// Sizes, jobs, and what is hot; and without a disk.
@@ -179,7 +181,22 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
     let case = case.compare(CACHE, ours, WANTED, goal(DEVICE_GOAL));
     let case =
         if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, WANTED, goal(HOT_GOAL)) };
-    Way::ALL.into_iter().fold(case, |case, way| case.told(EVEN, way.name()).told("kswapd", way.name()))
+    let case = pinned_rows(case);
+    Way::ALL
+        .into_iter()
+        .fold(case, |case, way| case.told(THROUGHPUT, way.name()).told(KSWAPD_TIME, way.name()))
+}
+
+/// The rows of who does not copy.
+fn pinned_rows(case: Case) -> Case {
+    let (pinned, buffered, direct) = (Way::Pinned.name(), Way::Buffered.name(), Way::Direct.name());
+    let goal = |goal| way::is_uncached().then_some(goal);
+    case.compare(THROUGHPUT, pinned, buffered, None)
+        .compare(CPU_ALL, pinned, buffered, goal(PINNED_CPU_GOAL))
+        .compare("cpu (process)", pinned, buffered, None)
+        .bound(THROUGHPUT, pinned, direct, None)
+        .bound(CPU_ALL, pinned, direct, None)
+        .compare(CACHE, pinned, WANTED, goal(DEVICE_GOAL))
 }
 
 /// What everybody should answer.
@@ -200,7 +217,7 @@ fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative
             Ok(values(&answer, files.bytes()))
         }
         // The others can still be compared.
-        Err(Unmeasured::Missing(why)) if way != Way::Ours => {
+        Err(Unmeasured::Missing(why)) if !way.is_ours() => {
             if !is_said.replace(true) {
                 eprintln!("quinion: stream: {} was not measured: {why}", way.name());
             }
@@ -208,7 +225,7 @@ fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative
         }
         Err(why) => Err(why),
     });
-    alternative.with_series(series)
+    alternative.with_series(THROUGHPUT, series)
 }
 
 /// The metrics, in their order, of what a worker answers who has read so many bytes.
@@ -264,7 +281,7 @@ impl Files {
     }
 
     fn of(settings: &Settings, place: Place, stream: Vec<PathBuf>, each: u64, hot: Option<Scratch>) -> Self {
-        let (limit, interval_ms) = (settings.pick(64 << 20, 2 << 30), settings.pick(10, 500));
+        let (limit, interval_ms) = (settings.pick(64 << 20, 2 << 30), settings.pick(20, 500));
         Self { place, stream, each, hot, limit, interval_ms, depth: settings.pick(8, 32) }
     }
 

@@ -20,6 +20,7 @@ use crate::sys::{HugeMemory, RawReader};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Ours,
+    Pinned,
     Buffered,
     DontCache,
     Direct,
@@ -35,6 +36,11 @@ fn options() -> ReadOptions {
     ReadOptions::new()
 }
 
+/// The file as a stream of ours pins it: as long as the library knows no other way, as anybody.
+fn opened_to_pin(cache: &Cache, path: &Path) -> Result<File, Unmeasured> {
+    Ok(cache.open(path)?)
+}
+
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Bytes of a read of who has no cache.
@@ -42,17 +48,24 @@ const DIRECT_BYTES: usize = 512 << 10;
 
 impl Way {
     /// All of them, ours first.
-    pub const ALL: [Self; 4] = [Self::Ours, Self::Buffered, Self::DontCache, Self::Direct];
+    pub const ALL: [Self; 5] = [Self::Ours, Self::Pinned, Self::Buffered, Self::DontCache, Self::Direct];
 
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ours if is_uncached() => "quinion uncached",
             Self::Ours => "quinion plain (not uncached yet)",
+            Self::Pinned if is_uncached() => "quinion uncached, pinned",
+            Self::Pinned => "quinion plain, pinned (not uncached yet)",
             Self::Buffered => "kernel buffered",
             Self::DontCache => "kernel DONTCACHE",
             Self::Direct => "O_DIRECT io_uring",
         }
+    }
+
+    /// Whether it is one of ours.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Ours | Self::Pinned)
     }
 
     /// The way of that name.
@@ -73,7 +86,7 @@ pub struct Streams {
 impl Streams {
     /// By `way`, in reads of `block` bytes; we with a cache of `memory` bytes, who has none with `depth` reads in flight.
     pub fn new(way: Way, block: usize, memory: u64, depth: usize) -> Result<Self, Unmeasured> {
-        let cache = (way == Way::Ours).then(|| Cache::builder().memory(memory).build()).transpose()?;
+        let cache = way.is_ours().then(|| Cache::builder().memory(memory).build()).transpose()?;
         Ok(Self { way, cache, block, depth })
     }
 
@@ -88,6 +101,21 @@ impl Streams {
                     look.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
+            }
+            Way::Pinned => {
+                let file = opened_to_pin(self.cache.as_ref().expect("we have one"), path)?;
+                let mut at = start;
+                while at < end {
+                    let pinned = file.pin(at, self.block.min((end - at) as usize))?;
+                    for chunk in pinned.chunks() {
+                        look.at(chunk, at);
+                        at += chunk.len() as u64;
+                        seen(chunk.len() as u64);
+                    }
+                    if pinned.is_empty() {
+                        return Err(ended(at, end));
+                    }
+                }
             }
             Way::Buffered | Way::DontCache => {
                 let file = KernelFile::open(path)?;
@@ -127,7 +155,7 @@ impl Streams {
             let wanted = self.block.min((end - at) as usize);
             let bytes = read(&mut buffer[..wanted], at)?;
             if bytes == 0 {
-                return Err(Unmeasured::Failed(format!("the file ends at {at}, before {end}")));
+                return Err(ended(at, end));
             }
             seen(&buffer[..bytes], at);
             at += bytes as u64;
@@ -142,6 +170,10 @@ impl Streams {
             None => Ok(HotFile::Kernel(KernelFile::open(path)?)),
         }
     }
+}
+
+fn ended(at: u64, end: u64) -> Unmeasured {
+    Unmeasured::Failed(format!("the file ends at {at}, before {end}"))
 }
 
 fn no_ring(error: std::io::Error) -> Unmeasured {

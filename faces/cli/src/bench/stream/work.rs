@@ -211,7 +211,7 @@ mod tests {
                         "{way:?}: {answer:?}"
                     );
                     let read = answer.number(FROM_DEVICE_BY_CACHE);
-                    assert_eq!(read.is_nan(), way != Way::Ours, "{read}");
+                    assert_eq!(read.is_nan(), !way.is_ours(), "{read}");
                 }
                 // A file system in memory keeps its files, and may have no direct reads.
                 Err(why) => {

@@ -166,7 +166,7 @@ impl Streams {
     /// The hot file, as it is read beside this stream: by us if it is ours, else by the kernel.
     pub fn hot(&self, path: &Path) -> Result<HotFile, Unmeasured> {
         match &self.cache {
-            Some(cache) => Ok(HotFile::Ours(cache.open(path)?)),
+            Some(cache) => Ok(HotFile::Ours(Box::new(cache.open(path)?))),
             None => Ok(HotFile::Kernel(KernelFile::open(path)?)),
         }
     }
@@ -198,7 +198,7 @@ fn kernel_read(
 
 /// A file that is read again and again, by whatever caches it.
 pub enum HotFile {
-    Ours(File),
+    Ours(Box<File>),
     Kernel(KernelFile),
 }
 

@@ -118,7 +118,7 @@ fn values(answer: &Answer) -> Vec<f64> {
 
 /// How a thread reads.
 enum Reader {
-    Ours(File),
+    Ours(Box<File>),
     Mapped(Arc<Mapped>),
     Kernel(KernelFile),
 }
@@ -152,7 +152,7 @@ fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>,
             let of = |_| -> Result<Reader, Unmeasured> {
                 let file = file.clone();
                 file.advise(Hint::Random)?;
-                Ok(Reader::Ours(file))
+                Ok(Reader::Ours(Box::new(file)))
             };
             (0..jobs).map(of).collect()
         }

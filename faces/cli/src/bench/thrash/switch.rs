@@ -6,19 +6,18 @@
 //!   page by page          [f]                             the shadow around it is cut, and the rest remembered
 //! ```
 //!
-//! | way | a page enters the index |
+//! | way | a page that is read alone enters the index |
 //! |---|---|
-//! | as it is | as a window of one page, in the way of batches |
-//! | single walk | by the call for a folio alone: conflict, shadow, cut and store on one way down |
-//! | three walks | by the same call, which goes down for each of them |
+//! | single walk | as a batch of one: conflict, shadow, cut and store on one way down |
+//! | three walks | by three calls of the tree, each of which goes down |
 //!
-//! All find the same, cut the same and end with the same tree; they differ
+//! Both find the same, cut the same and end with the same tree; they differ
 //! in how often they go down to it. What is around that, a page from nowhere and the copy, is the
 //! same too, so a ratio of times says what the walks are worth to a whole read.
 
 use std::sync::Arc;
 
-use quinion::{Cache, Descent, File, Hint, Insertion, Tuning};
+use quinion::{Cache, Descent, File, Hint, Tuning};
 
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::pages::{PAGE, Pages, shuffled, word_of};
@@ -30,32 +29,19 @@ const METRICS: [Metric; 4] = [
     Metric::gain("splits", "steps per 1000 insertions"),
     Metric::gain("shadows found", "per 1000 insertions"),
 ];
-const AS_IT_IS: &str = "as it is";
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three walks";
 
-/// How a folio enters the index that is inserted by the call for one alone.
-fn by_itself(descent: Descent) -> Tuning {
-    Tuning::default().insertion(Insertion::OneByOne).descent(descent)
-}
-
-/// One file and three ways.
+/// One file and two ways.
 pub fn case(settings: &Settings) -> Case {
     let (memory, pages_log2) = (settings.pick(32 << 20, 256 << 20), settings.pick(14, 17));
     let case = Case::new("large folios, then 4 KiB", &METRICS, move || {
         let of =
             |name, tuning| Alternative::new(name, move |_| Ok(run(memory, pages_log2, tuning)?.to_vec()));
-        Ok(vec![
-            of(AS_IT_IS, Tuning::default()),
-            of(SINGLE, by_itself(Descent::Single)),
-            of(NAIVE, by_itself(Descent::Naive)),
-        ])
+        Ok(vec![of(SINGLE, Tuning::default()), of(NAIVE, Tuning::default().descent(Descent::Naive))])
     });
-    case.compare("time", AS_IT_IS, NAIVE, None)
-        .compare("time", SINGLE, NAIVE, None)
-        .compare("descents", AS_IT_IS, NAIVE, None)
+    case.compare("time", SINGLE, NAIVE, None)
         .compare("descents", SINGLE, NAIVE, None)
-        .told("splits", AS_IT_IS)
         .told("splits", SINGLE)
         .told("splits", NAIVE)
         .told("shadows found", SINGLE)
@@ -123,10 +109,9 @@ mod tests {
     #[test]
     fn shadows_are_cut_the_same_by_either_way_and_a_single_walk_goes_down_less() {
         let of = |tuning| run(32 << 20, 14, tuning).expect("it runs");
-        let (single, naive) = (of(by_itself(Descent::Single)), of(by_itself(Descent::Naive)));
+        let (single, naive) = (of(Tuning::default()), of(Tuning::default().descent(Descent::Naive)));
         assert!(single[1] < naive[1], "{single:?} {naive:?}");
         assert_eq!(single[2..], naive[2..]);
-        assert_eq!(single[2..], of(Tuning::default())[2..]);
         assert!(single[2] > 0.0 && single[3] > 0.0, "{single:?}");
     }
 

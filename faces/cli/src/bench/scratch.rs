@@ -63,7 +63,8 @@ impl Scratch {
     }
 }
 
-/// Writes to `file`, which is empty, `bytes` bytes that tell their place, a multiple of 1 MiB, and waits for the device.
+/// Writes to `file`, which is empty, `bytes` bytes that tell their place, a multiple of 1 MiB, and waits
+/// for the device.
 pub fn write_content(file: &mut File, bytes: u64) -> std::io::Result<()> {
     for start in (0..bytes).step_by(PIECE_BYTES as usize) {
         file.write_all(&piece(start))?;

@@ -68,7 +68,8 @@ const METRICS: [Metric; 10] = [
 /// What everybody should answer: each byte read once, and all of what was hot kept.
 const WANTED: &str = "wanted";
 
-/// What is wanted of us at least: three quarters of the CPU of buffered reads (pinned, a tenth), 0.4 of that of DONTCACHE; each
+/// What is wanted of us at least: three quarters of the CPU of buffered reads (pinned, a tenth), 0.4 of that of
+/// DONTCACHE; each
 /// byte from the device once, as it is printed, and all of the hot file.
 const BUFFERED_CPU_GOAL: f64 = 1.0 / 0.75;
 const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;

@@ -82,7 +82,8 @@ pub enum Insertion {
     OneByOne,
 }
 
-/// How a folio alone finds its place in the index.
+/// How a folio alone finds its place in the index: one of the smallest order that is read by itself, or any that is
+/// inserted one by one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Descent {
     /// One way down, on which everything is found out and done.

@@ -16,6 +16,7 @@ use crate::filemap::{
     Behind, Hits, Passing, Patience, Polled, Prefetch, Reader, Reading, Stopped, Touched, read_hits_into,
 };
 use crate::folio::Pinned;
+use crate::mapping::TreeCounts;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
@@ -504,6 +505,12 @@ impl File {
     /// is not a file of the system, and from the moment on when the file system refused such a read.
     pub fn is_direct(&self) -> bool {
         self.handle.mapping.backend().is_direct()
+    }
+
+    /// What was counted of the file's index since the cache knows the file: locks, ways down, cuts of shadows. For
+    /// benchmarks and tests. Waits for nothing.
+    pub fn tree_counts(&self) -> TreeCounts {
+        self.handle.mapping.tree_counts()
     }
 
     /// Pages of this file that are in the cache.

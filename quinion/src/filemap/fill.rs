@@ -50,7 +50,7 @@ use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
 use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
-use crate::tuning::{Insertion, Tuning};
+use crate::tuning::{Descent, Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::upkeep::Upkeep;
 use crate::xarray::Stop;
@@ -386,8 +386,10 @@ impl Filemap {
             Fate::DropsBehind => {} // that an uncached read comes back says nothing
         };
         let added = match self.tuning.insertion {
-            Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),
-            Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
+            Insertion::Batched if !self.is_for_the_naive(&inside, shape.orders) => {
+                mapping.add_window(&inside, shape, patience.locks(), consumed)
+            }
+            _ => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
         };
         match &added {
             Some(added) => self.free_runs(&added.left),
@@ -575,6 +577,14 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
         beyond.extend((behind.pages > 0).then_some(behind));
     }
     (inside, beyond)
+}
+
+impl Filemap {
+    /// Whether `runs` are one folio of the smallest order, which goes the naive way if there is one to compare with.
+    fn is_for_the_naive(&self, runs: &[FillRun], orders: Orders) -> bool {
+        let is_one = matches!(runs, [run] if run.pages == orders.min.pages());
+        self.tuning.descent == Descent::Naive && is_one
+    }
 }
 
 /// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured

@@ -538,6 +538,10 @@ impl Slab for Placing<'_> {
     fn descended(&self) {
         self.nodes.descended();
     }
+    #[inline]
+    fn split(&self) {
+        self.nodes.split();
+    }
     /// From here on readers may find it; see the table of states in `arena/descriptor.rs`.
     #[inline]
     fn placing(&self, folio: u32, index: u64, order: u8) {

@@ -23,8 +23,10 @@
 //! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
 //! metric. What could not be measured is not a number, and shows as such.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use super::db_bench::Options;
 use super::rows::{Row, Standing};
@@ -161,12 +163,27 @@ pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
+    series: Option<(&'static str, Series)>,
 }
+
+/// How the last run of an alternative went, interval by interval. The run writes it.
+pub type Series = Rc<RefCell<Vec<f64>>>;
 
 impl Alternative {
     /// `run` is given the number of the repetition, to seed what is random with.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
-        Self { name, run: Box::new(run) }
+        Self { name, run: Box::new(run), series: None }
+    }
+
+    /// One run, not counted.
+    #[cfg(test)]
+    pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(repetition)
+    }
+
+    /// How the last run went in `metric`, which its rows of that without a peer tell.
+    pub fn with_series(self, metric: &'static str, series: Series) -> Self {
+        Self { series: Some((metric, series)), ..self }
     }
 
     /// What its first run answers.
@@ -291,6 +308,20 @@ impl Case {
         self
     }
 
+    /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
+    pub fn told(mut self, metric: &'static str, of: &'static str) -> Self {
+        let standing = Standing::Bound;
+        self.comparisons.push(Comparison {
+            metric,
+            ours: of,
+            peer: None,
+            standing,
+            goal: None,
+            behind_max: None,
+        });
+        self
+    }
+
     /// What it is called.
     pub fn name(&self) -> &str {
         &self.name
@@ -365,6 +396,11 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
+        let series = || {
+            let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
+            let (metric, series) = taken.alternative.series.as_ref()?;
+            (self.peer.is_none() && *metric == self.metric).then(|| series.borrow().clone())
+        };
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
         let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
@@ -386,6 +422,7 @@ impl Comparison {
             spread: spread.map(|spread| [spread.low, spread.high]),
             goal,
             met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
+            series: series(),
         }
     }
 }
@@ -402,8 +439,6 @@ fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
-    use std::rc::Rc;
 
     fn settings(repeat: usize) -> Settings {
         let folder = PathBuf::from(".");
@@ -473,6 +508,22 @@ mod tests {
         };
         assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
         assert_eq!(case(38.9), [(Some(0.975), Some(false)), (None, None)]);
+    }
+
+    #[test]
+    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+        let case = Case::new("x", &[RATE], || {
+            let series = Series::default();
+            let seen = Rc::clone(&series);
+            let run = move |repetition| {
+                *seen.borrow_mut() = vec![repetition as f64; 2];
+                Ok(vec![6.0])
+            };
+            Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
+        });
+        let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
+        assert_eq!(rows[0].series.as_deref(), Some([3.0, 3.0].as_slice()));
     }
 
     #[test]

@@ -11,7 +11,10 @@
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
-//!   hit  insert  split  readbatch  cold  readseq  ratio                                      the experiments
+//!   limit        a group with a memory limit            disk      files on a disk in memory
+//!   worker       work in a process of its own           pages     a file that is nowhere
+//!   hit  insert  split  readbatch  cold  readseq                                             the experiments
+//!   evict  thrash  stream  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -27,12 +30,16 @@ mod callgrind;
 mod cold;
 mod counted;
 mod db_bench;
+mod disk;
+mod evict;
 mod folder;
 mod harness;
 mod hit;
 mod index;
 mod insert;
+mod limit;
 mod machine;
+mod pages;
 mod ratio;
 mod readbatch;
 mod readseq;
@@ -43,7 +50,10 @@ mod shared;
 mod split;
 mod stage;
 mod statistics;
+mod stream;
+mod thrash;
 mod timing;
+mod worker;
 
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -59,7 +69,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 7] = [
+const EXPERIMENTS: [Experiment; 10] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -97,6 +107,24 @@ const EXPERIMENTS: [Experiment; 7] = [
         cases: readseq::cases,
     },
     Experiment {
+        name: "evict",
+        question: "evict: what does it cost to put a new page into a full cache, data included?",
+        starts: Starts::Anyhow,
+        cases: evict::cases,
+    },
+    Experiment {
+        name: "thrash",
+        question: "thrash: what is left of a cache when the file is twice as large as it?",
+        starts: Starts::Anyhow,
+        cases: thrash::cases,
+    },
+    Experiment {
+        name: "stream",
+        question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
+        starts: Starts::Cold,
+        cases: stream::cases,
+    },
+    Experiment {
         name: ratio::NAME,
         question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
         starts: Starts::Anyhow,
@@ -132,6 +160,9 @@ pub struct Arguments {
     /// Run this snippet, inside callgrind.
     #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
     inside: Option<String>,
+    /// Do this piece of work, in a process of its own.
+    #[arg(long, hide = true, exclusive = true, value_name = "ERRAND")]
+    worker: Option<String>,
     /// Which experiments; all if not given.
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(EXPERIMENTS.map(|e| e.name)))]
     experiments: Vec<String>,
@@ -148,6 +179,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
     if let Some(folder) = &arguments.sweep {
         return folder::sweep(folder).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
+    }
+    if let Some(errand) = &arguments.worker {
+        return crate::print(&worker::main(errand)).map_or_else(|code| code, |()| ExitCode::SUCCESS);
     }
     if arguments.count {
         return count();

@@ -542,6 +542,8 @@ impl Reclaim {
         let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
         // The cache ages by what goes, remembered or not.
         let memory = self.workingset.remember(word.order(), standing);
+        // That the working set does not fit is to be seen, whatever the policy makes of it.
+        let remember = remember || standing == Standing::WorkingSet;
         if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
             return Leave::Nothing;
         }

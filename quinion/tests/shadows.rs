@@ -455,7 +455,10 @@ fn b20_a_window_remembers_that_a_folio_of_it_was_of_the_working_set() {
         scan.until_driven_out(&hot_file);
     }
     assert_eq!(windows, [0, 0, 1], "once it was new, once it came back, once it had come back before");
-    // Among pages that are new it is one window; of a stranger's pages, none.
+    // Now it is new again. Among pages that are new it is one window; of a stranger's pages, none.
+    read(&hot_file, &hot, 7, 3);
+    scan.until_driven_out(&hot_file);
+    assert_eq!(cache.stats().workingset_windows, 1);
     read(&hot_file, &hot, 0, 64);
     assert_eq!(cache.stats().workingset_windows, 2);
     // Who waits for such a window waits for want of memory. (It may be that the device answers before the wait
@@ -463,6 +466,8 @@ fn b20_a_window_remembers_that_a_folio_of_it_was_of_the_working_set() {
     let mut windows = 2;
     while cache.stats().memory_stall_us == 0 {
         assert!(windows < 100, "the wait for such a window is not counted");
+        scan.until_driven_out(&hot_file);
+        read(&hot_file, &hot, 7, 1); // as a new one that came back
         scan.until_driven_out(&hot_file);
         hot.hold();
         let reads = hot.reads().len();

@@ -39,6 +39,8 @@ pub struct Ours {
     /// The ring of each page that is held.
     class: Vec<Option<Class>>,
     reads: Vec<u8>,
+    /// Pages that came back soon.
+    standing: Vec<Standing>,
     ages: WorkingSet,
     shadows: Shadows,
 }
@@ -54,6 +56,7 @@ impl Ours {
             held: Weights::default(),
             class: vec![None; places.len()],
             reads: vec![0; places.len()],
+            standing: vec![Standing::Plain; places.len()],
             ages: WorkingSet::new(pages_max as u64),
             shadows: Shadows::new(places, pages_max),
         }
@@ -62,7 +65,9 @@ impl Ours {
     /// What the shadow of `page` says, which is consumed.
     fn refault(&mut self, page: u32) -> Option<Refault> {
         let memory = self.shadows.take(page)?;
-        Some(self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held)))
+        let refault = self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held));
+        // What has had its time in Main is new again, as in the cache.
+        Some(refault).filter(|_| memory.standing == Standing::Plain)
     }
 
     fn put(&mut self, page: u32, class: Class, reads: u8) {
@@ -109,7 +114,9 @@ impl Ours {
 
     fn evict(&mut self, page: u32, remember: bool) {
         self.class[page as usize] = None;
-        let memory = self.ages.remember(Order::ZERO, Standing::Plain);
+        let standing = self.standing[page as usize];
+        let memory = self.ages.remember(Order::ZERO, standing);
+        let remember = remember || standing == Standing::WorkingSet;
         self.shadows.leave(page, remember.then_some(memory));
     }
 }
@@ -123,6 +130,8 @@ impl Simulated for Ours {
         }
         let refault = self.refault(page);
         self.make_room();
+        let came_back = refault == Some(Refault::Recent);
+        self.standing[page as usize] = if came_back { Standing::WorkingSet } else { Standing::Plain };
         let class = self.policy.admit(Arrival { pages: 1, came: self.came, refault }, &self.held);
         self.shadows.enter(page);
         self.put(page, class, 0);

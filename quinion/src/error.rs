@@ -27,7 +27,8 @@ pub enum ErrorKind {
     Io,
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
-    /// No page can be had: all are pinned, held or in flight; or pins keep as much as they may.
+    /// No page can be had: all are pinned, held or in flight, in the cache or in a pool that is at its limit; or pins keep as much as
+    /// they may.
     NoMemory,
     /// The cache belongs to the parent process.
     Forked,
@@ -59,6 +60,11 @@ pub(crate) enum Repr {
          drop some pins, or build the cache with more memory"
     )]
     NoMemory { position: u64, pages: u64 },
+    #[error(
+        "no page can be had for byte {position}: the pool \"{pool}\" has its limit of {limit} bytes, and all of it is \
+         pinned or in flight; drop some pins, or raise the limit by Pool::set_limit"
+    )]
+    PoolFull { position: u64, pool: std::sync::Arc<str>, limit: u64 },
     #[error(
         "cannot pin {asked} bytes: pins keep {pinned} bytes already, folios counted whole, and may keep {max}; \
          drop some pins, pin less at a time, or build the cache with a larger pinned_max"
@@ -97,9 +103,10 @@ impl Error {
             Repr::Open { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Repr::NoMemory { .. } | Repr::TooManyPins { .. } | Repr::TooMuchPinned { .. } => {
-                ErrorKind::NoMemory
-            }
+            Repr::NoMemory { .. }
+            | Repr::PoolFull { .. }
+            | Repr::TooManyPins { .. }
+            | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,

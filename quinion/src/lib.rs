@@ -89,8 +89,8 @@ mod owner;
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
-    Resized, Stats,
+    BatchRead, Builder, Cache, File, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
+    Residency, Resident, Residents, Resized, Stats,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

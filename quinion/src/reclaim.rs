@@ -16,6 +16,9 @@
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement.
 //!
+//! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
+//! it as ever; a pool that is at its limit makes room for itself alone.
+//!
 //! A stream that needs room makes it of what its own reader has **passed**, before anybody else has to give: the
 //! neighbours leave together, and their frames are the next window's.
 //!
@@ -30,9 +33,13 @@
 //!  2. A folio that is locked or held is never taken.
 //!  3. No mapping's lock is held when reclaim is called.
 //!  4. No eviction leaves a shadow while there are more nodes that only remember than their bound.
-//!  5. A mapping that is not known here has no shadows, once whoever removed it has returned.
+//!  5. A pool is not brought below its protected minimum as long as reclaim finds anything else: not by a page.
+//!  6. A mapping that is not known here has no shadows, once whoever removed it has returned.
 //!
-//! Not an invariant: that a victim is still there when its mapping has been
+//! Not an invariant: that what is protected stays when whole extents are emptied for a smaller bound: folios do not
+//! move, and those that stand there go.
+//!
+//! Nor that a victim is still there when its mapping has been
 //! locked. The tree and the descriptor are asked again under the lock, and a victim that
 //! stays is listed again. Nor that
 //! the oldest node goes first if its tree is locked by somebody else.
@@ -43,20 +50,24 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::arena::referenced::{self, Found};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::lists::{Lists, ListsGuard, Promise};
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
-use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
+use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Turns, Verdict, Weights};
 use crate::readahead::Passed;
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
-use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing, WorkingSet};
+use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, POOLS_MAX, PageIndex, PoolNumber};
+use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing};
+
+mod pools;
+
+pub use pools::PoolCounts;
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -78,17 +89,49 @@ pub struct Reclaim {
     arena: Arc<Arena>,
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
-    policy: RankedMutex<Box<dyn Policy>>,
+    judges: RankedMutex<Judges>,
+    policy_kind: PolicyKind,
     lists: Arc<Lists>,
-    /// Up to which distance in pages what comes back is recent; as the policy said last.
-    reach: AtomicU64,
+    pools: Box<[pools::State]>,
+    /// So many pools have been in use, from the default pool on.
+    pools_begun: AtomicU32,
     /// The extent that is emptied next.
     extent: AtomicU32,
     /// Pages behind the reader of a stream that it leaves alone when it makes room for itself.
     followers_pages: u64,
-    workingset: WorkingSet,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
+}
+
+/// Who judges: a policy for each pool, and whose turn it is.
+#[derive(Debug)]
+struct Judges {
+    policies: Vec<Box<dyn Policy>>,
+    turns: Turns,
+}
+
+impl Judges {
+    fn policy(&mut self, pool: PoolNumber) -> &mut dyn Policy {
+        &mut *self.policies[usize::from(pool.0)]
+    }
+}
+
+/// Of whom room is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum From {
+    /// Of the pool whose turn it is; this one asks.
+    Any(PoolNumber),
+    /// Of this pool alone.
+    Pool(PoolNumber),
+}
+
+/// Whether what pools should keep is spared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// As far as is possible.
+    Kept,
+    /// Everything that can go goes.
+    Ignored,
 }
 
 /// A folio that is to go.
@@ -97,10 +140,12 @@ struct Victim {
     mapping: MappingId,
     index: PageIndex,
     frame: Frame,
+    /// Which folio of that frame it is.
+    sequence: u32,
     /// Whether it leaves a shadow.
     remember: bool,
     /// The ring that it was popped from, and joins again if it stays; `None`: it is in one.
-    from: Option<Class>,
+    from: Option<usize>,
 }
 
 /// How far one call has come in its search for victims.
@@ -108,15 +153,25 @@ struct Victim {
 struct Search {
     /// Judgements that are left; `None` before the first.
     left: Option<u64>,
-    /// Pages of each ring that were met and cannot go.
-    stuck: Weights,
-    /// Whether anything else was met since that was nothing.
-    moved: bool,
+    met: [Met; POOLS_MAX],
     /// Nothing more is to be had.
     over: bool,
 }
 
-impl Search {
+/// What one call has met in one pool.
+#[derive(Clone, Copy, Default, Debug)]
+struct Met {
+    /// Pages of each ring that were met and cannot go.
+    stuck: Weights,
+    /// Whether anything else was met since that was nothing.
+    moved: bool,
+    /// A folio was met that is larger than what may go above the protected minimum.
+    at_minimum: bool,
+    /// Nothing more is to be had here.
+    over: bool,
+}
+
+impl Met {
     /// Which ring `policy` names, of what `listed` has besides what cannot go. What was met twice, in several rounds,
     /// was counted twice: when nothing seems to be left, it is counted anew, if anything has moved since.
     fn next(&mut self, policy: &mut dyn Policy, listed: Weights) -> Option<(Class, Weights)> {
@@ -143,12 +198,13 @@ impl Reclaim {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            policy: RankedMutex::new(Rank::Policy, policy.build()),
+            judges: RankedMutex::new(Rank::Policy, Judges::new(policy)),
+            policy_kind: policy,
             lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
-            reach: AtomicU64::new(0),
+            pools: pools::State::all(pages_max),
+            pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
             followers_pages: pages_max / FOLLOWERS_SHARE,
-            workingset: WorkingSet::new(pages_max),
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
@@ -190,12 +246,12 @@ impl Reclaim {
 
     /// The policy's name.
     pub fn policy_name(&self) -> &'static str {
-        self.policy.lock().name()
+        self.judges.lock().policies[0].name()
     }
 
-    /// Pages listed, by class.
+    /// Pages listed in the default pool, by class.
     pub fn weights(&self) -> Weights {
-        weights(&self.lists.lock())
+        weights(&self.lists.lock(), PoolNumber::DEFAULT)
     }
 
     /// What is wrong with what is listed and remembered, if anything. Cost: all folios, and all nodes that only
@@ -206,19 +262,21 @@ impl Reclaim {
     }
 
     /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon
-    /// are told apart by that. `promise` is as large as there are folios.
+    /// are told apart by that. `promise` is as large as there are folios, and its charge says which pool's they are.
     ///
     /// Locks: Policy, Lists, for some steps a folio.
     pub fn list(&self, folios: impl IntoIterator<Item = (Frame, Came)>, mut promise: Promise<'_>) {
-        let (mut policy, mut lists) = (self.policy.lock(), self.lists.lock());
+        let pool = promise.pool();
+        let (mut judges, mut lists) = (self.judges.lock(), self.lists.lock());
+        let policy = judges.policy(pool);
         for (frame, came) in folios {
             let word = self.arena.view().own(frame).word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
             let arrival = Arrival { pages: word.order().pages(), came, refault };
-            let class = policy.admit(arrival, &weights(&lists));
-            lists.list(frame, class as usize, &mut promise);
+            let class = policy.admit(arrival, &weights(&lists, pool));
+            lists.list(frame, ring(pool, class as usize), &mut promise);
         }
-        self.reach.store(policy.reach(&weights(&lists)), Ordering::Relaxed);
+        self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
     }
 
     /// Whether a mapping of this number is known.
@@ -238,15 +296,19 @@ impl Reclaim {
         mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
     }
 
-    /// A folio of `order` comes back to where its eviction left `memory`: whether it was away for long. Counts it
-    /// among what came back.
-    pub fn judge(&self, memory: Memory, order: Order) -> Refault {
-        let view = self.arena.view();
-        // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
-        let held = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
-        let held = held.min(self.arena.pages_max());
-        self.refaults.add(self.workingset.distance(memory), held, u64::from(order.pages()));
-        self.workingset.judge(memory, order, self.reach.load(Ordering::Relaxed))
+    /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
+    /// for long. Counts it among what came back.
+    pub fn judge(&self, pool: PoolNumber, memory: Memory, order: Order) -> Refault {
+        let (view, state) = (self.arena.view(), self.state(pool));
+        // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along. A pool holds
+        // what it is charged for, and the default pool what the others are not.
+        let grown = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
+        let held = match pool {
+            PoolNumber::DEFAULT => grown.min(self.arena.pages_max()).saturating_sub(self.charged_by_others()),
+            _ => self.lists.charged(pool),
+        };
+        self.refaults.add(state.workingset.distance(memory), held, u64::from(order.pages()));
+        state.workingset.judge(memory, order, state.reach.load(Ordering::Relaxed))
     }
 
     /// What came back so far, by what would have kept it.
@@ -288,56 +350,86 @@ impl Reclaim {
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
+        self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
+    }
+
+    /// As [`Reclaim::reclaim`], for a reader of `pool`.
+    pub fn reclaim_for(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
+        self.reclaim_from(From::Any(pool), pages, locks)
+    }
+
+    /// As [`Reclaim::reclaim`], of what `pool` has and of nothing else.
+    pub fn reclaim_in(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
+        self.reclaim_from(From::Pool(pool), pages, locks)
+    }
+
+    fn reclaim_from(&self, from: From, pages: u32, locks: Locks) -> u32 {
         let (mut freed, mut search) = (0, Search::default());
         while freed < pages && !search.over {
-            let Some((victims, promise)) = self.gather(pages - freed, &mut search, locks) else { break };
+            let Some((victims, promise)) = self.gather(from, pages - freed, &mut search, locks) else {
+                break;
+            };
             freed += self.evict(victims, promise, locks);
         }
         freed
     }
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
-    /// by a stream and that the policy would let go, until they are `pages` pages, or no more are near. They leave no
+    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are near. They leave no
     /// shadow. Returns the pages freed. Waits for locks as `locks` says.
     ///
     /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
     /// laps: what it keeps of the first lap is there in all others. Of what it has just
     /// passed a part is left alone, for readers who come close behind.
-    pub fn reclaim_passed(&self, mapping: &Mapping, passed: Passed, pages: u32, locks: Locks) -> u32 {
+    pub fn reclaim_passed(
+        &self,
+        (pool, mapping): (PoolNumber, &Mapping),
+        passed: Passed,
+        pages: u32,
+        locks: Locks,
+    ) -> u32 {
         let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
         if from >= end {
             return 0;
         }
-        let Some(goes) = self.goes_of_stream(locks) else { return 0 };
+        let Some(goes) = self.goes_of_stream(pool, locks) else { return 0 };
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
-        let folios = self.newest_passed(guard.folios_within(from, end), pages, goes);
+        let folios = self.newest_passed(guard.folios_within(from, end), (pool, pages), goes);
         let mut gone = Vec::with_capacity(folios.len());
         guard.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
         drop(guard);
         self.arena.free_all(&gone);
+        self.count_evicted(pool, &gone)
+    }
+
+    /// Counts what was evicted of a pool; returns the pages.
+    fn count_evicted(&self, pool: PoolNumber, gone: &[(Frame, Order)]) -> u32 {
         let pages = gone.iter().map(|(_, order)| order.pages()).sum();
         self.counters.add(Count::Evicted, u64::from(pages));
+        self.state(pool).evicted.fetch_add(u64::from(pages), Ordering::Relaxed);
         pages
     }
 
-    /// Whether the policy would let a stream's folio go, by how often that was read beyond the first.
-    fn goes_of_stream(&self, locks: Locks) -> Option<[bool; READS_MAX as usize + 1]> {
-        let mut policy = self.policy.lock_as(locks)?;
-        let held = weights(&self.lists.lock_as(locks)?);
+    /// Whether the pool's policy would let a stream's folio go, by how often that was read beyond the first.
+    fn goes_of_stream(&self, pool: PoolNumber, locks: Locks) -> Option<[bool; READS_MAX as usize + 1]> {
+        let mut judges = self.judges.lock_as(locks)?;
+        let held = weights(&self.lists.lock_as(locks)?, pool);
+        let policy = judges.policy(pool);
         let goes =
             |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), Verdict::Evict { .. });
         Some([0, 1, 2, 3].map(goes))
     }
 
-    /// The last of `folios`, `pages` pages of them or a folio more, that stand in the ring of streams, can go and
-    /// are let go by `goes`.
+    /// The last of `folios`, `pages` pages of them or a folio more, that stand in the pool's ring of streams, can go
+    /// and are let go by `goes`.
     fn newest_passed(
         &self,
         mut folios: Vec<(PageIndex, Frame)>,
-        pages: u32,
+        (pool, pages): (PoolNumber, u32),
         goes: [bool; READS_MAX as usize + 1],
     ) -> Vec<(PageIndex, Frame)> {
+        let streams = Some(ring(pool, Class::Stream as usize));
         let lists = self.lists.lock();
         let (view, mut found) = (self.arena.view(), 0);
         let is_passed = |frame: Frame| {
@@ -345,7 +437,7 @@ impl Reclaim {
                 Found::Spared(_) => 0, // the reader has passed it by
                 Found::Reads(reads) => reads,
             };
-            lists.ring_of(frame) == Some(Class::Stream as usize) && goes[reads as usize] && self.can_go(frame)
+            lists.ring_of(frame) == streams && goes[reads as usize] && self.can_go(frame)
         };
         folios.reverse();
         folios.retain(|&(_, frame)| {
@@ -359,7 +451,7 @@ impl Reclaim {
 
     /// Empties one extent of folios as far as it can be, so that it can hold nodes; they take turns.
     /// Returns the pages freed.
-    pub fn reclaim_extent(&self) -> u32 {
+    pub fn reclaim_extent(&self, protection: Protection) -> u32 {
         let view = self.arena.view();
         let (first, end) = (view.layout().frames_meta / EXTENT_PAGES, view.frames_grown() / EXTENT_PAGES);
         if first >= end {
@@ -368,69 +460,134 @@ impl Reclaim {
         // Two at a time may choose the same: then one of them frees less.
         let extent = self.extent.load(Ordering::Relaxed).clamp(first, end - 1);
         self.extent.store(if extent + 1 == end { first } else { extent + 1 }, Ordering::Relaxed);
-        self.evict_extent(extent)
+        self.evict_extent(extent, protection)
     }
 
     /// Evicts the folios of one extent that can go, whatever they are worth; the pages freed. Waits for mappings'
     /// locks, never for a device.
-    pub fn evict_extent(&self, extent: u32) -> u32 {
+    pub fn evict_extent(&self, extent: u32, protection: Protection) -> u32 {
         let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
-        let victims: Vec<_> = {
+        let mut victims: Vec<(PoolNumber, Victim)> = {
             // Under the lock of the rings, what is listed in them is not freed while it is looked at.
             let lists = self.lists.lock();
-            frames.filter_map(|frame| self.listed_victim(&lists, frame)).collect()
+            let mut left: [u64; POOLS_MAX] = std::array::from_fn(|pool| match protection {
+                Protection::Kept if pool < lists.pools() => self.excess(&lists, PoolNumber(pool as u8)),
+                _ => u64::MAX,
+            });
+            let spend = |pool: PoolNumber, pages: u64| {
+                let left = &mut left[usize::from(pool.0)];
+                let may = *left >= pages;
+                *left -= if may { pages } else { 0 };
+                may
+            };
+            self.listed_victims(&lists, frames, spend)
         };
-        let evict = |batch: &[Victim]| self.evict(batch.to_vec(), self.lists.no_promise(), Locks::Wait);
-        victims.chunks(BATCH).map(evict).sum()
+        victims.sort_by_key(|(pool, _)| *pool);
+        let of_pool = |group: &[(PoolNumber, Victim)]| {
+            let victims = group.iter().map(|(_, victim)| *victim).collect();
+            self.evict(victims, self.lists.no_promise(group[0].0), Locks::Wait)
+        };
+        victims.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH)).map(of_pool).sum()
     }
 
-    /// Has the policy judge folios until there is a batch of victims, or `pages` pages of them; with the places that
-    /// they had. Where folios are large, what goes beyond the need would have been read yet.
+    /// The folios headed by `frames` that stand in a ring and look as if they could go, each with its pool; of those,
+    /// the ones that `may` go, told of the pool and the folio's pages.
+    fn listed_victims(
+        &self,
+        lists: &ListsGuard<'_>,
+        frames: impl Iterator<Item = Frame>,
+        mut may: impl FnMut(PoolNumber, u64) -> bool,
+    ) -> Vec<(PoolNumber, Victim)> {
+        let victim = |frame: Frame| {
+            let word = self.arena.view().own(frame).settled_word();
+            let ring = lists.ring_of(frame).filter(|_| word.is_live() && self.can_go(frame))?;
+            let pool = PoolNumber((ring / CLASSES) as u8);
+            may(pool, u64::from(word.order().pages())).then(|| (pool, self.victim(frame, true, None)))
+        };
+        frames.filter_map(victim).collect()
+    }
+
+    /// Has a pool's policy judge folios until there is a batch of victims, or `pages` pages of them; with the places
+    /// that they had. Where folios are large, what goes beyond the need would have been read yet.
     /// The search is over when each folio was judged so often that nothing is to be had.
-    fn gather(&self, pages: u32, search: &mut Search, locks: Locks) -> Option<(Vec<Victim>, Promise<'_>)> {
-        let mut policy = self.policy.lock_as(locks)?;
+    fn gather(
+        &self,
+        from: From,
+        pages: u32,
+        search: &mut Search,
+        locks: Locks,
+    ) -> Option<(Vec<Victim>, Promise<'_>)> {
+        let mut judges = self.judges.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
-        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise());
         let mut left = search.left.unwrap_or_else(|| lists.listed() * JUDGEMENTS_MAX);
-        let mut found = 0;
+        let turn = self.choose(&mut judges, &lists, search, from, pages).filter(|_| left > 0);
+        let pool = PoolNumber(turn.map_or(0, |turn| turn.pool as u8));
+        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise(pool));
+        let Some(turn) = turn else {
+            search.over = true;
+            return Some((victims, promise));
+        };
+        let (policy, met) = (judges.policy(pool), &mut search.met[turn.pool]);
+        let may_go = if turn.of_excess { turn.pages } else { u64::MAX };
+        let (wanted, mut found) = (u64::from(pages).min(turn.pages), 0);
         for _ in 0..JUDGED_MAX {
-            if found >= pages || victims.len() == BATCH {
+            if found >= wanted || victims.len() == BATCH || met.at_minimum && turn.of_excess {
                 break;
             }
-            let next = search.next(&mut **policy, weights(&lists));
+            let next = met.next(policy, weights(&lists, pool));
             let Some((class, held)) = next.filter(|_| left > 0) else {
-                search.over = true;
+                met.over = true;
                 break;
             };
-            let popped = lists.pop(class as usize, &mut promise);
+            let from = ring(pool, class as usize);
+            let popped = lists.pop(from, &mut promise);
             let Some((frame, order)) = popped else { unreachable!("a ring that was named holds something") };
             left -= 1;
-            match self.look(frame) {
-                Look::Stuck => {
-                    search.stuck.pages[class as usize] += u64::from(order.pages());
-                    lists.list(frame, class as usize, &mut promise);
+            let judged = self.judge_oldest(policy, frame, order, class, &held);
+            match judged {
+                Judged::Stuck => {
+                    met.stuck.pages[class as usize] += u64::from(order.pages());
+                    lists.list(frame, from, &mut promise);
                     continue;
                 }
-                Look::Spared => lists.list(frame, class as usize, &mut promise),
-                Look::Due(_) if class == Class::Uncached && self.adopt(frame) => {
-                    lists.list(frame, Class::Probation as usize, &mut promise);
+                Judged::Goes { .. } if found + u64::from(order.pages()) > may_go => {
+                    met.at_minimum = true;
+                    lists.list(frame, from, &mut promise);
                 }
-                Look::Due(reads) => match policy.judge(class, reads, order.pages(), &held) {
-                    Verdict::Keep { class, reads } => {
-                        self.byte(frame).store(reads, Ordering::Relaxed);
-                        lists.list(frame, class as usize, &mut promise);
-                    }
-                    Verdict::Evict { remember } => {
-                        found += order.pages();
-                        victims.push(self.victim(frame, remember, Some(class)));
-                    }
-                },
+                Judged::Goes { remember } => {
+                    found += u64::from(order.pages());
+                    victims.push(self.victim(frame, remember, Some(from)));
+                }
+                Judged::Stays(class) => lists.list(frame, ring(pool, class as usize), &mut promise),
             }
-            search.moved = true;
+            met.moved = true;
         }
         search.left = Some(left);
-        self.reach.store(policy.reach(&weights(&lists)), Ordering::Relaxed);
+        self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
         Some((victims, promise))
+    }
+
+    /// What becomes of the oldest folio of a ring, which was popped.
+    fn judge_oldest(
+        &self,
+        policy: &mut dyn Policy,
+        frame: Frame,
+        order: Order,
+        class: Class,
+        held: &Weights,
+    ) -> Judged {
+        match self.look(frame) {
+            Look::Stuck => Judged::Stuck,
+            Look::Spared => Judged::Stays(class),
+            Look::Due(_) if class == Class::Uncached && self.adopt(frame) => Judged::Stays(Class::Probation),
+            Look::Due(reads) => match policy.judge(class, reads, order.pages(), held) {
+                Verdict::Keep { class, reads } => {
+                    self.byte(frame).store(reads, Ordering::Relaxed);
+                    Judged::Stays(class)
+                }
+                Verdict::Evict { remember } => Judged::Goes { remember },
+            },
+        }
     }
 
     fn byte(&self, frame: Frame) -> &AtomicU8 {
@@ -473,56 +630,56 @@ impl Reclaim {
         word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED) && word.holds() == 0
     }
 
-    /// The folio that `frame` heads, if it stands in a ring and looks as if it could go.
-    fn listed_victim(&self, lists: &ListsGuard<'_>, frame: Frame) -> Option<Victim> {
-        let heads = self.arena.view().own(frame).settled_word().is_live();
-        (heads && lists.holds(frame) && self.can_go(frame)).then(|| self.victim(frame, true, None))
-    }
-
     /// A victim, as its descriptor says. The caller has had the lock of the rings since the folio was in one.
-    fn victim(&self, frame: Frame, remember: bool, from: Option<Class>) -> Victim {
+    fn victim(&self, frame: Frame, remember: bool, from: Option<usize>) -> Victim {
         let descriptor = self.arena.view().own(frame);
         let (mapping, index) = (descriptor.mapping(), descriptor.index());
-        Victim { mapping, index, frame, remember, from }
+        Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
     }
 
-    /// Takes `victims` out of their mappings and frees what went; returns the pages. What stays is listed again.
+    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went; returns the pages. What stays is listed again.
     fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> u32 {
+        let pool = promise.pool();
         self.make_room_to_remember(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
             let first = gone.len();
-            self.evict_of_mapping(group, &mut gone, locks);
+            self.evict_of_mapping(pool, group, &mut gone, locks);
             let mut left = gone[first..].iter().peekable();
             let went = |victim: &&Victim| left.next_if(|(frame, _)| *frame == victim.frame).is_none();
             stayed.extend(group.iter().filter(went));
         }
         self.arena.free_all(&gone);
         self.relist(&stayed, promise);
-        let pages = gone.iter().map(|(_, order)| order.pages()).sum();
-        self.counters.add(Count::Evicted, u64::from(pages));
-        pages
+        self.count_evicted(pool, &gone)
     }
 
     /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`.
-    fn evict_of_mapping(&self, group: &[Victim], gone: &mut Vec<(Frame, Order)>, locks: Locks) {
+    fn evict_of_mapping(
+        &self,
+        pool: PoolNumber,
+        group: &[Victim],
+        gone: &mut Vec<(Frame, Order)>,
+        locks: Locks,
+    ) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
         if let Some(mut guard) = mapping.lock_as(locks) {
-            guard.evict_all(&folios, |nth, word| self.leave(group[nth].remember, word), gone);
+            guard.evict_all(&folios, |nth, word| self.leave(pool, group[nth].remember, word), gone);
         }
     }
 
-    /// Victims that could not go after all join the rings they came from.
+    /// Victims that could not go after all join the rings they came from. One that is gone all the same may have left
+    /// its frame to another folio, which is not ours to list.
     fn relist(&self, stayed: &[Victim], mut promise: Promise<'_>) {
         if !stayed.is_empty() {
             let mut lists = self.lists.lock();
             for victim in stayed {
-                if let Some(class) = victim.from {
-                    lists.list(victim.frame, class as usize, &mut promise);
+                if let Some(ring) = victim.from {
+                    lists.list_again(victim.frame, victim.sequence, ring, &mut promise);
                 }
             }
         }
@@ -538,10 +695,10 @@ impl Reclaim {
     }
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
-    fn leave(&self, remember: bool, word: Word) -> Leave {
+    fn leave(&self, pool: PoolNumber, remember: bool, word: Word) -> Leave {
         let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
-        // The cache ages by what goes, remembered or not.
-        let memory = self.workingset.remember(word.order(), standing);
+        // The pool ages by what goes, remembered or not.
+        let memory = self.state(pool).workingset.remember(word.order(), standing);
         // That the working set does not fit is to be seen, whatever the policy makes of it.
         let remember = remember || standing == Standing::WorkingSet;
         if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
@@ -562,8 +719,27 @@ enum Look {
     Due(u8),
 }
 
-fn weights(lists: &ListsGuard<'_>) -> Weights {
-    Weights { pages: std::array::from_fn(|class| lists.pages(class)) }
+/// What a judgement of the oldest folio of a ring makes of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Judged {
+    /// It cannot go now.
+    Stuck,
+    /// It joins this ring.
+    Stays(Class),
+    /// It is a victim.
+    Goes {
+        /// Whether it leaves a shadow.
+        remember: bool,
+    },
+}
+
+/// The ring of a pool's folios of one class.
+fn ring(pool: PoolNumber, class: usize) -> usize {
+    usize::from(pool.0) * CLASSES + class
+}
+
+fn weights(lists: &ListsGuard<'_>, pool: PoolNumber) -> Weights {
+    Weights { pages: std::array::from_fn(|class| lists.pages(ring(pool, class))) }
 }
 
 /// What of `held` is left without `stuck`.

@@ -242,6 +242,8 @@ mod ranked {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     #[repr(u8)]
     pub enum Rank {
+        /// The cache's table of pools.
+        Pools = 0,
         /// Whoever resizes a cache.
         Resize = 1,
         /// The cache's table of mappings.

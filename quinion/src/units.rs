@@ -155,6 +155,24 @@ impl fmt::Debug for Order {
     }
 }
 
+/// How many pools a cache has at most, the default pool among them.
+pub const POOLS_MAX: usize = 16;
+
+/// The number of a pool, below [`POOLS_MAX`]; the default pool's is 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PoolNumber(pub u8);
+
+impl PoolNumber {
+    /// The pool of what is opened without one.
+    pub const DEFAULT: PoolNumber = PoolNumber(0);
+}
+
+impl fmt::Debug for PoolNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {}", self.0)
+    }
+}
+
 /// The number of a mapping. Never 0, and never used again while a folio or a handle carries it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MappingId(pub u32);

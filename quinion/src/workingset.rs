@@ -138,7 +138,15 @@ pub struct WorkingSet {
 impl WorkingSet {
     /// The age of a cache of at most `pages` pages in which nothing has happened yet.
     pub fn new(pages: u64) -> Self {
-        Self { scale: Scale::of(pages), age: AtomicU64::new(0) }
+        Self::beginning_at(pages, 0, 1)
+    }
+
+    /// As [`WorkingSet::new`], of an age that has gone `part` of `parts` parts of a lap already: ages that begin far
+    /// apart take each other's memories for old ones, mostly.
+    pub fn beginning_at(pages: u64, part: u32, parts: u32) -> Self {
+        let scale = Scale::of(pages);
+        let age = u64::from(AGES / parts * part) << scale.shift;
+        Self { scale, age: AtomicU64::new(age) }
     }
 
     /// Pages evicted and activated so far.

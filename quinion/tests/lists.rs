@@ -228,7 +228,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
                     match (thread + round) % 4 {
                         0 => drop(rings.reclaim(50)),
                         1 => drop(rings.mapping.lock().remove_all()),
-                        2 => drop(rings.reclaim.reclaim_extent()),
+                        2 => drop(rings.reclaim.reclaim_extent(quinion::reclaim::Protection::Kept)),
                         _ => rings.mapping.check().unwrap(),
                     }
                 }

@@ -506,6 +506,12 @@ impl Arena {
         extents.saturating_sub(u64::from(self.view.layout().frames_meta))
     }
 
+    /// The least bound, in bytes, with which the arena can hold so many pages of data.
+    pub fn bound_for(&self, pages: u64) -> u64 {
+        let extents = (pages + u64::from(self.view.layout().frames_meta)).div_ceil(u64::from(EXTENT_PAGES));
+        CONTROL_BYTES as u64 + extents * EXTENT_SIZE as u64
+    }
+
     /// Counts `pages` pages more as kept by users' pins, and says how many there are now.
     pub fn add_pinned(&self, pages: u64) -> u64 {
         self.pinned_pages.fetch_add(pages, Ordering::Relaxed) + pages

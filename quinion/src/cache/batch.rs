@@ -289,7 +289,7 @@ impl BatchRead<'_> {
                     return;
                 }
             };
-            let Handle { shared, mapping } = &*file.handle;
+            let Handle { shared, mapping, .. } = &*file.handle;
             let (reader, patience) = (file.reader(passing.as_ref()), options.patience());
             match shared.filemap.look(mapping, reader, patience, self.position, self.buffer) {
                 Progress::Unread => Answer::Unread,
@@ -304,7 +304,7 @@ impl BatchRead<'_> {
         if matches!(self.answer, Answer::Read(_) | Answer::Failed(_)) {
             return;
         }
-        let Handle { shared, mapping } = &*file.handle;
+        let Handle { shared, mapping, .. } = &*file.handle;
         let (filemap, position, patience) = (&shared.filemap, self.position, options.patience());
         let Ok(passing) = file.passing_with(options) else { return }; // its look has failed with that
         let reader = file.reader(passing.as_ref());
@@ -335,7 +335,7 @@ impl BatchRead<'_> {
 
 impl File {
     fn start(&self, spans: &[Span], options: ReadOptions) {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         let Ok(passing) = self.passing_with(options) else { return };
         shared.filemap.start(mapping, self.reader(passing.as_ref()), options.patience(), spans);
     }
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn a_folio_that_goes_between_its_looks_is_not_served() {
         let (_cache, file) = cached();
-        let Handle { shared, mapping } = &*file.handle;
+        let Handle { shared, mapping, .. } = &*file.handle;
         let forget = || shared.filemap.invalidate(mapping).expect("it is forgotten");
         assert_eq!(served(&file, forget), [true, false, false]);
     }

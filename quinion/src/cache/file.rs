@@ -190,7 +190,7 @@ impl File {
         options: ReadOptions,
         hits: Hits,
     ) -> Result<usize> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.
         if let Some(page) = hits.marker {
@@ -211,7 +211,7 @@ impl File {
 
     #[inline(never)]
     fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
         let reader = self.reader(Some(&passing));
         let bytes = shared.filemap.read(mapping, reader, options.patience(), position, buffer)?;
@@ -221,12 +221,12 @@ impl File {
 
     /// Who reads through this handle.
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r Passing<'r>>) -> Reader<'r> {
-        Reader::new(&self.readahead, passing)
+        Reader::new(&self.readahead, self.handle.pool_number(), passing)
     }
 
     /// The beginning of an uncached read.
     pub(super) fn passing(&self) -> Result<Passing<'_>> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         self.check_drops_behind()?;
         let new = || Behind::new(&shared.filemap, mapping, shared.process);
         Ok(Passing::new(self.uncached.behind.get_or_init(new)))
@@ -317,7 +317,7 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());
         let polled = shared.filemap.poll_read(mapping, reader, progress, position, buffer, context);
@@ -359,7 +359,7 @@ impl File {
     /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
     /// beside what is pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
@@ -428,11 +428,11 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong at the device is told to who reads.
     pub fn will_need(&self, position: u64, len: u64) -> Result<Prefetch> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        Ok(shared.filemap.will_need(mapping, position, len))
+        Ok(shared.filemap.will_need((self.handle.pool_number(), mapping), position, len))
     }
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie
@@ -444,7 +444,7 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn dont_need(&self, position: u64, len: u64) -> Result<u64> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
@@ -469,7 +469,7 @@ impl File {
     /// # Errors
     /// The backend cannot say what the file is now.
     pub fn revalidate(&self) -> Result<bool> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
@@ -487,12 +487,12 @@ impl File {
     }
     /// Makes the page at `position` ready for a reader who wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
     }
     /// A reader met the marker on `page`.
     pub(crate) fn advance(&self, page: PageIndex) {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.advance(mapping, self.reader(None), page, Patience::Wait);
     }
 

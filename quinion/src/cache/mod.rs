@@ -12,6 +12,8 @@
 //!                                                                         changed: forget its folios, share it
 //! ```
 //!
+//! A cache has **pools**, named shares of it, in `pool.rs`; what is opened without one is of the default pool.
+//!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
 //! open.
@@ -21,6 +23,7 @@
 //!  2. No call of a forked child reaches the arena, a lock or a ring.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,19 +41,22 @@ use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{
-    EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, pages_of_bytes,
+    EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes,
 };
 use crate::workingset::RefaultCurve;
 
 mod batch;
 mod file;
 mod future;
+mod pool;
 mod residency;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+use pool::PoolShare;
+pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
 
 /// The largest readahead window that can be asked for, in bytes.
@@ -70,6 +76,7 @@ pub(crate) struct Shared {
     /// Keep the upkeep's duties known.
     _duties: (Arc<Leftovers>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
+    pools: pool::Directory,
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
     idle_files_max: usize,
@@ -259,6 +266,7 @@ impl Builder {
             filemap,
             engine,
             table: RankedMutex::new(Rank::Mappings, Table::default()),
+            pools: pool::no_pools(),
             process,
             readahead,
             idle_files_max: self.idle_files_max,
@@ -315,11 +323,14 @@ impl Cache {
     /// socket, a terminal, or a file of a pseudo file system such as procfs.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_in(path.as_ref(), None)
+    }
+
+    fn open_in(&self, path: &Path, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
-        let path = path.as_ref();
         let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
         let backend = self.shared.engine.open(path).map_err(|e| failed(Box::new(e)))?;
-        self.open_backend(Arc::new(backend)).map_err(|error| match error.raw_os_error() {
+        self.open_backend_in(Arc::new(backend), pool).map_err(|error| match error.raw_os_error() {
             Some(code) => failed(Box::new(std::io::Error::from_raw_os_error(code))),
             None => error,
         })
@@ -330,10 +341,14 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::open`].
-    pub fn adopt(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> Result<File> {
+    pub fn adopt(&self, descriptor: BorrowedFd<'_>) -> Result<File> {
+        self.adopt_in(descriptor, None)
+    }
+
+    fn adopt_in(&self, descriptor: BorrowedFd<'_>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
-        self.open(path)
+        let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+        self.open_in(Path::new(&path), pool)
     }
 
     /// Opens whatever `backend` reads. Backends with equal identities share pages.
@@ -341,11 +356,15 @@ impl Cache {
     /// # Errors
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
+        self.open_backend_in(backend, None)
+    }
+
+    fn open_backend_in(&self, backend: Arc<dyn Backend>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         let mapping = self.shared.mapping_of(backend, &attributes)?;
-        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping })))
+        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping, pool: pool.cloned() })))
     }
 
     /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
@@ -360,10 +379,18 @@ impl Cache {
     /// The window of readahead and the largest folio stay as they were when the cache was built.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, and nothing was
-    /// changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, or too small for what
+    /// pools protect, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn resize(&self, bytes: u64) -> Result<Resized> {
         self.check_process()?;
+        let least = self.shared.filemap.memory_for_protected();
+        if bytes < least {
+            let text = format!(
+                "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; protect less first, by \
+                 Pool::set_protected"
+            );
+            return Err(Repr::InvalidInput(text).into());
+        }
         self.shared.filemap.resize(bytes).map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
@@ -631,6 +658,15 @@ impl Table {
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) mapping: Arc<Mapping>,
+    /// `None`: the default pool.
+    pool: Option<Arc<PoolShare>>,
+}
+
+impl Handle {
+    /// The pool that is charged for what is read.
+    fn pool_number(&self) -> PoolNumber {
+        self.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
+    }
 }
 
 impl Drop for Handle {

@@ -74,7 +74,7 @@ impl File {
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn residents(&self, position: u64, len: u64) -> Result<Residents<'_>> {
-        let Handle { shared, mapping } = &*self.handle;
+        let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }

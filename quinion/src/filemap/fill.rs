@@ -3,6 +3,8 @@
 //! ```text
 //!   window    [..... . . 5 6 7 8 . . . . . .)         whole folios, as far as the file goes
 //!   gaps       [---)         [---------)               what of it is not cached
+//!   charge     the reader's pool, for all of them; at its limit: it evicts of its own, then fewer; what is not
+//!              inserted in the end is refunded
 //!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
@@ -40,18 +42,18 @@ use std::time::Duration;
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
-use crate::lists::Promise;
+use crate::lists::{Charge, Promise};
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Protection, Reclaim};
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
 use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Descent, Insertion, Tuning};
-use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::upkeep::Upkeep;
 use crate::xarray::Stop;
 
@@ -69,6 +71,8 @@ const RUN_ORDER_MAX: Order = Order(8);
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
 const STALLS_MAX: u32 = 100;
+/// A window is one part in so many of its pool's limit at most, if that is in its way.
+const WINDOW_SHARE: u64 = 4;
 /// How long, where there is nothing in flight to wait for.
 const STALL: Duration = Duration::from_millis(1);
 
@@ -137,6 +141,8 @@ pub(crate) enum Filled {
     Nothing,
     /// No frame or no node could be had for its first missing page.
     NoMemory,
+    /// The reader's pool is at its limit, and has nothing that can go.
+    PoolFull,
     /// A lock was held or the device's queue full, and the caller does not wait.
     Busy,
 }
@@ -193,18 +199,24 @@ impl Filemap {
         let mapping = together.mapping;
         let window = self.whole_folios(window, mapping.size_pages());
         // 1 What is not there.
-        let Some(gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
+        let Some(mut gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
         if gaps.is_empty() {
             return Filled::Nothing;
         }
         if patience == Patience::Now && !mapping.backend().has_room(together.fills.len() + gaps.len()) {
             return Filled::Busy;
         }
-        // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, window, need, patience.locks());
+        // 2 A charge for it, and frames.
+        let pool = together.pool;
+        let mut charge = self.charge((pool, mapping), &mut gaps, window, need, patience.locks());
+        if charge.pages() == 0 {
+            return Filled::PoolFull;
+        }
+        let frames = self.alloc_frames((pool, mapping), &gaps, window, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
+        charge.keep(frames.iter().map(|run| run.pages).sum());
         let runs = deal_out(&gaps, &frames);
         // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
         if together.hold_off(patience).is_none() {
@@ -215,7 +227,8 @@ impl Filemap {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(promise) = self.promise_places(mapping, &runs, patience) else {
             self.free_runs(&runs);
-            return if patience == Patience::Wait && self.make_nodes() {
+            drop(charge);
+            return if patience == Patience::Wait && self.make_nodes(pool) {
                 Filled::Nothing
             } else {
                 Filled::NoMemory
@@ -223,10 +236,10 @@ impl Filemap {
         };
         let (orders, fate) = (self.orders_for(window), together.fate());
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
-        let Some(added) = self.insert(mapping, shape, runs, patience, &mut refaults) else {
+        let Some(added) = self.insert((pool, mapping), shape, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
-        self.list(&added.inserted, window, shape, promise);
+        self.list(&added.inserted, window, shape, promise.with_charge(charge));
         if let (Some(behind), Some(first), Some(last)) =
             (together.behind, added.inserted.first(), added.inserted.last())
         {
@@ -234,7 +247,7 @@ impl Filemap {
         }
         if added.inserted.is_empty() {
             return match added.stop {
-                Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
+                Stop::NoNode if patience != Patience::Wait || !self.make_nodes(pool) => Filled::NoMemory,
                 _ => Filled::Nothing,
             };
         }
@@ -242,8 +255,9 @@ impl Filemap {
             self.counters.add(Count::WillNeed, pages_of(&added.inserted));
         }
         // 4 A request for each run.
-        let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), refaults));
+        let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), pool, refaults));
         self.count_refaults(refaults);
+        self.reclaim.count_inserted(pool, pages_of(&added.inserted), refaults.pages);
         self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
         self.add_fills(&batch, &added.inserted, &mut together.fills);
         Filled::Submitted(batch)
@@ -279,11 +293,80 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
+    /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
+    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited for, if
+    /// `need` says so and `locks` allows it.
+    fn charge(
+        &self,
+        (pool, mapping): (PoolNumber, &Mapping),
+        gaps: &mut Vec<(PageIndex, u32)>,
+        window: Window,
+        need: Need,
+        locks: Locks,
+    ) -> Charge<'_> {
+        let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
+        let wanted = gaps.iter().map(|(_, pages)| pages).sum();
+        let mut charge = lists.charge(pool, wanted, unit);
+        if charge.pages() == wanted {
+            return charge; // always, where there is no limit
+        }
+        // A window as large as the pool would empty it for its own sake.
+        let share = (lists.limit(pool) / WINDOW_SHARE).max(u64::from(unit.pages()));
+        let wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
+        charge.keep(wanted);
+        if let Some(passed) = window.stream {
+            self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
+            charge.grow(wanted, unit);
+        }
+        self.scrape_charge(mapping, &mut charge, wanted, need, locks);
+        cut_short(gaps, charge.pages());
+        charge
+    }
+
+    /// Charges the pool for `wanted` pages in all, as long as it can evict something for them.
+    fn scrape_charge(
+        &self,
+        mapping: &Mapping,
+        charge: &mut Charge<'_>,
+        wanted: u32,
+        need: Need,
+        locks: Locks,
+    ) {
+        let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
+        while charge.pages() < wanted {
+            let (_, completed) = self.reclaim.fills(pool);
+            if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
+                charge.grow(wanted, unit); // others may have given something back
+                let waits = charge.pages() == 0 && need == Need::Asked && locks == Locks::Wait;
+                if !waits || stalls >= STALLS_MAX && self.reclaim.fills(pool).0 == 0 {
+                    return;
+                }
+                stalls += 1;
+                self.wait_for_landing(mapping, || self.reclaim.fills(pool), completed);
+            }
+            charge.grow(wanted, unit);
+            if locks == Locks::Try {
+                return;
+            }
+        }
+    }
+
+    /// Evicts of a pool what it has above its limit, as far as it can go.
+    pub(crate) fn shrink_to_limit(&self, pool: PoolNumber) {
+        let lists = self.reclaim.lists();
+        loop {
+            let over = lists.charged(pool).saturating_sub(lists.limit(pool)).min(u64::from(RECLAIM_PAGES));
+            if over == 0 || self.reclaim.reclaim_in(pool, over as u32, Locks::Wait) == 0 {
+                return;
+            }
+        }
+    }
+
     /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
     /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
     fn alloc_frames(
         &self,
-        mapping: &Mapping,
+        (pool, mapping): (PoolNumber, &Mapping),
         gaps: &[(PageIndex, u32)],
         window: Window,
         need: Need,
@@ -296,15 +379,15 @@ impl Filemap {
             return runs;
         }
         if let Some(passed) = window.stream
-            && self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks) > 0
+            && self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks) > 0
             && self.take_frames(wanted, Amount::All, &mut runs) > 0
         {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        let reclaimed = self.reclaim.reclaim_for(pool, wanted.pages.max(RECLAIM_PAGES), locks);
         if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
-            self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
+            self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);
         }
         runs
     }
@@ -313,7 +396,7 @@ impl Filemap {
     /// the first of them memory is waited for, if `need` says so and `locks` allows it.
     fn scrape_frames(
         &self,
-        mapping: &Mapping,
+        (pool, mapping): (PoolNumber, &Mapping),
         wanted: Wanted<'_>,
         (need, mut completed): (Need, u64),
         runs: &mut Vec<Run>,
@@ -324,7 +407,8 @@ impl Filemap {
             if got == wanted.pages {
                 return;
             }
-            if self.reclaim.reclaim(RECLAIM_PAGES, wanted.locks) > 0 && wanted.locks == Locks::Wait {
+            if self.reclaim.reclaim_for(pool, RECLAIM_PAGES, wanted.locks) > 0 && wanted.locks == Locks::Wait
+            {
                 continue;
             }
             let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
@@ -332,7 +416,8 @@ impl Filemap {
                 break;
             }
             stalls += 1;
-            self.wait_for_memory(mapping, completed);
+            let fills = || (self.in_flight(), self.completed.load(Ordering::Relaxed));
+            self.wait_for_landing(mapping, fills, completed);
             completed = self.completed.load(Ordering::Relaxed);
         }
         // Once more, for what the last look brought.
@@ -351,16 +436,17 @@ impl Filemap {
 
     /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill to end after
     /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
-    /// their way between the arena and a tree.
-    fn wait_for_memory(&self, mapping: &Mapping, completed: u64) {
+    /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
+    /// ended.
+    fn wait_for_landing(&self, mapping: &Mapping, fills: impl Fn() -> (u64, u64) + Sync, completed: u64) {
         // It may be in flight at another backend than ours, which nobody waits at: then we do.
         let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
         backend.reap(Reap::Ready, &mut || false);
-        let landed = || self.completed.load(Ordering::Relaxed) != completed;
-        if self.in_flight() == 0 && !landed() {
+        if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
-            self.room.wait(&*backend, &mut || landed() || self.in_flight() == 0);
+            let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
+            self.room.wait(&*backend, &mut || landed(fills()));
         }
     }
 
@@ -368,7 +454,7 @@ impl Filemap {
     /// `None` if the lock is busy and the caller does not wait.
     fn insert(
         &self,
-        mapping: &Mapping,
+        (pool, mapping): (PoolNumber, &Mapping),
         shape: Shape,
         runs: Vec<FillRun>,
         patience: Patience,
@@ -382,7 +468,7 @@ impl Filemap {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
         let consumed = &mut |frame, shadow| match shape.fate {
-            Fate::Stays => self.note_refault(frame, shadow, refaults),
+            Fate::Stays => self.note_refault(pool, frame, shadow, refaults),
             Fate::DropsBehind => {} // that an uncached read comes back says nothing
         };
         let added = match self.tuning.insertion {
@@ -402,7 +488,7 @@ impl Filemap {
     /// the mapping has no rings. `None`: there is no cell for them.
     fn promise_places(&self, mapping: &Mapping, runs: &[FillRun], patience: Patience) -> Option<Promise<'_>> {
         if mapping.lists().is_none() {
-            return Some(self.reclaim.lists().no_promise());
+            return Some(self.reclaim.lists().no_promise(PoolNumber::DEFAULT));
         }
         let pages: u32 = runs.iter().map(|run| run.pages).sum();
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
@@ -434,6 +520,7 @@ impl Filemap {
     fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         self.counters.add(Count::Inserted, pages_of(runs));
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
+        self.reclaim.fills_begin(batch.pool, runs.len() as u64);
         fills.extend(runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
@@ -453,7 +540,7 @@ impl Filemap {
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
     /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
-    fn make_nodes(&self) -> bool {
+    fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {
@@ -461,16 +548,17 @@ impl Filemap {
             let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
             if freed == 0 {
                 freed = if scattered {
-                    self.reclaim.reclaim(RECLAIM_PAGES, Locks::Wait)
+                    self.reclaim.reclaim_for(pool, RECLAIM_PAGES, Locks::Wait)
                 } else {
-                    self.reclaim.reclaim_extent()
+                    let protection = if attempt < 6 { Protection::Kept } else { Protection::Ignored };
+                    self.reclaim.reclaim_extent(protection)
                 };
             }
             if let Some(cell) = self.arena.alloc_cell() {
                 self.arena.free_cell(cell);
                 return true;
             }
-            if freed == 0 && !scattered {
+            if freed == 0 && attempt == 7 {
                 return false;
             }
         }
@@ -483,6 +571,8 @@ impl Filemap {
 #[derive(Debug)]
 pub(super) struct Together<'m> {
     mapping: &'m Arc<Mapping>,
+    /// Whose pages they are.
+    pool: PoolNumber,
     /// Where it is noted what they make, if that is dropped behind their reader.
     behind: Option<&'m Behind>,
     fills: Vec<Fill>,
@@ -490,9 +580,9 @@ pub(super) struct Together<'m> {
 }
 
 impl<'m> Together<'m> {
-    /// None yet; with `behind`, of an uncached read.
-    pub fn of(mapping: &'m Arc<Mapping>, behind: Option<&'m Behind>) -> Self {
-        Self { mapping, behind, fills: Vec::new(), held_off: None }
+    /// None yet, for a reader of `pool`; with `behind`, of an uncached read.
+    pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m Behind>) -> Self {
+        Self { mapping, pool, behind, fills: Vec::new(), held_off: None }
     }
 
     /// How long what they make is to stay.
@@ -542,6 +632,16 @@ fn add_gaps(gaps: &mut Vec<(PageIndex, u32)>, guard: &MappingGuard<'_>, window: 
         gaps.push((first, pages as u32));
         from = first.plus(pages);
     }
+}
+
+/// Cuts the last of `gaps` off, until they are `pages` pages.
+fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
+    let mut left = pages;
+    for (_, gap) in gaps.iter_mut() {
+        *gap = left.min(*gap);
+        left -= *gap;
+    }
+    gaps.retain(|(_, pages)| *pages > 0);
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
@@ -638,13 +738,14 @@ fn push_or_join(runs: &mut Vec<FillRun>, run: FillRun) {
 pub(crate) struct Batch {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
+    pool: PoolNumber,
     failures: Mutex<Vec<(FillRun, io::Error)>>,
     refaults: Refaults,
 }
 
 impl Batch {
-    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>, refaults: Refaults) -> Self {
-        Self { filemap, mapping, failures: Mutex::default(), refaults }
+    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>, pool: PoolNumber, refaults: Refaults) -> Self {
+        Self { filemap, mapping, pool, failures: Mutex::default(), refaults }
     }
 
     /// Whether a folio of this window had been in the working set and was evicted not long ago: whoever
@@ -747,6 +848,7 @@ impl FillSink for Batch {
         self.filemap.arena.free_all(&free);
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.filemap.reclaim.fill_ends(self.pool);
         let first = Place { mapping: self.mapping.id(), page: run.index };
         self.filemap.room.wake_filled(first, run.pages);
     }

@@ -154,9 +154,9 @@ impl Filemap {
                     Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
                     // It was not startable, or its fill failed, or it is gone again.
                     Err(NotReady::Mismatch) => {
-                        let behind = reader.shared_behind().cloned();
+                        let (pool, behind) = (reader.pool(), reader.shared_behind().cloned());
                         let errand = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
-                            filemap.wait_for_page(mapping, position, behind.as_ref())
+                            filemap.wait_for_page(mapping, position, (pool, behind.as_ref()))
                         };
                         self.send(mapping, progress, context, errand)?;
                         Ok(Poll::Pending)

@@ -7,7 +7,7 @@
 //!
 //! The numbers and the judgement are in `pressure/`; here the one is taken to the other. What the user said, when
 //! the cache was built or by the last resize, is what it comes back to. A user's resize is in force at once, also
-//! under pressure, and the next look judges from there.
+//! under pressure, and the next look judges from there. What pools protect is not given way.
 //!
 //! Not an invariant: that all is given back at a look. What is in flight or pinned then goes at a later one.
 
@@ -81,7 +81,8 @@ impl Duty for GiveWay {
         let Some(look) = self.look(&mut seen) else { return Some(LOOK_AGAIN) };
         let (stats, max) = (filemap.arena.stats(), filemap.memory_told());
         let grown = stats.grown_bytes + stats.control_bytes;
-        let sizes = Sizes { bound: stats.bound_bytes, grown, min: self.memory_min.min(max), max };
+        let least = self.memory_min.max(filemap.memory_for_protected());
+        let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
         let wished = wish(look, sizes, &mut seen.calm_looks);
         drop(seen);
         if wished != sizes.bound {

@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
-//!  2. A will-need fetches at most half of what the cache can hold, so that it does not evict its own pages.
+//!  2. A will-need fetches at most half of what the cache, and its pool, can hold, so that it does not evict its own pages.
 //!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
 //!  4. After a don't-need nothing is remembered of an eviction in its range: who comes back there is a stranger.
 
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::mapping::{Mapping, MappingGuard};
 use crate::readahead::Window;
 use crate::stats::Count;
-use crate::units::{Order, PageIndex, pages_of_bytes};
+use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
 use super::fill::{Filemap, Need, Next, Together};
@@ -42,15 +42,20 @@ pub struct Prefetch {
 }
 
 impl Filemap {
-    /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it.
-    pub(crate) fn will_need(self: &Arc<Self>, mapping: &Arc<Mapping>, position: u64, len: u64) -> Prefetch {
+    /// Starts reading what of `len` bytes at `position` is not in the cache, for `pool`, and waits for none of it.
+    pub(crate) fn will_need(
+        self: &Arc<Self>,
+        (pool, mapping): (PoolNumber, &Arc<Mapping>),
+        position: u64,
+        len: u64,
+    ) -> Prefetch {
         let (first, end) = pages_touched(mapping, position, len);
-        let limit = self.pages_max() / 2;
+        let limit = self.pages_max().min(self.reclaim.lists().limit(pool)) / 2;
         let mut done = Prefetch::default();
         let mut at = first;
         while at < end && done.started_pages < limit {
             let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES.min(limit - done.started_pages)));
-            let piece = self.fetch_piece(mapping, at, piece_end);
+            let piece = self.fetch_piece((pool, mapping), at, piece_end);
             done.started_pages += piece.started_pages;
             done.cached_pages += piece.cached_pages;
             done.left_pages += piece.left_pages;
@@ -63,13 +68,18 @@ impl Filemap {
         done
     }
 
-    fn fetch_piece(self: &Arc<Self>, mapping: &Arc<Mapping>, from: PageIndex, end: PageIndex) -> Prefetch {
+    fn fetch_piece(
+        self: &Arc<Self>,
+        (pool, mapping): (PoolNumber, &Arc<Mapping>),
+        from: PageIndex,
+        end: PageIndex,
+    ) -> Prefetch {
         let missing = missing(&mapping.lock(), from, end);
         if missing > 0 {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let mut together = Together::of(mapping, None);
+            let mut together = Together::of(mapping, pool, None);
             let _ = self.insert_window(&mut together, window, from..from, Need::Hinted, Patience::Start);
             together.submit(Next::Anything);
         }

@@ -43,7 +43,7 @@ use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
-use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::units::{Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
@@ -278,13 +278,13 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         position: u64,
-        behind: Option<&Arc<Behind>>,
+        (pool, behind): (PoolNumber, Option<&Arc<Behind>>),
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len: 1, reach: Reach::Page };
         let passing = behind.map(Passing::new);
-        let reader = Reader::new(&none, passing.as_ref());
+        let reader = Reader::new(&none, pool, passing.as_ref());
         self.hold_reaching(mapping, reader, Patience::Wait, miss, None).map(drop)
     }
 
@@ -358,10 +358,10 @@ impl Filemap {
         // 2 The first window, with the page that is waited for.
         let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
         let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
-        let mut together = Together::of(mapping, reader.behind());
+        let mut together = Together::of(mapping, reader.pool(), reader.behind());
         let filled = self.insert_window(&mut together, window, windows.wanted(), need, patience);
         together.submit(next);
-        if matches!(filled, Filled::Busy | Filled::NoMemory)
+        if matches!(filled, Filled::Busy | Filled::NoMemory | Filled::PoolFull)
             && let Some(mut state) =
                 patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
         {
@@ -370,11 +370,12 @@ impl Filemap {
         match filled {
             Filled::Nothing => Ok(Missed::Again(reach)),
             Filled::Busy => Err(would_block()),
-            Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
+            Filled::NoMemory | Filled::PoolFull if patience != Patience::Wait => Err(would_block()),
+            Filled::PoolFull => Err(self.pool_full(reader.pool(), position)),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
                 // 3 Those that nobody waits for.
-                let mut together = Together::of(mapping, reader.behind());
+                let mut together = Together::of(mapping, reader.pool(), reader.behind());
                 let _ = self.insert_ahead(&mut together, ahead, windows.wanted(), patience);
                 together.submit(Next::Anything);
                 // 4 The page.
@@ -442,7 +443,7 @@ impl Filemap {
         let before = *state;
         let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        let mut together = Together::of(mapping, reader.behind());
+        let mut together = Together::of(mapping, reader.pool(), reader.behind());
         match self.insert_ahead(&mut together, &windows, windows.wanted(), patience) {
             Ahead::Started => {}
             Ahead::Refused => *state = before, // the stream goes on with a miss
@@ -463,8 +464,8 @@ impl Filemap {
         for (at, &window) in windows.iter().enumerate() {
             match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
                 Filled::Submitted(_) | Filled::Nothing => {}
-                Filled::NoMemory | Filled::Busy if at == 0 => return Ahead::Refused,
-                Filled::NoMemory | Filled::Busy => break,
+                Filled::NoMemory | Filled::PoolFull | Filled::Busy if at == 0 => return Ahead::Refused,
+                Filled::NoMemory | Filled::PoolFull | Filled::Busy => break,
             }
         }
         Ahead::Started
@@ -514,6 +515,12 @@ impl Filemap {
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);
         Ok(())
+    }
+
+    /// The error of a reader whose pool can have no more.
+    fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
+        let limit = self.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
+        Repr::PoolFull { position, pool: self.reclaim.pool_name(pool), limit }.into()
     }
 
     pub(super) fn pages_max(&self) -> u64 {

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::referenced;
 use crate::stats::Count;
-use crate::units::Frame;
+use crate::units::{Frame, PoolNumber};
 use crate::workingset::{Memory, Refault, Standing};
 use crate::xarray::Value;
 
@@ -42,13 +42,13 @@ pub(crate) struct Refaults {
 }
 
 impl Filemap {
-    /// The folio that `frame` heads, just inserted, took the place of `shadow`.
-    pub(super) fn note_refault(&self, frame: Frame, shadow: Value, seen: &mut Refaults) {
+    /// The folio that `frame` heads, just inserted for `pool`, took the place of `shadow`.
+    pub(super) fn note_refault(&self, pool: PoolNumber, frame: Frame, shadow: Value, seen: &mut Refaults) {
         let descriptor = self.arena.view().own(frame);
         let order = descriptor.word().order();
         let memory = Memory::from_payload(shadow.payload());
         seen.pages += u64::from(order.pages());
-        match self.reclaim.judge(memory, order) {
+        match self.reclaim.judge(pool, memory, order) {
             Refault::Old => {}
             Refault::Recent => {
                 let had_its_time = memory.standing == Standing::WorkingSet;

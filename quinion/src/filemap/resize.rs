@@ -19,7 +19,7 @@
 //!  2. Readers go on meanwhile, and find the right bytes.
 //!
 //! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest
-//! first; what else they hold is read anew if it is wanted.
+//! first; what else they hold is read anew if it is wanted, also what a pool protects.
 //!
 //! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
 
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use crate::arena::ArenaError;
 use crate::backend::Reap;
 use crate::error::{Error, Repr};
+use crate::reclaim::Protection;
 use crate::sync::Locks;
 use crate::sync::lock::Mutex;
 use crate::units::PAGE_SIZE;
@@ -37,6 +38,8 @@ use crate::upkeep::Duty;
 
 use super::fill::Filemap;
 
+/// One part in so many of the cache's data is nobody's protected share.
+const UNPROTECTED_SHARE: u64 = 16;
 /// How long a resize waits for what is in flight, or held by a reader.
 const WAIT_MAX: Duration = Duration::from_millis(500);
 /// Between two looks at it.
@@ -140,7 +143,7 @@ impl Filemap {
     fn empty_once(&self) -> u32 {
         let mut gone = 0;
         for extent in self.arena.choose_emptying() {
-            self.reclaim.evict_extent(extent);
+            self.reclaim.evict_extent(extent, Protection::Ignored);
             gone += self.arena.punch_empty();
         }
         gone
@@ -162,6 +165,20 @@ impl Filemap {
         }
         let found = self.arena.sweep();
         found > 0 || self.arena.excess_extents() > 0
+    }
+
+    /// The least bound, in bytes, beside which all that pools protect can be kept, with some room for others; 0 if
+    /// nothing is protected.
+    pub(crate) fn memory_for_protected(&self) -> u64 {
+        match self.reclaim.protected() {
+            0 => 0,
+            pages => self.arena.bound_for(pages.div_ceil(UNPROTECTED_SHARE - 1) * UNPROTECTED_SHARE),
+        }
+    }
+
+    /// Pages that all pools together may have protected, by the bound in force.
+    pub(crate) fn protected_pages_max(&self) -> u64 {
+        self.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
     /// The most pages that users' pins may keep, by the bound in force.

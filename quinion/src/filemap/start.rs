@@ -119,7 +119,7 @@ impl Filemap {
         }
         let judge = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
         let Some(mut judge) = judge else { return };
-        let mut together = Together::of(mapping, reader.behind());
+        let mut together = Together::of(mapping, reader.pool(), reader.behind());
         for &span in spans {
             self.start_span(&mut together, &mut judge, patience, span);
         }
@@ -151,7 +151,7 @@ impl Filemap {
                 }
                 let _ = self.insert_ahead(together, ahead, wanted, patience); // what is refused comes by a miss
             }
-            Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
+            Filled::NoMemory | Filled::PoolFull | Filled::Busy => *judge = before, // the finish begins anew
         }
     }
 

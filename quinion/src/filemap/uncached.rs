@@ -69,7 +69,7 @@ use crate::readahead::Readahead;
 use crate::sync::lock::Mutex;
 use crate::sync::{Locks, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{Frame, Order, PageIndex};
+use crate::units::{Frame, Order, PageIndex, PoolNumber};
 use crate::upkeep::Duty;
 
 use super::fill::Filemap;
@@ -92,17 +92,26 @@ type Pages = Range<PageIndex>;
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
+    pool: PoolNumber,
     passing: Option<&'r Passing<'r>>,
 }
 
 impl<'r> Reader<'r> {
-    /// A reader with this readahead state; with `passing`, of an uncached read.
-    pub fn new(readahead: &'r RankedMutex<Readahead>, passing: Option<&'r Passing<'r>>) -> Self {
-        Self { readahead, passing }
+    /// A reader with this readahead state, for `pool`; with `passing`, of an uncached read.
+    pub fn new(
+        readahead: &'r RankedMutex<Readahead>,
+        pool: PoolNumber,
+        passing: Option<&'r Passing<'r>>,
+    ) -> Self {
+        Self { readahead, pool, passing }
     }
-    /// A reader whose folios stay.
+    /// A reader for the default pool, whose folios stay.
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
-        Self::new(readahead, None)
+        Self::new(readahead, PoolNumber::DEFAULT, None)
+    }
+    /// The pool that is charged for what it brings.
+    pub(super) fn pool(self) -> PoolNumber {
+        self.pool
     }
     pub(super) fn readahead(self) -> &'r RankedMutex<Readahead> {
         self.readahead

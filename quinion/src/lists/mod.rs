@@ -27,8 +27,12 @@
 //! (or its relisting) and the list. Only what is live is listed, and what is to be retired
 //! is retired under the lock, or removed after it: so it is either seen dead, or listed, and then found.
 //!
+//! Each **pool** has rings of its own, as many as every other: those of pool p are p times that many and on. What a
+//! pool lists and is about to list is its charge, in `charge.rs`: a promise carries one, for the pages that its
+//! entries will weigh.
+//!
 //! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
-//!  1. Those of `rings.rs`.
+//!  1. Those of `rings.rs` and of `charge.rs`.
 //!  2. A listed frame heads a folio of the order that its entry says.
 //!  3. The inequality above, whenever a tree's lock and this one are held.
 //!
@@ -43,10 +47,13 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use crate::arena::{Arena, CellNumber, NO_PLACE, View};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::units::{Frame, Order};
+use crate::units::{Frame, Order, POOLS_MAX, PoolNumber};
 
+mod charge;
 mod rings;
 
+use charge::{Account, Tally};
+pub use charge::{Charge, UNLIMITED};
 use rings::{Keeper, Position, Rings};
 
 /// Words of a cell.
@@ -63,17 +70,31 @@ pub struct Lists {
     rings: RankedMutex<Rings<SLOTS>>,
     /// Entries for which there is room and no promise.
     room: AtomicI64,
+    /// How many rings a pool has.
+    pool_rings: usize,
+    accounts: Box<[Account]>,
     process: ForkGuard,
 }
 
-/// Room for so many entries. What of it is not used goes back.
+/// Room for so many entries, and a charge for their pages. What of it is not used goes back.
 #[derive(Debug)]
 pub struct Promise<'a> {
     lists: &'a Lists,
     entries: u32,
+    charge: Charge<'a>,
 }
 
-impl Promise<'_> {
+impl<'a> Promise<'a> {
+    /// The same promise, with a charge for what is listed by it.
+    #[must_use]
+    pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
+        self.charge = charge;
+        self
+    }
+    /// The pool in whose rings it lists.
+    pub fn pool(&self) -> PoolNumber {
+        self.charge.pool
+    }
     /// For how many entries there is room.
     pub fn entries(&self) -> u32 {
         self.entries
@@ -108,11 +129,46 @@ impl Keeper for Places<'_> {
 }
 
 impl Lists {
-    /// `rings` empty rings for folios of `arena`.
-    pub fn new(arena: Arc<Arena>, rings: usize) -> Self {
-        let rings = Rings::new(rings);
+    /// Rings for folios of `arena`, `pool_rings` for each pool; of the default pool only, until others are added.
+    pub fn new(arena: Arc<Arena>, pool_rings: usize) -> Self {
+        let rings = Rings::new(pool_rings, pool_rings * POOLS_MAX);
         let room = AtomicI64::new(rings.room());
-        Self { arena, rings: RankedMutex::new(Rank::Lists, rings), room, process: ForkGuard::new() }
+        Self {
+            arena,
+            rings: RankedMutex::new(Rank::Lists, rings),
+            room,
+            pool_rings,
+            accounts: (0..POOLS_MAX).map(|_| Account::default()).collect(),
+            process: ForkGuard::new(),
+        }
+    }
+
+    /// Sees to it that there are rings for `pool`, and for all pools before it. They stay.
+    pub fn add_pool(&self, pool: PoolNumber) {
+        let mut guard = self.lock();
+        // What the rings need is room no more; the guard says so when it goes. That there may be less than none
+        // is made up for by who wants some next.
+        guard.rings.grow_to((usize::from(pool.0) + 1) * self.pool_rings);
+    }
+
+    fn account(&self, pool: PoolNumber) -> &Account {
+        &self.accounts[usize::from(pool.0)]
+    }
+    /// Pages that `pool` is charged for.
+    pub fn charged(&self, pool: PoolNumber) -> u64 {
+        self.account(pool).read().0
+    }
+    /// The most pages that `pool` may be charged for.
+    pub fn limit(&self, pool: PoolNumber) -> u64 {
+        self.account(pool).limit()
+    }
+    /// Sets it; what the pool has already it keeps until it is reclaimed.
+    pub fn set_limit(&self, pool: PoolNumber, pages: u64) {
+        self.account(pool).set_limit(pages);
+    }
+    /// Charges `pool` what of `wanted` pages its limit allows, in whole folios of `unit`.
+    pub fn charge(&self, pool: PoolNumber, wanted: u32, unit: Order) -> Charge<'_> {
+        Charge::of(self, pool, wanted, unit)
     }
 
     /// Room for `entries` more, or `None` if the arena has no cell for it. May wait for the arena's lock, if `locks`
@@ -123,16 +179,19 @@ impl Lists {
         loop {
             // Relaxed: the chunks behind the room are behind the lock.
             match self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-                Ok(_) => return Some(Promise { lists: self, entries }),
+                Ok(_) => {
+                    let charge = Charge::none(self, PoolNumber::DEFAULT);
+                    return Some(Promise { lists: self, entries, charge });
+                }
                 Err(room) if !self.grow((wanted - room) as u64, locks) => return None,
                 Err(_) => {}
             }
         }
     }
 
-    /// A promise of nothing, to which what is popped adds.
-    pub fn no_promise(&self) -> Promise<'_> {
-        Promise { lists: self, entries: 0 }
+    /// A promise of nothing, to which what is popped of the rings of `pool` adds.
+    pub fn no_promise(&self, pool: PoolNumber) -> Promise<'_> {
+        Promise { lists: self, entries: 0, charge: Charge::none(self, pool) }
     }
 
     /// Takes chunks for at least so many entries more; whether there were any.
@@ -188,7 +247,7 @@ impl Lists {
         self.rings.lock_as(locks).map(|rings| self.guard(rings))
     }
     fn guard<'a>(&'a self, rings: RankedGuard<'a, Rings<SLOTS>>) -> ListsGuard<'a> {
-        ListsGuard { room: rings.room(), lists: self, rings }
+        ListsGuard { room: rings.room(), tally: Tally::default(), lists: self, rings }
     }
 
     /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
@@ -201,6 +260,16 @@ impl Lists {
         let (left, all) = (self.room.load(Ordering::Relaxed), rings.room());
         if left > all {
             return Err(format!("room for {left} entries is counted, and there is room for {all}"));
+        }
+        for (number, account) in self.accounts.iter().enumerate() {
+            let own = number * self.pool_rings..(number + 1) * self.pool_rings;
+            let listed: u64 = own.filter(|ring| *ring < rings.rings()).map(|ring| rings.pages(ring)).sum();
+            let (charged, outstanding) = account.read();
+            if charged != listed + outstanding {
+                return Err(format!(
+                    "pool {number} is charged for {charged} pages, lists {listed}, and {outstanding} are on their way"
+                ));
+            }
         }
         Ok(())
     }
@@ -226,6 +295,8 @@ pub struct ListsGuard<'a> {
     rings: RankedGuard<'a, Rings<SLOTS>>,
     /// Entries for which there was room when `Lists::room` was last right.
     room: i64,
+    /// What has changed in a pool's account since that was last right.
+    tally: Tally,
 }
 
 impl ListsGuard<'_> {
@@ -254,24 +325,67 @@ impl ListsGuard<'_> {
         Places(self.lists.arena.view())
     }
 
+    /// How many pools have rings.
+    pub fn pools(&self) -> usize {
+        self.rings.rings() / self.lists.pool_rings
+    }
+    /// The pool that `ring` is of.
+    fn pool_of(&self, ring: usize) -> PoolNumber {
+        PoolNumber((ring / self.lists.pool_rings) as u8)
+    }
+
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
-    /// the promise then.
+    /// the promise then, and of its charge the folio's pages. What that does not cover is charged now, whatever
+    /// the limit: who has a limit to keep brings a charge.
     pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut Promise<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && !self.holds(frame) {
-            promise.entries -= 1;
-            self.push(frame, word.order(), ring);
-            self.room -= 1;
+            self.list_as(frame, word.order(), ring, promise);
         }
     }
 
-    /// Takes the oldest of `ring` out. The room that it had is promised from now on.
+    /// As [`ListsGuard::list`], if it is still the folio that it was when its sequence was `sequence`.
+    pub fn list_again(&mut self, frame: Frame, sequence: u32, ring: usize, promise: &mut Promise<'_>) {
+        let word = self.lists.arena.view().own(frame).settled_word();
+        if word.is_live() && word.sequence() == sequence && !self.holds(frame) {
+            self.list_as(frame, word.order(), ring, promise);
+        }
+    }
+
+    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, promise: &mut Promise<'_>) {
+        let pool = self.pool_of(ring);
+        debug_assert!(promise.charge.pages == 0 || promise.charge.pool == pool, "a charge is one pool's");
+        promise.entries -= 1;
+        self.push(frame, order, ring);
+        self.room -= 1;
+        let covered = order.pages().min(promise.charge.pages);
+        promise.charge.pages -= covered;
+        self.tally(pool, i64::from(order.pages() - covered), -i64::from(covered));
+    }
+
+    /// Takes the oldest of `ring` out. The room that it had is promised from now on, and its charge goes along.
     pub fn pop(&mut self, ring: usize, promise: &mut Promise<'_>) -> Option<(Frame, Order)> {
         let places = Places(self.lists.arena.view());
-        let popped = self.rings.pop(&places, ring)?;
+        let (frame, order) = self.rings.pop(&places, ring)?;
         promise.entries += 1;
         self.room += 1;
-        Some(popped)
+        let pool = self.pool_of(ring);
+        debug_assert_eq!(promise.charge.pool, pool, "what is popped of a pool is charged to it");
+        promise.charge.pages += order.pages();
+        self.tally(pool, 0, i64::from(order.pages()));
+        Some((frame, order))
+    }
+
+    /// Moves the oldest of `ring` to the young end of `to`, which may be another pool's, whatever its limit. Whether
+    /// there was one.
+    pub fn move_oldest(&mut self, ring: usize, to: usize) -> bool {
+        let places = Places(self.lists.arena.view());
+        let Some((frame, order)) = self.rings.pop(&places, ring) else { return false };
+        self.push(frame, order, to);
+        let pages = i64::from(order.pages());
+        self.tally(self.pool_of(ring), -pages, 0);
+        self.tally(self.pool_of(to), pages, 0);
+        true
     }
 
     fn push(&mut self, frame: Frame, order: Order, ring: usize) {
@@ -279,17 +393,37 @@ impl ListsGuard<'_> {
         self.rings.push(&places, ring, frame, order);
     }
 
-    /// Takes the folio that `frame` heads out of its ring, if it is in one. It is retired under this lock, or was
-    /// before; its frames are not free yet.
+    /// Takes the folio that `frame` heads out of its ring, if it is in one, and its pages off the pool's charge. It is
+    /// retired under this lock, or was before; its frames are not free yet.
     pub fn remove(&mut self, frame: Frame) {
         let places = Places(self.lists.arena.view());
-        self.rings.remove(&places, frame);
+        if let Some((ring, order)) = self.rings.remove(&places, frame) {
+            self.tally(self.pool_of(ring), -i64::from(order.pages()), 0);
+        }
+    }
+
+    fn tally(&mut self, pool: PoolNumber, charged: i64, outstanding: i64) {
+        if self.tally.pool != pool {
+            self.settle();
+            self.tally.pool = pool;
+        }
+        self.tally.charged += charged;
+        self.tally.outstanding += outstanding;
+    }
+
+    /// Brings the pool's account up to date.
+    fn settle(&mut self) {
+        let Tally { pool, charged, outstanding } = std::mem::take(&mut self.tally);
+        if (charged, outstanding) != (0, 0) {
+            self.lists.account(pool).add(charged, outstanding);
+        }
     }
 }
 
 impl Drop for ListsGuard<'_> {
     /// What was freed under the lock, dead entries among it, is room for all.
     fn drop(&mut self) {
+        self.settle();
         let freed = self.rings.room() - self.room;
         self.lists.room.fetch_add(freed, Ordering::Relaxed);
     }

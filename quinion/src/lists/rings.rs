@@ -92,9 +92,19 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     /// Entries of a chunk.
     pub const ENTRIES: u64 = (SLOTS - HEADER) as u64;
 
-    /// `rings` empty ones, and no chunk.
-    pub fn new(rings: usize) -> Self {
-        Self { rings: vec![Ring::default(); rings], spare: NIL, spares: 0, chunks: 0 }
+    /// `rings` empty ones, and no chunk; with memory for `rings_max` rings.
+    pub fn new(rings: usize, rings_max: usize) -> Self {
+        let mut list = Vec::with_capacity(rings_max);
+        list.resize(rings, Ring::default());
+        Self { rings: list, spare: NIL, spares: 0, chunks: 0 }
+    }
+    /// Adds empty rings, until they are `rings`. Each takes from the room what its two chunks can hold.
+    pub fn grow_to(&mut self, rings: usize) {
+        self.rings.resize(rings.max(self.rings.len()), Ring::default());
+    }
+    /// How many rings there are.
+    pub fn rings(&self) -> usize {
+        self.rings.len()
     }
 
     /// Pages listed in `ring`.
@@ -156,8 +166,8 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         None
     }
 
-    /// Takes `frame` out of the ring in which it is, if it is in one; which that was. May have the ring go round.
-    pub fn remove(&mut self, keeper: &impl Keeper, frame: Frame) -> Option<usize> {
+    /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the ring go round.
+    pub fn remove(&mut self, keeper: &impl Keeper, frame: Frame) -> Option<(usize, Order)> {
         let (chunk, slot) = keeper.position(frame)?;
         let ring = word(keeper, chunk, RING).load(Ordering::Relaxed) as usize;
         let (named, order) = frame_of(entry(keeper, chunk, slot).swap(DEAD, Ordering::Relaxed));
@@ -168,7 +178,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         at.dead += 1;
         at.pages -= u64::from(order.pages());
         self.bury(keeper, ring);
-        Some(ring)
+        Some((ring, order))
     }
 
     /// The ring that a frame stands in.
@@ -375,7 +385,7 @@ mod tests {
         fn agrees_with_deques(ops in ops()) {
             let chunks = std::iter::repeat_with(|| std::array::from_fn(|_| AtomicU32::new(77)));
             let memory = Memory { chunks: chunks.take(40).collect(), positions: RefCell::default() };
-            let mut rings = Rings::<SLOTS>::new(RINGS);
+            let mut rings = Rings::<SLOTS>::new(RINGS, RINGS);
             let mut twin: [VecDeque<(u32, u8)>; RINGS] = Default::default();
             let mut next_chunk = 1;
             let drop_one = |twin: &mut [VecDeque<(u32, u8)>; RINGS], frame: u32| {
@@ -411,10 +421,12 @@ mod tests {
                         prop_assert_eq!(moved.map(|(frame, order)| (frame.0, order.0)), theirs);
                     }
                     Op::Remove(frame) => {
-                        prop_assert_eq!(rings.remove(&memory, Frame(frame)), drop_one(&mut twin, frame));
+                        let removed = rings.remove(&memory, Frame(frame)).map(|(ring, _)| ring);
+                        prop_assert_eq!(removed, drop_one(&mut twin, frame));
                     }
                     Op::RemoveMany(from, many) => for frame in from..(from + many).min(FRAMES) {
-                        prop_assert_eq!(rings.remove(&memory, Frame(frame)), drop_one(&mut twin, frame));
+                        let removed = rings.remove(&memory, Frame(frame)).map(|(ring, _)| ring);
+                        prop_assert_eq!(removed, drop_one(&mut twin, frame));
                     },
                 }
                 prop_assert_eq!(rings.check(&memory, |_, _| None), Ok(()));
@@ -440,7 +452,7 @@ mod tests {
     fn check_sees_a_frame_that_is_listed_twice_and_a_page_that_is_not_counted() {
         let chunks = std::iter::repeat_with(|| std::array::from_fn(|_| AtomicU32::new(0)));
         let memory = Memory { chunks: chunks.take(20).collect(), positions: RefCell::default() };
-        let mut rings = Rings::<SLOTS>::new(RINGS);
+        let mut rings = Rings::<SLOTS>::new(RINGS, RINGS);
         (1..10).for_each(|chunk| rings.put_spare(&memory, chunk));
         rings.push(&memory, 0, Frame(5), Order(2));
         rings.check(&memory, |_, _| None).unwrap();

@@ -26,6 +26,8 @@
 //! | [`S3Fifo`] | ours, and the default |
 //! | [`TwoList`] | Linux's active and inactive lists with refault distance, to compare with |
 //!
+//! Each pool of a cache has rings and a policy of its own; of which pool room is made is `pools.rs`.
+//!
 //! Invariants of every policy, asserted by the tests at the end of this file:
 //!  1. `next` names a ring that holds something, and `None` only if none does.
 //!  2. A folio that nobody reads is evicted after it was judged [`JUDGED_MAX`] times at most.
@@ -37,9 +39,11 @@ use core::fmt::Debug;
 pub use crate::tuning::PolicyKind;
 use crate::workingset::Refault;
 
+mod pools;
 mod s3fifo;
 mod two_list;
 
+pub use pools::{Share, Turn, Turns};
 pub use s3fifo::S3Fifo;
 pub use two_list::TwoList;
 

@@ -1,0 +1,318 @@
+//! Pool: a named share of a cache, for a tenant or a kind of data.
+//!
+//! ```text
+//!   cache 1 GiB      [ index: 200 MiB protected | .... | scratch: at most 64 MiB | default: what is left ]
+//!
+//!   index.open(a)    what its reads bring is the index's, until it is evicted
+//!   cache.open(a)    the same file: hits what the index brought, and what it brings itself is the default pool's
+//! ```
+//!
+//! A folio belongs to the pool of the handle whose read brought it; a hit from another pool changes nothing of
+//! that, and charges nothing. A pool with a **limit** makes room for itself out of itself when it is there; a pool's
+//! **protected** minimum is left to it by all others (`policy/pools.rs`).
+//!
+//! A pool lives as long as somebody has it: a [`Pool`], or a [`File`] opened by one. Then its pages are the default
+//! pool's, as if they had been brought there, the oldest first.
+//!
+//! Invariants:
+//!  1. A name is one pool's at a time, and a number one pool's.
+//!  2. What is protected of all pools fits into the bound, with a sixteenth of it left for everybody.
+//!
+//! Not an invariant: that the second holds after pressure has made the cache smaller; it gives way to no less than
+//! that, as far as its bounds allow.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use crate::backend::Backend;
+use crate::error::{Repr, Result};
+use crate::lists::UNLIMITED;
+use crate::reclaim::PoolCounts;
+use crate::sync::{Rank, RankedMutex};
+use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
+
+use super::{Cache, File, Shared};
+
+/// What a pool may have, and should keep. The default is no limit and nothing protected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PoolOptions {
+    /// The most that the pool's pages may take, in bytes, those on their way included: rounded down to whole pages, at
+    /// least one of the cache's smallest folios. `None`: as much as there is.
+    pub limit: Option<u64>,
+    /// What others leave to the pool of what it has, in bytes: rounded up to whole pages, at most `limit`, and together
+    /// with other pools' at most 15 parts in 16 of the data that the cache can hold.
+    pub protected: u64,
+}
+
+impl PoolOptions {
+    /// No limit, and nothing protected.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Sets [`PoolOptions::limit`].
+    #[must_use]
+    pub fn limit(mut self, bytes: u64) -> Self {
+        self.limit = Some(bytes);
+        self
+    }
+    /// Sets [`PoolOptions::protected`].
+    #[must_use]
+    pub fn protected(mut self, bytes: u64) -> Self {
+        self.protected = bytes;
+        self
+    }
+}
+
+/// Numbers of a pool. Sizes in bytes, pages of 4 KiB; counts since the pool began.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Its name; "default" for what is opened without a pool.
+    pub name: String,
+    /// The most that it may have.
+    pub limit_bytes: Option<u64>,
+    /// What others leave to it.
+    pub protected_bytes: u64,
+    /// What it has: cached, or on its way.
+    pub used_pages: u64,
+    /// Pages that its readers brought.
+    pub inserted_pages: u64,
+    /// Pages evicted of it to make room. (Its pages also leave as any others, see [`Stats`](crate::Stats).)
+    pub evicted_pages: u64,
+    /// Of `inserted_pages`, those that had been evicted, from this pool or another, and came back to their shadow.
+    pub refaulted_pages: u64,
+}
+
+/// A named share of a cache. Cheap to clone; clones share it. It ends with the last of them and of the files opened by
+/// them: its pages are the default pool's then.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    share: Arc<PoolShare>,
+}
+
+/// What keeps a pool alive.
+#[derive(Debug)]
+pub(crate) struct PoolShare {
+    shared: Arc<Shared>,
+    pub(super) number: PoolNumber,
+    pub(super) name: Arc<str>,
+}
+
+impl Drop for PoolShare {
+    fn drop(&mut self) {
+        if self.shared.process.is_forked() {
+            return;
+        }
+        let mut pools = self.shared.pools.lock();
+        self.shared.filemap.reclaim.end_pool(self.number);
+        pools[usize::from(self.number.0)] = None;
+    }
+}
+
+/// Which pools there are, by number.
+pub(super) type Directory = RankedMutex<[Option<Weak<PoolShare>>; POOLS_MAX]>;
+
+/// No pool but the default one.
+pub(super) fn no_pools() -> Directory {
+    RankedMutex::new(Rank::Pools, Default::default())
+}
+
+impl Cache {
+    /// Begins a pool of this cache. There can be 15 at a time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the name is empty, "default" or another pool's;
+    /// there are too many pools; or the options do not fit, see [`PoolOptions`].
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn add_pool(&self, name: &str, options: PoolOptions) -> Result<Pool> {
+        self.check_process()?;
+        let shared = &self.shared;
+        let mut known = shared.pools.lock();
+        // Held until the lock is let go: the last of them to go wants it.
+        let alive: Vec<_> = known.iter().flatten().filter_map(Weak::upgrade).collect();
+        let is_known = name == "default" || alive.iter().any(|share| &*share.name == name);
+        let (reclaim, taken) = (&shared.filemap.reclaim, known.each_ref().map(Option::is_some));
+        let begun = if is_known || name.is_empty() {
+            let text = format!(
+                "cannot add a pool named {name:?}: choose a name that no pool has, and not \"default\""
+            );
+            Err(Repr::InvalidInput(text).into())
+        } else {
+            shared.fitting(options, 0).and_then(|fitting| {
+                let name = Arc::from(name);
+                let number = reclaim.add_pool(&name, |pool| taken[usize::from(pool.0)]);
+                let too_many = || {
+                    let max = POOLS_MAX - 1;
+                    let text = format!(
+                        "cannot add the pool {name:?}: a cache has {max} at most; drop one that is not used"
+                    );
+                    Repr::InvalidInput(text)
+                };
+                Ok((number.ok_or_else(too_many)?, Arc::clone(&name), fitting))
+            })
+        };
+        let begun = begun.map(|(number, name, (limit, protected))| {
+            reclaim.lists().set_limit(number, limit);
+            reclaim.set_protected(number, protected);
+            let share = Arc::new(PoolShare { shared: Arc::clone(shared), number, name });
+            known[usize::from(number.0)] = Some(Arc::downgrade(&share));
+            Pool { share }
+        });
+        drop(known);
+        drop(alive);
+        begun
+    }
+
+    /// The pool of this name, if there is one; not the default pool.
+    /// In a forked child there is none.
+    pub fn pool(&self, name: &str) -> Option<Pool> {
+        self.check_process().ok()?;
+        self.shared.alive_pools().into_iter().find(|share| &*share.name == name).map(|share| Pool { share })
+    }
+
+    /// Numbers of all pools, the default pool first.
+    /// In a forked child there are none.
+    pub fn pools(&self) -> Vec<PoolStats> {
+        if self.check_process().is_err() {
+            return Vec::new();
+        }
+        let default = self.shared.pool_stats(PoolNumber::DEFAULT, "default");
+        let alive = self.shared.alive_pools();
+        let others = alive.iter().map(|share| self.shared.pool_stats(share.number, &share.name));
+        std::iter::once(default).chain(others).collect()
+    }
+}
+
+impl Shared {
+    fn alive_pools(&self) -> Vec<Arc<PoolShare>> {
+        self.pools.lock().iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The limit and the protected minimum of `options` in pages, if they fit beside all that is protected already but
+    /// for `own` pages.
+    fn fitting(&self, options: PoolOptions, own: u64) -> Result<(u64, u64)> {
+        let PoolOptions { limit, protected } = options;
+        let refused = |text: String| Err(Repr::InvalidInput(text).into());
+        let least = self.filemap.folio_orders.min.bytes() as u64;
+        if let Some(limit) =
+            limit.filter(|limit| *limit < least || *limit / PAGE_SIZE as u64 * (PAGE_SIZE as u64) < protected)
+        {
+            return refused(format!(
+                "a pool cannot have a limit of {limit} bytes and {protected} of them protected: a limit is at least {least} \
+                 bytes, the cache's smallest folio, and what is protected is no more than the limit"
+            ));
+        }
+        let (all, protected) = (self.filemap.protected_pages_max(), protected.div_ceil(PAGE_SIZE as u64));
+        let others = self.filemap.reclaim.protected() - own;
+        if protected > all.saturating_sub(others) {
+            let [asked, others, all] =
+                [protected, others, all].map(|pages| pages.saturating_mul(PAGE_SIZE as u64));
+            return refused(format!(
+                "cannot protect {asked} bytes for a pool: other pools have {others} bytes protected, and all together may \
+                 have {all} with this cache's memory; protect less, or give the cache more memory"
+            ));
+        }
+        Ok((limit.map_or(UNLIMITED, |bytes| bytes / PAGE_SIZE as u64), protected))
+    }
+
+    fn pool_stats(&self, pool: PoolNumber, name: &str) -> PoolStats {
+        let PoolCounts { limit, protected, charged, inserted, evicted, refaulted } =
+            self.filemap.reclaim.pool_counts(pool);
+        let bytes = |pages: u64| pages * PAGE_SIZE as u64;
+        PoolStats {
+            name: name.to_owned(),
+            limit_bytes: (limit != UNLIMITED).then(|| bytes(limit)),
+            protected_bytes: bytes(protected),
+            used_pages: charged,
+            inserted_pages: inserted,
+            evicted_pages: evicted,
+            refaulted_pages: refaulted,
+        }
+    }
+}
+
+impl Pool {
+    /// As [`Cache::open`]; what is read by the file and its clones is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.cache().open_in(path.as_ref(), Some(&self.share))
+    }
+
+    /// As [`Cache::adopt`]; what is read by the file and its clones is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::adopt`].
+    pub fn adopt(&self, descriptor: BorrowedFd<'_>) -> Result<File> {
+        self.cache().adopt_in(descriptor, Some(&self.share))
+    }
+
+    /// As [`Cache::open_backend`]; what is read by the file and its clones is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::open_backend`].
+    pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
+        self.cache().open_backend_in(backend, Some(&self.share))
+    }
+
+    fn cache(&self) -> Cache {
+        Cache { shared: Arc::clone(&self.share.shared) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.share.name
+    }
+
+    /// Numbers of this pool. Waits for nothing. In a forked child they are what they were at the fork.
+    pub fn stats(&self) -> PoolStats {
+        self.share.shared.pool_stats(self.share.number, &self.share.name)
+    }
+
+    /// Gives the pool another limit, in bytes, or none, while it is in use. If it has more, as much of that is evicted
+    /// now as can be, which may wait for locks of files; what is pinned or in flight goes when it can, and until then
+    /// the pool gets nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is below what is protected of the pool, or below
+    /// the cache's smallest folio. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn set_limit(&self, bytes: Option<u64>) -> Result<()> {
+        let (shared, number) = (&self.share.shared, self.share.number);
+        self.cache().check_process()?;
+        let pools = shared.pools.lock();
+        let protected = shared.filemap.reclaim.pool_counts(number).protected;
+        let options = PoolOptions { limit: bytes, protected: protected * PAGE_SIZE as u64 };
+        let (limit, _) = shared.fitting(options, protected)?;
+        shared.filemap.reclaim.lists().set_limit(number, limit);
+        drop(pools);
+        shared.filemap.shrink_to_limit(number);
+        Ok(())
+    }
+
+    /// Has others leave so many bytes to the pool, while it is in use. What it does not have yet it is not given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the cache
+    /// can hold beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn set_protected(&self, bytes: u64) -> Result<()> {
+        let (shared, number) = (&self.share.shared, self.share.number);
+        self.cache().check_process()?;
+        let _one = shared.pools.lock();
+        let PoolCounts { limit, protected, .. } = shared.filemap.reclaim.pool_counts(number);
+        let limit = (limit != UNLIMITED).then(|| limit * PAGE_SIZE as u64);
+        let (_, pages) = shared.fitting(PoolOptions { limit, protected: bytes }, protected)?;
+        shared.filemap.reclaim.set_protected(number, pages);
+        Ok(())
+    }
+}
+
+/// Of a [`File`]: whose its pages are.
+impl File {
+    /// The name of the pool that is charged for what this handle brings into the cache.
+    pub fn pool(&self) -> &str {
+        self.handle.pool.as_ref().map_or("default", |share| &share.name)
+    }
+}

@@ -1,0 +1,192 @@
+//! Charge: what each pool has of the memory, to the page.
+//!
+//! ```text
+//!   word of a pool   [ charged, 32 bits | outstanding, 32 bits ]
+//!
+//!   charge     + pages  + pages     before a folio is there; refused above the limit
+//!   list                - pages     the folio stands in a ring of the pool: its weight carries the charge
+//!   pop                 + pages     whoever popped carries it, until it is listed again or known to be gone
+//!   refund     - pages  - pages     what of a charge was not used
+//!   remove     - pages              a folio that leaves its ring by another door
+//! ```
+//!
+//! A pool is charged for what its rings list and for what somebody is about to list there. Who is about to has a
+//! [`Charge`], which gives back what was not used when it is dropped; so each page is refunded once, by the ring or
+//! by the charge, and never by both.
+//!
+//! Invariants (asserted by [`Lists::check`](super::Lists::check)):
+//!  1. Under the lock of the rings, what a pool is charged for and is not outstanding is what its rings list.
+//!  2. No charge is granted that brings a pool above its limit.
+//!
+//! Not an invariant: that a pool is below its limit. A limit may be lowered; then nothing is granted until the pool
+//! has shrunk to it. Nor that what a pool is not charged for is free: a folio that has left the index while somebody
+//! pins it is nobody's charge.
+//!
+//! Cost: one atomic step to charge, and one for each hold of the lock of the rings.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::units::{Order, PoolNumber};
+
+use super::Lists;
+
+/// No limit.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// A page charged, in a word.
+const CHARGED: u64 = 1 << 32;
+
+/// What one pool is charged for, and how much it may be.
+#[derive(Debug)]
+pub(super) struct Account {
+    word: AtomicU64,
+    /// In pages.
+    limit: AtomicU64,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self { word: AtomicU64::new(0), limit: AtomicU64::new(UNLIMITED) }
+    }
+}
+
+impl Account {
+    /// Pages charged, and those of them that nobody has listed yet. Relaxed, here and below: the word alone is looked
+    /// at, and what stands in the rings is behind their lock.
+    pub fn read(&self) -> (u64, u64) {
+        let word = self.word.load(Ordering::Relaxed);
+        (word / CHARGED, word % CHARGED)
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+    pub fn set_limit(&self, pages: u64) {
+        self.limit.store(pages, Ordering::Relaxed);
+    }
+
+    /// Charges what of `wanted` pages the limit allows, in whole folios of `unit`; returns the pages.
+    fn charge(&self, wanted: u32, unit: Order) -> u32 {
+        let limit = self.limit();
+        let granted = |word: u64| {
+            let room = limit.saturating_sub(word / CHARGED);
+            let pages = room.min(u64::from(wanted));
+            pages & !(u64::from(unit.pages()) - 1)
+        };
+        let take = |word| match granted(word) {
+            0 => None,
+            pages => Some(word + pages * CHARGED + pages),
+        };
+        match self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            Ok(before) => granted(before) as u32,
+            Err(_) => 0,
+        }
+    }
+
+    /// Adds to both counts; what they come to is not below 0.
+    pub fn add(&self, charged: i64, outstanding: i64) {
+        let sum = (charged as u64).wrapping_mul(CHARGED).wrapping_add(outstanding as u64);
+        self.word.fetch_add(sum, Ordering::Relaxed);
+    }
+}
+
+/// So many pages of a pool, for folios that will be listed. What of it is not used goes back.
+#[derive(Debug)]
+pub struct Charge<'a> {
+    pub(super) lists: &'a Lists,
+    pub(super) pool: PoolNumber,
+    pub(super) pages: u32,
+}
+
+impl<'a> Charge<'a> {
+    /// A charge of nothing.
+    pub(super) fn none(lists: &'a Lists, pool: PoolNumber) -> Self {
+        Self { lists, pool, pages: 0 }
+    }
+    /// What of `wanted` pages the pool's limit allows, in whole folios of `unit`.
+    pub(super) fn of(lists: &'a Lists, pool: PoolNumber, wanted: u32, unit: Order) -> Self {
+        Self { pages: lists.account(pool).charge(wanted, unit), lists, pool }
+    }
+    /// How many pages it is for.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+    /// Whose it is.
+    pub fn pool(&self) -> PoolNumber {
+        self.pool
+    }
+    /// Charges more, up to `wanted` pages, as far as the limit allows.
+    pub fn grow(&mut self, wanted: u32, unit: Order) {
+        let missing = wanted.saturating_sub(self.pages);
+        self.pages += self.lists.account(self.pool).charge(missing, unit);
+    }
+    /// Refunds what is beyond `pages` pages.
+    pub fn keep(&mut self, pages: u32) {
+        let surplus = i64::from(self.pages.saturating_sub(pages));
+        if surplus > 0 {
+            self.lists.account(self.pool).add(-surplus, -surplus);
+            self.pages = pages;
+        }
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.keep(0);
+    }
+}
+
+/// What changes in one pool's account while the lock of the rings is held.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Tally {
+    pub pool: PoolNumber,
+    pub charged: i64,
+    pub outstanding: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_limit_grants_whole_folios_and_never_a_page_more() {
+        let account = Account::default();
+        assert_eq!(account.charge(100, Order::ZERO), 100);
+        account.set_limit(110);
+        assert_eq!(account.charge(100, Order(2)), 8);
+        assert_eq!(account.charge(100, Order(2)), 0);
+        assert_eq!(account.charge(1, Order::ZERO), 1);
+        account.set_limit(50);
+        assert_eq!((account.charge(1, Order::ZERO), account.read()), (0, (109, 109)));
+    }
+
+    proptest! {
+        /// The twin has two signed numbers.
+        #[test]
+        fn the_two_counts_of_a_word_do_not_mix(steps in prop::collection::vec((0..3u8, 1..1000u32), 1..50)) {
+            let account = Account::default();
+            let (mut charged, mut outstanding) = (0i64, 0i64);
+            for (step, pages) in steps {
+                let pages = i64::from(pages);
+                match step {
+                    0 => {
+                        prop_assert_eq!(i64::from(account.charge(pages as u32, Order::ZERO)), pages);
+                        (charged, outstanding) = (charged + pages, outstanding + pages);
+                    }
+                    1 => {
+                        let listed = pages.min(outstanding);
+                        account.add(0, -listed);
+                        outstanding -= listed;
+                    }
+                    _ => {
+                        let (gone, back) = (pages.min(charged - outstanding), pages.min(outstanding));
+                        account.add(-gone - back, -back);
+                        (charged, outstanding) = (charged - gone - back, outstanding - back);
+                    }
+                }
+                prop_assert_eq!(account.read(), (charged as u64, outstanding as u64));
+            }
+        }
+    }
+}

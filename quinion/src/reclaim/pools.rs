@@ -1,0 +1,232 @@
+//! Pools: what the reclaimer knows of each.
+//!
+//! ```text
+//!   add    a number that nobody uses and to which nothing is charged --> rings, a policy that has seen nothing
+//!   end    no limit, nothing protected; its folios join the young ends of the default pool's rings
+//! ```
+//!
+//! A pool's pages and limit are kept by the rings (`lists/charge.rs`), its turns by the policy (`policy/pools.rs`).
+//! Here are the rest of its numbers, and the choice that brings them together.
+//!
+//! Each pool ages by itself: its shadows say when they were left by **its own clock**, and whoever comes back is judged
+//! by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks old.
+//!
+//! Not an invariant: that an ended pool has no folio. What was on its way, or about to be evicted and stayed, is
+//! listed under its number, is judged like everything else, and moves when the number is wanted again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use crate::lists::UNLIMITED;
+use crate::policy::{CLASSES, PolicyKind, Share, Turn};
+use crate::sync::lock::Mutex;
+use crate::units::{POOLS_MAX, PoolNumber};
+use crate::workingset::WorkingSet;
+
+use super::{From, Judges, ListsGuard, Reclaim, Search, weights};
+
+/// Folios that change their pool under one hold of the lock of the rings.
+const MOVED_MAX: u32 = 256;
+
+/// One pool's numbers.
+#[derive(Debug)]
+pub(super) struct State {
+    name: Mutex<Arc<str>>,
+    /// In pages.
+    pub protected: AtomicU64,
+    /// Up to which distance in pages what comes back is recent; as the policy said last.
+    pub reach: AtomicU64,
+    pub workingset: WorkingSet,
+    pub inserted: AtomicU64,
+    pub evicted: AtomicU64,
+    pub refaulted: AtomicU64,
+    /// Fills submitted for it and not completed.
+    in_flight: AtomicU64,
+    /// Fills completed.
+    completed: AtomicU64,
+}
+
+impl State {
+    /// All pools of a cache of at most `pages_max` pages.
+    pub fn all(pages_max: u64) -> Box<[Self]> {
+        let state = |number: usize| Self {
+            name: Mutex::new(Arc::from(if number == 0 { "default" } else { "" })),
+            protected: AtomicU64::new(0),
+            reach: AtomicU64::new(0),
+            workingset: WorkingSet::beginning_at(pages_max, number as u32, POOLS_MAX as u32),
+            inserted: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            refaulted: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+        };
+        (0..POOLS_MAX).map(state).collect()
+    }
+}
+
+/// What was counted of a pool. In pages.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PoolCounts {
+    /// The most it may be charged for; [`UNLIMITED`] if it has no limit.
+    pub limit: u64,
+    /// What others leave to it.
+    pub protected: u64,
+    /// What it is charged for now: in its rings, or on its way there.
+    pub charged: u64,
+    /// What was put into its rings.
+    pub inserted: u64,
+    /// What was evicted out of them.
+    pub evicted: u64,
+    /// Of what was inserted, what had been evicted and came back to its shadow.
+    pub refaulted: u64,
+}
+
+impl Reclaim {
+    pub(super) fn state(&self, pool: PoolNumber) -> &State {
+        &self.pools[usize::from(pool.0)]
+    }
+
+    /// Begins a pool under a number that none of `taken` has, without limit or protection. `None`: there are too many.
+    pub fn add_pool(&self, name: &Arc<str>, taken: impl Fn(PoolNumber) -> bool) -> Option<PoolNumber> {
+        let mut free = (1..POOLS_MAX as u8).map(PoolNumber).filter(|pool| !taken(*pool));
+        let pool = free.find(|&pool| {
+            self.disband(pool);
+            self.lists.charged(pool) == 0
+        })?;
+        let policy = self.policy_kind.build(); // before the lock
+        let before = std::mem::replace(&mut self.judges.lock().policies[usize::from(pool.0)], policy);
+        drop(before);
+        self.lists.add_pool(pool);
+        self.pools_begun.fetch_max(u32::from(pool.0) + 1, Ordering::Relaxed);
+        let state = self.state(pool);
+        *state.name.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(name);
+        for number in [&state.reach, &state.inserted, &state.evicted, &state.refaulted] {
+            number.store(0, Ordering::Relaxed);
+        }
+        Some(pool)
+    }
+
+    /// Ends a pool, which nobody has open any more: its folios are the default pool's.
+    pub fn end_pool(&self, pool: PoolNumber) {
+        self.lists.set_limit(pool, UNLIMITED);
+        self.set_protected(pool, 0);
+        self.disband(pool);
+    }
+
+    /// Moves the folios of a pool to the default pool.
+    fn disband(&self, pool: PoolNumber) {
+        for class in 0..CLASSES {
+            loop {
+                let mut lists = self.lists.lock();
+                if usize::from(pool.0) >= lists.pools() {
+                    return; // it never had any
+                }
+                let (from, to) = (super::ring(pool, class), super::ring(PoolNumber::DEFAULT, class));
+                if !(0..MOVED_MAX).all(|_| lists.move_oldest(from, to)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// What a pool is called.
+    pub fn pool_name(&self, pool: PoolNumber) -> Arc<str> {
+        Arc::clone(&self.state(pool).name.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets what others leave to a pool, in pages.
+    pub fn set_protected(&self, pool: PoolNumber, pages: u64) {
+        self.state(pool).protected.store(pages, Ordering::Relaxed);
+    }
+
+    /// Pages charged to pools besides the default pool.
+    pub(super) fn charged_by_others(&self) -> u64 {
+        let begun = self.pools_begun.load(Ordering::Relaxed) as u8;
+        (1..begun).map(|pool| self.lists.charged(PoolNumber(pool))).sum()
+    }
+
+    /// What all pools together are to keep, in pages.
+    pub fn protected(&self) -> u64 {
+        self.pools.iter().map(|state| state.protected.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Counts what was put into a pool's rings, and what of it had been evicted before.
+    pub fn count_inserted(&self, pool: PoolNumber, pages: u64, refaulted: u64) {
+        self.state(pool).inserted.fetch_add(pages, Ordering::Relaxed);
+        if refaulted > 0 {
+            self.state(pool).refaulted.fetch_add(refaulted, Ordering::Relaxed);
+        }
+    }
+
+    /// `fills` fills for a pool are submitted.
+    pub fn fills_begin(&self, pool: PoolNumber, fills: u64) {
+        self.state(pool).in_flight.fetch_add(fills, Ordering::Relaxed);
+    }
+    /// One of them has ended.
+    pub fn fill_ends(&self, pool: PoolNumber) {
+        self.state(pool).completed.fetch_add(1, Ordering::Relaxed);
+        self.state(pool).in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+    /// Fills of a pool that are in flight, and how many have ended so far.
+    pub fn fills(&self, pool: PoolNumber) -> (u64, u64) {
+        let state = self.state(pool);
+        (state.in_flight.load(Ordering::Relaxed), state.completed.load(Ordering::Relaxed))
+    }
+
+    /// Numbers of a pool.
+    pub fn pool_counts(&self, pool: PoolNumber) -> PoolCounts {
+        let state = self.state(pool);
+        PoolCounts {
+            limit: self.lists.limit(pool),
+            protected: state.protected.load(Ordering::Relaxed),
+            charged: self.lists.charged(pool),
+            inserted: state.inserted.load(Ordering::Relaxed),
+            evicted: state.evicted.load(Ordering::Relaxed),
+            refaulted: state.refaulted.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Pages of a pool above what is protected of it, as far as they are listed.
+    pub(super) fn excess(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
+        let protected = self.state(pool).protected.load(Ordering::Relaxed);
+        weights(lists, pool).total().saturating_sub(protected)
+    }
+
+    /// The pool that is to give `pages` pages or less; `None` if nothing more is to be had.
+    pub(super) fn choose(
+        &self,
+        judges: &mut Judges,
+        lists: &ListsGuard<'_>,
+        search: &Search,
+        from: From,
+        pages: u32,
+    ) -> Option<Turn> {
+        let whole = |pool: PoolNumber| Turn { pool: pool.0.into(), pages: u64::MAX, of_excess: false };
+        match from {
+            From::Pool(pool) => (!search.met[usize::from(pool.0)].over).then(|| whole(pool)),
+            // Nobody else is there to choose, or to be protected from.
+            From::Any(_) if lists.pools() == 1 => (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT)),
+            From::Any(asking) => {
+                let mut shares = [Share::default(); POOLS_MAX];
+                for (number, share) in shares.iter_mut().take(lists.pools()).enumerate() {
+                    let (pool, met) = (PoolNumber(number as u8), &search.met[number]);
+                    let listed = weights(lists, pool).total();
+                    *share = Share {
+                        pages: listed,
+                        can_give: listed > 0 && !met.over,
+                        can_give_excess: !met.at_minimum,
+                        over: self.lists.charged(pool).saturating_sub(self.lists.limit(pool)),
+                        protected: self.state(pool).protected.load(Ordering::Relaxed),
+                    };
+                }
+                judges.turns.next(&shares[..lists.pools()], asking.0.into(), pages.into())
+            }
+        }
+    }
+}
+
+impl Judges {
+    pub(super) fn new(kind: PolicyKind) -> Self {
+        Self { policies: (0..POOLS_MAX).map(|_| kind.build()).collect(), turns: Default::default() }
+    }
+}

@@ -81,6 +81,8 @@ pub struct Filemap {
     pub(crate) reclaim: Reclaim,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
+    /// Whether room is made before it is needed.
+    pub(super) makes_room: bool,
     /// Held by who resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
@@ -155,6 +157,7 @@ impl Filemap {
             room,
             counters,
             upkeep: Upkeep::new(),
+            makes_room: false,
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
@@ -170,6 +173,13 @@ impl Filemap {
     pub fn with_pinned_max(mut self, bytes: u64) -> Self {
         let bound = self.arena.bound();
         self.pinned_share = (bytes.min(bound), bound);
+        self
+    }
+
+    /// The same, and the upkeep makes room before it is needed; see `background.rs`.
+    #[must_use]
+    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
+        self.makes_room = makes_room;
         self
     }
 
@@ -292,17 +302,20 @@ impl Filemap {
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
         let wanted = Wanted { gaps, pages, align, locks };
         let mut runs = Vec::new();
-        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
-            return runs;
-        }
         if let Some(passed) = window.stream
-            && self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks) > 0
-            && self.take_frames(wanted, Amount::All, &mut runs) > 0
+            && self.is_low_for_stream(wanted.pages)
         {
+            self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks);
+        }
+        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
+            self.ask_for_room(window);
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        // A stream takes of others what it lacks and no more.
+        let room = self.arena.room_pages(Locks::Try).unwrap_or(0).min(u64::from(pages)) as u32;
+        let some = if window.stream.is_some() { pages - room } else { pages.max(RECLAIM_PAGES) };
+        let reclaimed = self.reclaim.reclaim(some.max(1), locks);
         if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
             self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
         }

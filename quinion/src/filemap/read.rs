@@ -337,33 +337,16 @@ impl Filemap {
         patience: Patience,
         miss: Miss,
     ) -> Result<Missed<'m>, Error> {
-        let Miss { index, position, len, reach, .. } = miss;
+        let Miss { index, position, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if patience == Patience::CacheOnly {
             return Err(would_block());
         }
-        let windows = match reach {
-            Reach::Page => Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1)),
-            Reach::Window => {
-                let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
-                let Some(mut guard) = guard else { return Err(would_block()) };
-                // Others may have judged, and filled, while we waited for them: what they brought is not a
-                // window that was lost, and is not to be judged as one.
-                if mapping.probe(index) != Err(NotReady::Mismatch) {
-                    return Ok(Missed::Again(reach));
-                }
-                let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
-                let pages = pages.min(u64::from(u32::MAX)) as u32;
-                guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
-            }
+        let begun = match reach {
+            Reach::Page => Some(self.begin_page(mapping, patience, index)),
+            Reach::Window => self.begin_window(mapping, readahead, patience, miss)?,
         };
-        let Some((&window, ahead)) = windows.split_first() else {
-            return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
-        };
-        let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        let wanted = windows.wanted();
-        let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
-        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience, next);
+        let Some(Begun { windows, filled, next }) = begun else { return Ok(Missed::Again(reach)) };
         if matches!(filled, Filled::Busy | Filled::NoMemory)
             && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
         {
@@ -375,7 +358,8 @@ impl Filemap {
             Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
-                self.fill_ahead(mapping, ahead, wanted, patience);
+                let (_, ahead) = windows.split_first().expect("one of them was submitted");
+                self.fill_ahead(mapping, ahead, windows.wanted(), patience);
                 if let Ok(held) = mapping.try_hold(index) {
                     let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
                     let readable = self.wait_readable(mapping, &held, miss, patience);
@@ -388,7 +372,7 @@ impl Filemap {
                         Readable::Never => {}
                     }
                 }
-                if next == Next::Reap {
+                if next != Next::Anything {
                     // We may not have waited, and others may wait for what was left to us.
                     mapping.backend().reap(Reap::Ready, &mut || false);
                 }
@@ -400,6 +384,54 @@ impl Filemap {
                 judge_failure(failure, miss).map(Missed::Again)
             }
         }
+    }
+
+    /// Starts filling a page alone, whatever readahead would say.
+    fn begin_page(self: &Arc<Self>, mapping: &Arc<Mapping>, patience: Patience, index: PageIndex) -> Begun {
+        let windows = Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1));
+        let next = next_of(patience, &windows, index);
+        let (window, wanted) = (windows[0], windows.wanted());
+        let filled = self.fill_window(mapping, window, wanted, need_of(patience), patience, next);
+        Begun { windows, filled, next }
+    }
+
+    /// Starts filling what readahead says to a miss; `None` if there is nothing to start, and the page is to be
+    /// looked for again.
+    fn begin_window(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        readahead: &RankedMutex<Readahead>,
+        patience: Patience,
+        miss: Miss,
+    ) -> Result<Option<Begun>, Error> {
+        let Miss { index, position, len, .. } = miss;
+        let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+        let Some(mut guard) = guard else { return Err(Repr::WouldBlock { position }.into()) };
+        // Others may have judged, and filled, while we waited for them: what they brought is not a
+        // window that was lost, and is not to be judged as one.
+        if mapping.probe(index) != Err(NotReady::Mismatch) {
+            return Ok(None);
+        }
+        let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
+        let pages = pages.min(u64::from(u32::MAX)) as u32;
+        let asked = Asked { index, pages, file_pages: mapping.size_pages() };
+        let windows = guard.on_miss(asked, &**mapping);
+        // None if the file became shorter; the caller looks at the size again.
+        let Some(&window) = windows.first() else { return Ok(None) };
+        // With the judge still held, so that who misses the same page sees it on its way, and does not judge once more.
+        let mut together = Together::of(mapping);
+        let filled = self.insert_window(&mut together, window, windows.wanted(), Need::Ahead, patience);
+        drop(guard); // a fill may end inside the call, and whoever it wakes may want it
+        let next = next_of(patience, &windows, index);
+        together.submit(next);
+        // Memory is waited for without the judge.
+        let filled = match (filled, need_of(patience)) {
+            (Filled::NoMemory, Need::Asked) => {
+                self.fill_window(mapping, window, windows.wanted(), Need::Asked, patience, next)
+            }
+            (filled, _) => filled,
+        };
+        Ok(Some(Begun { windows, filled, next }))
     }
 
     /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
@@ -562,6 +594,26 @@ pub(super) enum Ahead {
     Started,
     /// Not even the first.
     Refused,
+}
+
+/// What a miss has begun.
+struct Begun {
+    /// At least one, the first of which has been begun.
+    windows: Windows,
+    /// What became of that one.
+    filled: Filled,
+    /// What its filler was told that the caller does next.
+    next: Next,
+}
+
+/// How much a reader of this patience needs what it missed.
+fn need_of(patience: Patience) -> Need {
+    if patience == Patience::Wait { Need::Asked } else { Need::Ahead }
+}
+
+/// What a reader of this patience, who missed `index`, does after the first of `windows` has been submitted.
+fn next_of(patience: Patience, windows: &Windows, index: PageIndex) -> Next {
+    if patience == Patience::Wait && windows.len() == 1 { Next::Reap(index) } else { Next::Anything }
 }
 
 /// What came of a miss.

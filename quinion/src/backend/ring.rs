@@ -65,6 +65,8 @@
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
 //!
+//! `whims.rs` runs this against a kernel that takes every liberty it has.
+//!
 //! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
 use std::cell::UnsafeCell;

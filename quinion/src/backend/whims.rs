@@ -208,6 +208,8 @@ struct Stage {
     whims: Arc<Whims>,
     file: Arc<OpenFile>,
     room: Arc<WaitRoom>,
+    /// Fills for anybody to wait for.
+    shelf: Mutex<Vec<Asked>>,
 }
 
 impl Backend for Stage {
@@ -247,7 +249,7 @@ impl Stage {
         let driver = RingDriver::over(Arc::clone(&room), halves, queue_depth, 2 * PAGE_SIZE);
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        Self { driver, whims, file, room }
+        Self { driver, whims, file, room, shelf: Mutex::default() }
     }
 
     fn fill(&self) -> (Fill, Asked) {
@@ -273,39 +275,60 @@ impl Stage {
         }
     }
 
-    /// A reader that does this and that.
-    fn read(&self, steps: u64) -> u64 {
-        let (mut later, mut good) = (Vec::new(), 0);
+    /// Submits for others, who may wait before it has: it is on the shelf first.
+    fn submit_for_others(&self) {
+        let (fills, asked): (Vec<_>, Vec<_>) = (0..self.whims.roll(5) + 1).map(|_| self.fill()).unzip();
+        self.shelf.lock().unwrap().extend(asked);
+        self.whims.dawdle();
+        self.submit(fills);
+    }
+
+    /// Waits for a fill of the shelf's; whether it went well, if there is one.
+    fn wait_for_another(&self) -> Option<bool> {
+        let asked = self.shelf.lock().unwrap().pop()?;
+        Some(self.judge(&asked))
+    }
+
+    /// One who submits, and never waits or reaps.
+    fn ask(&self, steps: u64) {
         for _ in 0..steps {
-            match self.whims.roll(8) {
+            self.submit_for_others();
+            self.whims.dawdle();
+        }
+    }
+
+    /// A reader that does this and that. How many fills went well.
+    fn read(&self, steps: u64) -> u64 {
+        let mut good = 0;
+        for _ in 0..steps {
+            let went_well = match self.whims.roll(8) {
                 0..3 => {
                     let (fill, asked) = self.fill();
                     self.submit_with_reap(vec![fill]);
-                    good += u64::from(self.judge(&asked));
+                    self.judge(&asked)
                 }
                 3 => {
                     let (fill, asked) = self.fill();
                     self.submit(vec![fill]);
-                    good += u64::from(self.judge(&asked));
+                    self.judge(&asked)
                 }
-                4..6 => {
-                    let (fills, asked): (Vec<_>, Vec<_>) =
-                        (0..self.whims.roll(5) + 1).map(|_| self.fill()).unzip();
-                    self.submit(fills);
-                    later.extend(asked);
+                4 => {
+                    self.submit_for_others();
+                    false
                 }
-                6 => drop(self.reap(Reap::Ready, &mut || false)),
-                _ => {
-                    if let Some(asked) = later.pop() {
-                        good += u64::from(self.judge(&asked));
-                    }
+                5 => {
+                    self.reap(Reap::Ready, &mut || false);
+                    false
                 }
-            }
+                _ => self.wait_for_another() == Some(true),
+            };
+            good += u64::from(went_well);
         }
-        good + later.iter().map(|asked| u64::from(self.judge(asked))).sum::<u64>()
+        good
     }
 }
 
+#[derive(Debug)]
 struct Asked {
     page: u64,
     request: Arc<Request>,
@@ -318,12 +341,18 @@ fn run(seed: u64, refuses: bool) -> u64 {
     let (readers, steps) = (2 + seed % 4, 40);
     let good = thread::scope(|scope| {
         let device = scope.spawn(|| stage.whims.fly());
+        let asking = scope.spawn(|| stage.ask(steps / 2));
         let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| stage.read(steps))).collect();
         if refuses {
             (0..stage.whims.roll(200)).for_each(|_| thread::yield_now());
             stage.whims.refuses.store(true, Ordering::Relaxed);
         }
-        let good = reading.into_iter().map(|reader| reader.join().unwrap()).sum();
+        let mut good = 0;
+        while !asking.is_finished() {
+            good += u64::from(stage.wait_for_another() == Some(true));
+        }
+        good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
+        good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
         stage.driver.drain();
         stage.whims.skies.lock().unwrap().is_over = true;
         stage.whims.changed.notify_all();

@@ -119,8 +119,10 @@ impl Judges {
 /// Of whom room is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum From {
-    /// Of the pool whose turn it is; this one asks.
+    /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
     Any(PoolNumber),
+    /// Of the pool whose turn it is; nobody asks.
+    Unprotected,
     /// Of this pool alone.
     Pool(PoolNumber),
 }
@@ -363,9 +365,16 @@ impl Reclaim {
         self.reclaim_from(From::Pool(pool), pages, locks)
     }
 
+    /// As [`Reclaim::reclaim`], and leaves alone what pools protect, also if nothing else is to be had.
+    pub fn reclaim_unprotected(&self, pages: u32, locks: Locks) -> u32 {
+        self.reclaim_from(From::Unprotected, pages, locks)
+    }
+
     fn reclaim_from(&self, from: From, pages: u32, locks: Locks) -> u32 {
         let (mut freed, mut search) = (0, Search::default());
         while freed < pages && !search.over {
+            // What is protected is for who would have nothing else.
+            let from = if freed > 0 && matches!(from, From::Any(_)) { From::Unprotected } else { from };
             let Some((victims, promise)) = self.gather(from, pages - freed, &mut search, locks) else {
                 break;
             };

@@ -59,6 +59,8 @@ mod testing;
 mod tests;
 mod threads;
 mod transfer;
+#[cfg(test)]
+mod whims;
 
 pub use desk::{Errand, Left, Place, WordLeft};
 pub(crate) use desk::{WakesHeldBack, is_waking};

@@ -205,8 +205,11 @@ impl Reclaim {
         match from {
             From::Pool(pool) => (!search.met[usize::from(pool.0)].over).then(|| whole(pool)),
             // Nobody else is there to choose, or to be protected from.
-            From::Any(_) if lists.pools() == 1 => (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT)),
-            From::Any(asking) => {
+            From::Any(_) | From::Unprotected if lists.pools() == 1 => {
+                (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT))
+            }
+            From::Any(_) | From::Unprotected => {
+                let asking = if let From::Any(pool) = from { Some(pool.0.into()) } else { None };
                 let mut shares = [Share::default(); POOLS_MAX];
                 for (number, share) in shares.iter_mut().take(lists.pools()).enumerate() {
                     let (pool, met) = (PoolNumber(number as u8), &search.met[number]);
@@ -219,7 +222,7 @@ impl Reclaim {
                         protected: self.state(pool).protected.load(Ordering::Relaxed),
                     };
                 }
-                judges.turns.next(&shares[..lists.pools()], asking.0.into(), pages.into())
+                judges.turns.next(&shares[..lists.pools()], asking, pages.into())
             }
         }
     }

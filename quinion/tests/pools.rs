@@ -201,7 +201,7 @@ fn a_folio_is_the_pools_whose_read_brought_it_and_a_hit_charges_nothing() {
     let pool = limited(&cache, "a", 500);
     let (device, file) = open(&pool, 1, MIB);
     let same = cache.open_backend(device.clone()).unwrap();
-    [&file, &same].map(|file| file.advise(Hint::Random).unwrap());
+    [&file, &same].iter().for_each(|file| file.advise(Hint::Random).unwrap());
     assert_eq!((file.pool(), same.pool(), file.clone().pool()), ("a", "default", "a"));
     read(&file, &device, 0, MIB / 2, PAGE);
     read(&same, &device, 0, MIB / 2, PAGE);

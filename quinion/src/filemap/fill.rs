@@ -950,7 +950,7 @@ mod tests {
             let (window, wanted) =
                 (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
             let before = leaving.left.load(Ordering::Relaxed);
-            let mut together = Together::of(&mapping, None);
+            let mut together = Together::of(&mapping, PoolNumber::DEFAULT, None);
             let filled = filemap.insert_window(&mut together, window, wanted, Need::Asked, Patience::Wait);
             together.submit(next);
             assert!(matches!(filled, Filled::Submitted(_)), "{filled:?}");

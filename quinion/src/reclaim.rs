@@ -509,7 +509,11 @@ impl Reclaim {
     ) -> Vec<(PoolNumber, Victim)> {
         let victim = |frame: Frame| {
             let word = self.arena.view().own(frame).settled_word();
-            let ring = lists.ring_of(frame).filter(|_| word.is_live() && self.can_go(frame))?;
+            // Of a free frame these are the arena's links, and no place in a ring.
+            let ring = if word.is_live() { lists.ring_of(frame)? } else { return None };
+            if !self.can_go(frame) {
+                return None;
+            }
             let pool = PoolNumber((ring / CLASSES) as u8);
             may(pool, u64::from(word.order().pages())).then(|| (pool, self.victim(frame, true, None)))
         };

@@ -27,7 +27,8 @@ pub enum ErrorKind {
     Io,
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
-    /// No page can be had: all are pinned, held or in flight, in the cache or in a pool that is at its limit; or pins keep as much as
+    /// No page can be had: all are pinned, held or in flight, in the cache or in a pool that is at its limit; or
+    /// pins keep as much as
     /// they may.
     NoMemory,
     /// The cache belongs to the parent process.

@@ -384,7 +384,8 @@ impl Reclaim {
     }
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
-    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more are near. They leave no
+    /// by a stream into `pool`, its own, and that the policy would let go, until they are `pages` pages, or no more
+    /// are near. They leave no
     /// shadow. Returns the pages freed. Waits for locks as `locks` says.
     ///
     /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
@@ -650,7 +651,8 @@ impl Reclaim {
         Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
     }
 
-    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went; returns the pages. What stays is listed again.
+    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went; returns the pages.
+    /// What stays is listed again.
     fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> u32 {
         let pool = promise.pool();
         self.make_room_to_remember(victims.len() as u64, locks);

@@ -398,7 +398,8 @@ impl Cache {
         let least = self.shared.filemap.memory_for_protected();
         if bytes < least {
             let text = format!(
-                "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; protect less first, by \
+                "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; protect less \
+                first, by \
                  Pool::set_protected"
             );
             return Err(Repr::InvalidInput(text).into());
@@ -786,7 +787,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed, undelivered
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered
     /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
     /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {

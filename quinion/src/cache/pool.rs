@@ -200,7 +200,8 @@ impl Shared {
             limit.filter(|limit| *limit < least || *limit / PAGE_SIZE as u64 * (PAGE_SIZE as u64) < protected)
         {
             return refused(format!(
-                "a pool cannot have a limit of {limit} bytes and {protected} of them protected: a limit is at least {least} \
+                "a pool cannot have a limit of {limit} bytes and {protected} of them protected: a limit is at \
+                least {least} \
                  bytes, the cache's smallest folio, and what is protected is no more than the limit"
             ));
         }
@@ -210,7 +211,8 @@ impl Shared {
             let [asked, others, all] =
                 [protected, others, all].map(|pages| pages.saturating_mul(PAGE_SIZE as u64));
             return refused(format!(
-                "cannot protect {asked} bytes for a pool: other pools have {others} bytes protected, and all together may \
+                "cannot protect {asked} bytes for a pool: other pools have {others} bytes protected, and all \
+                together may \
                  have {all} with this cache's memory; protect less, or give the cache more memory"
             ));
         }
@@ -295,7 +297,8 @@ impl Pool {
     /// Has others leave so many bytes to the pool, while it is in use. What it does not have yet it is not given.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the cache
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the
+    /// cache
     /// can hold beside other pools' minima. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn set_protected(&self, bytes: u64) -> Result<()> {
         let (shared, number) = (&self.share.shared, self.share.number);

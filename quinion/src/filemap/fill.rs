@@ -219,15 +219,11 @@ impl Filemap {
         }
         // 2 A charge for it, and frames.
         let pool = together.pool;
-        let mut charge = self.charge((pool, mapping), &mut gaps, window, need, patience.locks());
-        if charge.pages() == 0 {
-            return Filled::PoolFull;
-        }
-        let frames = self.alloc_frames((pool, mapping), &gaps, window, need, patience.locks());
-        if frames.is_empty() {
-            return Filled::NoMemory;
-        }
-        charge.keep(frames.iter().map(|run| run.pages).sum());
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, need, patience.locks());
+        let (charge, frames) = match room {
+            Ok(room) => room,
+            Err(refused) => return refused,
+        };
         let runs = deal_out(&gaps, &frames);
         // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
         if together.hold_off(patience).is_none() {
@@ -304,8 +300,30 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
+    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
+    fn charge_and_frames(
+        &self,
+        (pool, mapping): (PoolNumber, &Mapping),
+        gaps: &mut Vec<(PageIndex, u32)>,
+        window: Window,
+        need: Need,
+        locks: Locks,
+    ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        let mut charge = self.charge((pool, mapping), gaps, window, need, locks);
+        if charge.pages() == 0 {
+            return Err(Filled::PoolFull);
+        }
+        let frames = self.alloc_frames((pool, mapping), gaps, window, need, locks);
+        if frames.is_empty() {
+            return Err(Filled::NoMemory);
+        }
+        charge.keep(frames.iter().map(|run| run.pages).sum());
+        Ok((charge, frames))
+    }
+
     /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
-    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited for, if
+    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
+    /// for, if
     /// `need` says so and `locks` allows it.
     fn charge(
         &self,

@@ -166,7 +166,8 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         None
     }
 
-    /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the ring go round.
+    /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the
+    /// ring go round.
     pub fn remove(&mut self, keeper: &impl Keeper, frame: Frame) -> Option<(usize, Order)> {
         let (chunk, slot) = keeper.position(frame)?;
         let ring = word(keeper, chunk, RING).load(Ordering::Relaxed) as usize;

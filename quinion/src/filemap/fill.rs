@@ -234,7 +234,6 @@ impl Filemap {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(promise) = self.promise_places(mapping, &runs, patience) else {
             self.free_runs(&runs);
-            drop(charge);
             return if patience == Patience::Wait && self.make_nodes(pool) {
                 Filled::Nothing
             } else {

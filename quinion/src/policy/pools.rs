@@ -197,38 +197,40 @@ mod tests {
     }
 
     proptest! {
-           #[test]
-           fn names_whom_the_twin_would_and_takes_no_more_than_may_go(
-               steps in prop::collection::vec(
-                   (
-    prop::collection::vec((0..300u64, 0..200u64, 0..40u64, 0..4u8), 1..6),
-    prop::option::of(0..6usize), 1..100u64),
-                   1..60,
-               ),
-           ) {
-               let (mut turns, mut naive) = (Turns::default(), Naive::default());
-               for (pools, asking, pages) in steps {
-                   let shares: Vec<_> = pools.iter().map(|&(pages, protected, over, stuck)| Share {
-                       pages,
-                       can_give: pages > 0 && stuck != 0,
-                       can_give_excess: stuck != 1,
-                       over: over.saturating_sub(36),
-                       protected,
-                   }).collect();
-                   let (may, of_excess) = naive.may(&shares, asking);
-                   let Some(turn) = turns.next(&shares, asking, pages) else {
-                       prop_assert!(may.is_empty());
-                       continue;
-                   };
-                   prop_assert!(may.contains(&turn.pool), "{:?} of {:?} in {:?}", turn, may, shares);
-                   prop_assert_eq!(turn.of_excess, of_excess);
-                   let share = shares[turn.pool];
-                   prop_assert!(turn.pages > 0 && turn.pages <= share.pages.max(share.over));
-                   if of_excess {
-                       prop_assert_eq!(turn.pages, share.pages - share.protected);
-                       naive.took(turn.pool, pages.min(turn.pages), turn.pages);
-                   }
-               }
-           }
-       }
+        #[test]
+        fn names_whom_the_twin_would_and_takes_no_more_than_may_go(
+            steps in prop::collection::vec(
+                (
+                    prop::collection::vec((0..300u64, 0..200u64, 0..40u64, 0..4u8), 1..6),
+                    prop::option::of(0..6usize),
+                    1..100u64,
+                ),
+                1..60,
+            ),
+        ) {
+            let (mut turns, mut naive) = (Turns::default(), Naive::default());
+            for (pools, asking, pages) in steps {
+                let shares: Vec<_> = pools.iter().map(|&(pages, protected, over, stuck)| Share {
+                    pages,
+                    can_give: pages > 0 && stuck != 0,
+                    can_give_excess: stuck != 1,
+                    over: over.saturating_sub(36),
+                    protected,
+                }).collect();
+                let (may, of_excess) = naive.may(&shares, asking);
+                let Some(turn) = turns.next(&shares, asking, pages) else {
+                    prop_assert!(may.is_empty());
+                    continue;
+                };
+                prop_assert!(may.contains(&turn.pool), "{:?} of {:?} in {:?}", turn, may, shares);
+                prop_assert_eq!(turn.of_excess, of_excess);
+                let share = shares[turn.pool];
+                prop_assert!(turn.pages > 0 && turn.pages <= share.pages.max(share.over));
+                if of_excess {
+                    prop_assert_eq!(turn.pages, share.pages - share.protected);
+                    naive.took(turn.pool, pages.min(turn.pages), turn.pages);
+                }
+            }
+        }
+    }
 }

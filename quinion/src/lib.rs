@@ -56,10 +56,10 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod pressure;
 #[cfg(feature = "std")]
 pub mod policy;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod pressure;
 #[cfg(feature = "std")]
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.

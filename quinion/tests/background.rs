@@ -1,4 +1,11 @@
 //! Background: room is made before it is needed, and nothing is wrong where it is not.
+//!
+//! ```text
+//!   single pages, here and there     a full cache, and a little free       the upkeep evicts
+//!   a stream through it              as much evicted as it brought         it makes its own room
+//! ```
+//!
+//! What is free is read from the cache's numbers, and what was read from the device.
 
 mod device;
 

@@ -750,7 +750,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed, undelivered
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered
     /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
     /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {

@@ -1,8 +1,8 @@
 //! Whims: a kernel for the tests of the ring, with every right that the real one has.
 //!
-//! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the
-//! queue only when it leaves; it completes some at once, while it still takes others, and the rest late and in
-//! any order, whole, short or with an error. A wait may end early. In the end it may refuse, one caller more than another.
+//! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the queue
+//! only when it leaves; it completes some at once, while it still takes others, and the rest late and in any order,
+//! whole, short or with an error. A wait may end early. In the end it may refuse, one caller more than another.
 //!
 //! ```text
 //!   push --> unread: [taken, taken | told of, told of | ..]     enter: takes, one caller at a time

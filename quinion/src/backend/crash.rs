@@ -64,7 +64,10 @@ pub struct CrashLog {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Event {
-    Write { position: u64, bytes: Vec<u8> },
+    Write {
+        position: u64,
+        bytes: Vec<u8>,
+    },
     SetSize(u64),
     Punch(Range<u64>),
     Synced(Range<u64>),
@@ -338,7 +341,8 @@ impl Replay {
             }
             history.bytes.failed = event;
             // What the file system has cut off stays so while the machine is up.
-            let lowest = history.cuts.last().map_or(0, |&cut| history.bytes.newest_at(cut)).max(history.bytes.lowest);
+            let lowest =
+                history.cuts.last().map_or(0, |&cut| history.bytes.newest_at(cut)).max(history.bytes.lowest);
             if chance.below(2) == 0 {
                 let found = history.bytes.was[lowest + chance.below(history.bytes.was.len() - lowest)].1;
                 self.now[sector * SECTOR..(sector + 1) * SECTOR].copy_from_slice(&found);
@@ -355,7 +359,9 @@ impl Replay {
             0 => was.len() - 1,
             1 => lowest,
             // Some of the events: the same for all sectors.
-            2 => (lowest + 1..was.len()).rfind(|&at| Chance(seed ^ was[at].0 as u64).below(2) == 0).unwrap_or(lowest),
+            2 => (lowest + 1..was.len())
+                .rfind(|&at| Chance(seed ^ was[at].0 as u64).below(2) == 0)
+                .unwrap_or(lowest),
             _ => lowest + chance.below(was.len() - lowest),
         };
         // 1 How far the file system's journal came.
@@ -505,8 +511,11 @@ mod tests {
             if !self.sizes.0.contains(&state.len()) {
                 return Err(format!("{} bytes, not one of {:?}", state.len(), self.sizes.0));
             }
-            let wrong = state.iter().zip(&self.bytes).position(|(byte, (allowed, _))| !allowed.contains(byte));
-            wrong.map_or(Ok(()), |at| Err(format!("byte {at} is {}, not of {:?}", state[at], self.bytes[at].0)))
+            let wrong =
+                state.iter().zip(&self.bytes).position(|(byte, (allowed, _))| !allowed.contains(byte));
+            wrong.map_or(Ok(()), |at| {
+                Err(format!("byte {at} is {}, not of {:?}", state[at], self.bytes[at].0))
+            })
         }
     }
 

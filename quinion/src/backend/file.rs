@@ -40,8 +40,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fallocate, fcntl_getfl,
-    fcntl_setfl, fdatasync, fstatfs, fsync, ftruncate, open, statx,
+    Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fallocate,
+    fcntl_getfl, fcntl_setfl, fdatasync, fstatfs, fsync, ftruncate, open, statx,
 };
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -50,8 +50,8 @@ use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
 use super::{
-    Attributes, Backend, Fill, Flush, FlushError, Identity, Reap, Reaped, SyncKind, Version, WaitRoom, read_only,
-    zero_by,
+    Attributes, Backend, Fill, Flush, FlushError, Identity, Reap, Reaped, SyncKind, Version, WaitRoom,
+    read_only, zero_by,
 };
 use crate::units::PAGE_SIZE;
 
@@ -316,7 +316,8 @@ impl OpenFile {
         let descriptor = open(path, flags, Mode::from_raw_mode(options.mode)).map_err(io::Error::from)?;
         // 3 Look again, and settle how to read and write it.
         let mut file = Self::of(descriptor, Description::Ours)?;
-        let by_cache = (file.way() == Way::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
+        let by_cache =
+            (file.way() == Way::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
         if by_cache.is_none() {
             file.fall_back();
         }
@@ -357,7 +358,14 @@ impl OpenFile {
             (Description::Shared, _) => Way::Buffered,
         };
         let is_direct = AtomicBool::new(way == Way::Direct);
-        Ok(Self { descriptor, kind, is_direct, direct_align: direct_align.unwrap_or(1), settling, writing: None })
+        Ok(Self {
+            descriptor,
+            kind,
+            is_direct,
+            direct_align: direct_align.unwrap_or(1),
+            settling,
+            writing: None,
+        })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -526,7 +534,9 @@ impl OpenFile {
     /// What was just written through the kernel's cache goes to the device and leaves that cache.
     fn leave_cache(&self, position: u64, bytes: u64) -> io::Result<()> {
         match crate::sys::io::write_back(self.by_cache(), position, bytes) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)) => {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)) =>
+            {
                 // The file system knows no ranges.
                 fdatasync(self.by_cache())?;
             }

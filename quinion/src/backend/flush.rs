@@ -98,7 +98,8 @@ pub(super) fn zero_by(
     range: Range<u64>,
     mut write: impl FnMut(&[u8], u64) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let zeros = vec![0; ZERO_BYTES.min(usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(ZERO_BYTES))];
+    let zeros =
+        vec![0; ZERO_BYTES.min(usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(ZERO_BYTES))];
     let mut at = range.start;
     while at < range.end {
         let asked = usize::try_from(range.end - at).map_or(zeros.len(), |left| left.min(zeros.len()));

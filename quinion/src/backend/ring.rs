@@ -809,6 +809,34 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
+        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
+        let judge = |direction, align, calls: &[i32]| {
+            let mut part =
+                Part { job: Key(0), at: 0, transfer: Transfer::new(8192, align), way: Way::Direct, tries: 0 };
+            for (number, &result) in calls.iter().enumerate() {
+                let file = Arc::clone(&file);
+                let doubtful = Doubtful { key: Key(0), part, file, position: 1 << 40, direction, result };
+                match doubtful.judge().1 {
+                    Verdict::Again(next) => part = next,
+                    ended => return (number, ended),
+                }
+            }
+            (calls.len(), Verdict::Again(part))
+        };
+        let (_, short) = judge(Direction::Write, 512, &[1000]);
+        assert!(matches!(short, Verdict::Again(part) if part.transfer.rest() == (512, 7680)));
+        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, Verdict::Complete)));
+        let (_, stuck) = judge(Direction::Write, 1, &[1000, 0]);
+        let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
+        assert!(matches!(stuck, Verdict::Failed(1000, error) if is_stuck(&error)));
+        let (_, full) = judge(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
+        assert!(matches!(full, Verdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC)));
+        // The same calls of a read are the end of the file.
+        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, Verdict::Ended(1000))));
+    }
+
+    #[test]
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);

@@ -28,8 +28,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use super::crash::{Chance, CrashDisk};
 use super::work::Work;
 use super::{
-    Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, Reap, Reaped, SyncKind, Version, WaitRoom,
-    read_only,
+    Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, Reap, Reaped, SyncKind, Version,
+    WaitRoom, read_only,
 };
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
@@ -494,7 +494,8 @@ impl State {
         let bytes = flush.position()..flush.position() + flush.len() as u64;
         let WriteFaults { errors, full, drops, .. } = self.write_faults;
         let chance = self.below(1000) as u32;
-        let (written, reached) = (self.below(flush.len() as u64) as usize, self.below(flush.len() as u64 + 1) as usize);
+        let (written, reached) =
+            (self.below(flush.len() as u64) as usize, self.below(flush.len() as u64 + 1) as usize);
         let fails = |errno| WriteFate::Fails { errno, written, reached: reached.max(written) };
         if let Some(errno) = count_down(&mut self.flushes_to_fail) {
             return fails(errno);

@@ -296,7 +296,11 @@ impl Shared {
         self.start_threads(&mut state);
         let is_alone = state.threads.is_empty();
         drop(state);
-        if is_many { self.bell.notify_all() } else { self.bell.notify_one() }
+        if is_many {
+            self.bell.notify_all()
+        } else {
+            self.bell.notify_one()
+        }
         if is_alone {
             // Not one thread could be started, or the pool is closing and this is one of its threads: the work is ours.
             self.work_off();
@@ -353,9 +357,7 @@ impl Shared {
     fn run_one(&self, queued: Queued, bounce: &mut Vec<u8>) {
         let Queued { mut work, source } = queued;
         let done = catch_unwind(AssertUnwindSafe(|| match &mut work {
-            Work::Fill(fill) => {
-                source.read(fill, bounce).map_err(|error| FlushError { written: 0, error })
-            }
+            Work::Fill(fill) => source.read(fill, bounce).map_err(|error| FlushError { written: 0, error }),
             Work::Flush(flush) => source.write(flush, bounce).map(|()| flush.len()),
         }));
         let panicked = || FlushError { written: 0, error: io::Error::other("the source panicked") };

@@ -55,9 +55,8 @@ pub unsafe fn pwrite(
 /// Those of `sync_file_range(2)`; of a write-back that failed since `file`'s description was opened or was
 /// last told, too.
 pub fn write_back(file: BorrowedFd<'_>, position: u64, len: u64) -> io::Result<()> {
-    let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-        | libc::SYNC_FILE_RANGE_WRITE
-        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let whole =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let range = libc::off64_t::try_from(position).and_then(|at| Ok((at, libc::off64_t::try_from(len)?)));
     let (position, len) = range.map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: the arguments are a descriptor, which is open as long as it is borrowed, and numbers.

@@ -28,7 +28,7 @@
 //! Not an invariant: that a state is one that some file system would leave. There are more of them here, never fewer,
 //! but for devices that break what they were not writing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -247,6 +247,8 @@ struct Replay {
     now: Vec<u8>,
     size: History<u64>,
     sectors: BTreeMap<usize, Sector>,
+    /// The events that the file system keeps a journal of: sizes and holes.
+    journal: BTreeSet<usize>,
 }
 
 /// Who changes bytes.
@@ -260,7 +262,12 @@ impl Replay {
     fn new(start: &[u8]) -> Self {
         let mut now = start.to_vec();
         now.resize(start.len().next_multiple_of(SECTOR), 0);
-        Self { now, size: History::new(start.len() as u64), sectors: BTreeMap::new() }
+        Self {
+            now,
+            size: History::new(start.len() as u64),
+            sectors: BTreeMap::new(),
+            journal: BTreeSet::new(),
+        }
     }
 
     fn size(&self) -> u64 {
@@ -281,13 +288,15 @@ impl Replay {
             Event::SetSize(bytes) => {
                 let (before, size) = (self.size() as usize, *bytes as usize);
                 self.change(number, By::FileSystem, size..before, |now| now.fill(0));
-                self.reach(number, size);
                 self.size.set(number, *bytes);
+                self.now.resize(size.next_multiple_of(SECTOR).max(self.now.len()), 0);
+                self.journal.insert(number);
             }
             Event::Punch(range) => {
                 let within = |byte: u64| byte.min(self.size()) as usize;
                 let range = within(range.start)..within(range.end);
                 self.change(number, By::FileSystem, range, |now| now.fill(0));
+                self.journal.insert(number);
             }
             Event::Synced(range) => {
                 self.size.sync();
@@ -307,6 +316,7 @@ impl Replay {
         if size as u64 > self.size() {
             self.now.resize(size.next_multiple_of(SECTOR).max(self.now.len()), 0);
             self.size.set(event, size as u64);
+            self.journal.insert(event);
         }
     }
 
@@ -353,38 +363,65 @@ impl Replay {
 
     /// One of the states that a crash may leave now.
     fn crash(&self, start: &[u8], chance: &mut Chance) -> Vec<u8> {
-        let kind = chance.below(4);
+        let kind = KINDS[chance.below(KINDS.len())];
         let seed = chance.next();
-        let pick = |lowest: usize, was: &[(usize, [u8; SECTOR])], chance: &mut Chance| match kind {
-            0 => was.len() - 1,
-            1 => lowest,
-            // Some of the events: the same for all sectors.
-            2 => (lowest + 1..was.len())
-                .rfind(|&at| Chance(seed ^ was[at].0 as u64).below(2) == 0)
-                .unwrap_or(lowest),
-            _ => lowest + chance.below(was.len() - lowest),
+        // 1 How far the file system's journal came, and with it the size.
+        let least = self.size.was[self.size.lowest].0;
+        let points: Vec<_> = [least].into_iter().chain(self.journal.range(least + 1..).copied()).collect();
+        let journalled = match kind {
+            Left::All => points[points.len() - 1],
+            Left::Least => least,
+            Left::SomeWrites | Left::SomeSectors => points[chance.below(points.len())],
         };
-        // 1 How far the file system's journal came.
-        let sizes = &self.size;
-        let journal = match kind {
-            0 => sizes.was.len() - 1,
-            1 => sizes.lowest,
-            _ => sizes.lowest + chance.below(sizes.was.len() - sizes.lowest),
-        };
-        let (journalled, size) = sizes.was[journal];
         let mut image = start.to_vec();
-        image.resize(size as usize, 0);
-        // 2 Each sector as it once was, and not from before the journal cut it off.
-        for (&sector, Sector { bytes, cuts }) in &self.sectors {
-            let cut = cuts.iter().rfind(|&&cut| cut <= journalled).map_or(0, |&cut| bytes.newest_at(cut));
-            let chosen = pick(bytes.lowest.max(cut), &bytes.was, chance);
+        image.resize(self.size.was[self.size.newest_at(journalled)].1 as usize, 0);
+        // 2 Each sector as it once was.
+        for (&sector, history) in &self.sectors {
+            let left = history.left_by(journalled);
+            let chosen = match kind {
+                Left::All => left[left.len() - 1],
+                Left::Least => left[0],
+                Left::SomeWrites => {
+                    let is_left = |at: &&usize| Chance(seed ^ history.bytes.was[**at].0 as u64).below(2) == 0;
+                    *left.iter().rfind(is_left).unwrap_or(&left[0])
+                }
+                Left::SomeSectors => left[chance.below(left.len())],
+            };
             let from = (sector * SECTOR).min(image.len());
             let to = ((sector + 1) * SECTOR).min(image.len());
-            image[from..to].copy_from_slice(&bytes.was[chosen].1[..to - from]);
+            image[from..to].copy_from_slice(&history.bytes.was[chosen].1[..to - from]);
         }
         image
     }
 }
+
+impl Sector {
+    /// Which of what it was a crash may leave, if the journal came to this event: nothing from before what it cut off,
+    /// and none of what it did not come to. The oldest first.
+    fn left_by(&self, journalled: usize) -> Vec<usize> {
+        let Self { bytes, cuts } = self;
+        let cut = cuts.iter().rfind(|&&cut| cut <= journalled).map_or(0, |&cut| bytes.newest_at(cut));
+        let oldest = bytes.lowest.max(cut);
+        let is_to_come = |event: usize| event > journalled && cuts.contains(&event);
+        let left = (oldest..bytes.was.len()).filter(|&at| at == oldest || !is_to_come(bytes.was[at].0));
+        left.collect()
+    }
+}
+
+/// What kind of state a crash leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// All that was done.
+    All,
+    /// What is durable, and no more.
+    Least,
+    /// Some of the writes, each whole but for what was written over it.
+    SomeWrites,
+    /// Each sector by itself.
+    SomeSectors,
+}
+
+const KINDS: [Left; 4] = [Left::All, Left::Least, Left::SomeWrites, Left::SomeSectors];
 
 fn sector_of(bytes: &[u8], sector: usize) -> [u8; SECTOR] {
     bytes[sector * SECTOR..(sector + 1) * SECTOR].try_into().expect("sectors are whole")
@@ -418,8 +455,6 @@ impl fmt::Debug for CrashDisk {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;

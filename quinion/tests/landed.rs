@@ -21,7 +21,7 @@ use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
-use quinion::filemap::{Hits, Patience, Stopped, Wanted, read_group, read_hits_into};
+use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
 use quinion::readahead::{Config, Readahead};
 use quinion::serve::{Attached, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
@@ -169,7 +169,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
             let patience = Patience::Wait;
-            rig.filemap.read(&rig.mapping, &other, patience, 0, &mut bytes).unwrap()
+            rig.filemap.read(&rig.mapping, Reader::plain(&other), patience, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
         drop(judging);
@@ -199,11 +199,11 @@ impl Owner for OneFile {
     fn fill(&self, _: u64, position: u64, len: u64) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.make_ready(mapping, readahead, position, len as usize).map_err(|_| Errno(5))
+        filemap.make_ready(mapping, Reader::plain(readahead), position, len as usize).map_err(|_| Errno(5))
     }
     fn advance(&self, _: u64, page: PageIndex) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.advance(mapping, readahead, page, Patience::Wait);
+        filemap.advance(mapping, Reader::plain(readahead), page, Patience::Wait);
     }
     fn revalidate(&self, _: u64) -> Result<u64, Errno> {
         Ok(self.rig.mapping.size())
@@ -227,6 +227,7 @@ fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
 struct Looker {
     viewer: Viewer,
     marker: AtomicU64,
+    touched: AtomicU64,
 }
 
 impl Looker {
@@ -236,13 +237,18 @@ impl Looker {
         // SAFETY: the mappings stay.
         let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
         viewer.request(Operation::Attach, [0, 0, 0]).unwrap();
-        Self { viewer, marker: AtomicU64::new(0) }
+        Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     /// Reads `pages` pages from `page` on, and checks what comes.
     fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
         let Rig { mapping, .. } = &*owner.rig;
-        let file =
-            ViewedFile { handle: 1, cell: mapping.cell(), id: mapping.id(), marker_told: &self.marker };
+        let file = ViewedFile {
+            handle: 1,
+            cell: mapping.cell(),
+            id: mapping.id(),
+            marker_told: &self.marker,
+            touched: &self.touched,
+        };
         let mut bytes = vec![0; pages * PAGE_SIZE];
         // SAFETY: the buffer is a slice.
         let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };

@@ -146,6 +146,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether the file may be read by uncached reads, whose pages are dropped when the reader has passed. A
+    /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
+    fn can_drop_behind(&self) -> bool {
+        true
+    }
+
     /// The file as it is now. May wait for the file system, never for the device's data.
     fn attributes(&self) -> io::Result<Attributes>;
 

@@ -121,10 +121,10 @@ impl<'a> Held<'a> {
         self.arena.view().bytes(self.frame).expect("a held folio has frames")
     }
 
-    /// Turns the hold into a user's pin, to be given back by [`unpin`].
-    pub fn into_pin(self) -> (Frame, Ticket) {
-        self.arena.view().own(self.frame).pin();
-        let parts = (self.frame, self.ticket);
+    /// Turns the hold into a user's pin, to be given back by [`unpin`]; with the folio's order if it is its first.
+    pub fn into_pin(self) -> (Frame, Option<Order>) {
+        let first = self.arena.view().own(self.frame).pin();
+        let parts = (self.frame, first.then_some(self.order()));
         std::mem::forget(self);
         parts
     }
@@ -136,10 +136,13 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Gives back a pin made by [`Held::into_pin`].
-pub fn unpin(arena: &Arena, frame: Frame) {
-    arena.view().own(frame).unpin();
+/// Gives back a pin made by [`Held::into_pin`]; the folio's order if it was the last.
+pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
+    let descriptor = arena.view().own(frame);
+    let order = descriptor.word().order();
+    let last = descriptor.unpin();
     put(arena, frame);
+    last.then_some(order)
 }
 
 fn put(arena: &Arena, frame: Frame) {

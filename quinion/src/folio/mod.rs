@@ -41,3 +41,5 @@ pub use held::{Held, unpin};
 mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pinned::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub(crate) use pinned::Unpinned;

@@ -202,9 +202,10 @@ mod tests {
     #[test]
     fn e07_a_handle_that_goes_without_asking_leaves_the_error_to_the_next() {
         let errors = ErrorSequence::new();
-        let first = errors.sample();
-        errors.record(EIO);
-        drop(first);
+        {
+            let _first = errors.sample();
+            errors.record(EIO);
+        }
         assert_eq!(errors.check_and_advance(&errors.sample()), Some(EIO));
         assert_eq!(errors.check_and_advance(&errors.sample()), None);
     }

@@ -880,6 +880,9 @@ fn a_reader_of_the_kernels_cache_undoes_nothing() {
         let mut size = 0;
         for round in 0..300 {
             let content = bytes(round, 1 + round as usize * 613 % 30_000);
+            if round % 10 == 9 {
+                file.sync(SyncKind::Data, ALL).unwrap();
+            }
             size = size.max(content.len());
             // Whole pages, or to the end.
             let len = if content.len() == size { size } else { content.len() / PAGE * PAGE };

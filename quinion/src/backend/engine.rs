@@ -116,7 +116,8 @@ impl Engine {
 
     /// Opens a file or a block device for reading and writing; `options` say whether it may be new, and whether
     /// it begins empty. Does not wait for pipes. The name of a new file is durable when its folder has been
-    /// synced, which no backend does.
+    /// synced, which no backend does. As with any program that writes, a process with a limit on the size of files
+    /// (`RLIMIT_FSIZE`) is sent `SIGXFSZ` at the limit, and has to ignore it to be told `EFBIG` instead.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -16,7 +16,8 @@
 //!  2. [`FlushError::written`] is a lower bound. What lies behind it may be on the device, or not, or in part.
 //!
 //! Not an invariant: that the frames hold still. Who stores to them while they are written has to flush
-//! them again; until then the device may hold a mixture of both.
+//! them again; until then the device may hold a mixture of both. A file system that checks sums of its own (Btrfs)
+//! may refuse to read such a mixture, so who can keep the frames still does.
 //!
 //! A flush that has ended well is not yet durable: see [`Backend::sync`](super::Backend::sync).
 
@@ -240,5 +241,98 @@ impl Drop for Flush {
 impl fmt::Debug for Flush {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Flush").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sink that keeps what it is told, and the bytes.
+    struct Told {
+        bytes: Vec<u8>,
+        outcomes: Mutex<Vec<Result<(), (usize, io::ErrorKind)>>>,
+    }
+
+    impl FlushSink for Told {
+        fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>) {
+            assert_eq!(run.bytes, self.bytes.len(), "the run is the whole one's");
+            self.outcomes
+                .lock()
+                .unwrap()
+                .push(outcome.map_err(|failed| (failed.written, failed.error.kind())));
+        }
+    }
+
+    fn flush(bytes: usize) -> (Flush, Arc<Told>) {
+        let bytes = (0..bytes).map(|at| (at / 7) as u8).collect();
+        let told = Arc::new(Told { bytes, outcomes: Mutex::default() });
+        let run = FlushRun { index: PageIndex(5), frame: Frame(1), bytes: told.bytes.len() };
+        let start = NonNull::from(&told.bytes[..]).cast();
+        // SAFETY: the sink, which the flush holds until it is completed, keeps the bytes.
+        (unsafe { Flush::new(run, start, Arc::clone(&told) as Arc<dyn FlushSink>) }, told)
+    }
+
+    fn failed(written: usize) -> Result<(), FlushError> {
+        Err(FlushError { written, error: io::ErrorKind::StorageFull.into() })
+    }
+
+    #[test]
+    fn a_flush_ends_once_also_if_it_is_dropped() {
+        let (dropped, told) = flush(100);
+        drop(dropped);
+        assert_eq!(*told.outcomes.lock().unwrap(), [Err((0, io::ErrorKind::Other))]);
+        let (completed, told) = flush(100);
+        completed.complete(failed(7));
+        assert_eq!(*told.outcomes.lock().unwrap(), [Err((7, io::ErrorKind::StorageFull))]);
+    }
+
+    #[test]
+    fn a_second_piece_follows_the_first_and_its_failure_is_the_wholes() {
+        type End = fn(Flush);
+        let full = io::ErrorKind::StorageFull;
+        let cases: [(End, End, usize, Result<(), (usize, io::ErrorKind)>); 5] = [
+            (|first| first.complete(Ok(())), |second| second.complete(Ok(())), 1, Ok(())),
+            (|first| first.complete(failed(512)), |_| unreachable!(), 0, Err((512, full))),
+            (|first| first.complete(Ok(())), |second| second.complete(failed(3)), 1, Err((8195, full))),
+            (drop, |_| unreachable!(), 0, Err((0, io::ErrorKind::Other))),
+            (|first| first.complete(Ok(())), drop, 1, Err((8192, io::ErrorKind::Other))),
+        ];
+        for (end_first, end_second, seconds, wanted) in cases {
+            let (whole, told) = flush(8292);
+            let count = Arc::new(Mutex::new(0));
+            let (seen, bytes) = (Arc::clone(&count), told.bytes.clone());
+            let first = whole.split(8192, move |second| {
+                let mut there = vec![0; second.len()];
+                second.read(0, &mut there);
+                assert_eq!((second.position(), &there[..]), (5 * 4096 + 8192, &bytes[8192..]));
+                *seen.lock().unwrap() += 1;
+                end_second(second);
+            });
+            assert_eq!((first.position(), first.len()), (5 * 4096, 8192));
+            assert!(told.outcomes.lock().unwrap().is_empty());
+            end_first(first);
+            assert_eq!(*told.outcomes.lock().unwrap(), [wanted]);
+            assert_eq!(*count.lock().unwrap(), seconds);
+        }
+    }
+
+    #[test]
+    fn zeros_go_on_where_they_fell_short() {
+        let mut bytes = vec![1; 1 << 20];
+        let mut calls = 0;
+        zero_by(100..900_000, |zeros, position| {
+            calls += 1;
+            if calls % 3 == 0 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let taken = zeros.len().min(70_000);
+            bytes[position as usize..position as usize + taken].copy_from_slice(&zeros[..taken]);
+            Ok(taken)
+        })
+        .unwrap();
+        assert!(bytes[..100].iter().chain(&bytes[900_000..]).all(|&byte| byte == 1));
+        assert!(bytes[100..900_000].iter().all(|&byte| byte == 0));
+        assert_eq!(zero_by(0..10, |_, _| Ok(0)).unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
 }

@@ -248,10 +248,13 @@ impl fmt::Debug for Flush {
 mod tests {
     use super::*;
 
+    /// How a flush ended, in what can be compared.
+    type Ended = Result<(), (usize, io::ErrorKind)>;
+
     /// A sink that keeps what it is told, and the bytes.
     struct Told {
         bytes: Vec<u8>,
-        outcomes: Mutex<Vec<Result<(), (usize, io::ErrorKind)>>>,
+        outcomes: Mutex<Vec<Ended>>,
     }
 
     impl FlushSink for Told {
@@ -291,7 +294,7 @@ mod tests {
     fn a_second_piece_follows_the_first_and_its_failure_is_the_wholes() {
         type End = fn(Flush);
         let full = io::ErrorKind::StorageFull;
-        let cases: [(End, End, usize, Result<(), (usize, io::ErrorKind)>); 5] = [
+        let cases: [(End, End, usize, Ended); 5] = [
             (|first| first.complete(Ok(())), |second| second.complete(Ok(())), 1, Ok(())),
             (|first| first.complete(failed(512)), |_| unreachable!(), 0, Err((512, full))),
             (|first| first.complete(Ok(())), |second| second.complete(failed(3)), 1, Err((8195, full))),

@@ -599,9 +599,14 @@ impl OpenFile {
     }
 }
 
+/// The most bytes of one write by a call that blocks: a device that is full fails a call as a whole, and what the
+/// calls before it wrote is known.
+const STEP_BYTES: usize = 512 << 10;
+
 /// One system call of a flush that is written through `descriptor`.
 fn write_step(descriptor: BorrowedFd<'_>, flush: &Flush, transfer: &mut Transfer) -> io::Result<Step> {
-    let (from, len) = transfer.rest();
+    let (from, rest) = transfer.rest();
+    let len = rest.min(STEP_BYTES);
     let (buffer, position) = (flush.as_ptr().wrapping_add(from), flush.position() + from as u64);
     // SAFETY: the transfer's rest lies inside the flush, whose buffer is valid until it is completed.
     let written = unsafe { crate::sys::io::pwrite(descriptor, buffer, len, position) }?;

@@ -90,6 +90,8 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub use backend::Mechanism;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
     BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
     Resized, Stats,

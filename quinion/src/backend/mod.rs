@@ -75,6 +75,8 @@ mod testing;
 mod tests;
 mod threads;
 mod transfer;
+#[cfg(test)]
+mod whims;
 mod work;
 
 pub use crash::{CrashDisk, CrashLog};

@@ -34,6 +34,8 @@ pub mod error;
 #[cfg(feature = "std")]
 pub mod stats;
 pub mod sync;
+#[cfg(feature = "std")]
+pub mod errseq;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "system calls")]
 pub mod sys;

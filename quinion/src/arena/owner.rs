@@ -41,6 +41,7 @@ use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
 use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
+use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing};
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
@@ -133,6 +134,7 @@ pub struct Arena {
     token: u64,
     growth: RankedMutex<Growth>,
     stock: RankedMutex<Stock>,
+    page_locks: PageLocks,
     // The views above are used by nobody once these are dropped.
     arena_segment: Segment,
     control_segment: Segment,
@@ -339,6 +341,7 @@ impl Arena {
             token,
             growth: RankedMutex::new(Rank::Growth, Growth::default()),
             stock: RankedMutex::new(Rank::Arena, stock),
+            page_locks: PageLocks::new(),
             arena_segment,
             control_segment,
         })
@@ -353,6 +356,10 @@ impl Arena {
     pub fn keeping_view(self: &Arc<Self>) -> KeepingView {
         // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
         KeepingView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+    }
+    /// The locks of those who change pages in place.
+    pub fn page_locks(&self) -> &PageLocks {
+        &self.page_locks
     }
     /// The control file by its parts.
     #[inline]

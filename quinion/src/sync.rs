@@ -120,8 +120,6 @@ pub enum Mutant {
     HolderFence,
     /// A holder's second look, whether its folio was written.
     HolderRecheck,
-    /// The acquire ordering of a writer's look whether the folio is filled.
-    BeginWritesAcquire,
     /// The fence between a pin and its look for writers.
     PinFence,
     /// A pin's look for writers.
@@ -203,7 +201,6 @@ impl Mutant {
         Mutant::PageRecheck,
         Mutant::HolderFence,
         Mutant::HolderRecheck,
-        Mutant::BeginWritesAcquire,
         Mutant::PinFence,
         Mutant::PinWritten,
         Mutant::QuietAcquire,

@@ -139,10 +139,14 @@
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
-use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, before_bytes, landed};
+use quinion::arena::{
+    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, landed,
+    written,
+};
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -169,6 +173,10 @@ impl Bytes {
     }
     fn write(&self, content: u64) {
         before_bytes();
+        self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
+    }
+    /// As `write`, by who has entered the page, and without the fence that `copy_in` has besides.
+    fn change(&self, content: u64) {
         self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
     }
     fn copy(&self) -> [u64; 2] {
@@ -578,7 +586,7 @@ fn pin_against_eviction() {
             let held = Held::filled();
             let holder = spawn(&held, |held| {
                 let Ok(_) = held.descriptor.try_hold(ONE, PAGE_0) else { return "refused".into() };
-                held.descriptor.pin();
+                assert!(!held.descriptor.pin(), "wrong answer: nobody writes it");
                 let content = held.content();
                 assert!(content == 1, "wrong bytes: {content} under a pin");
                 held.descriptor.unpin();
@@ -1054,6 +1062,343 @@ fn landed_page_twice() {
     );
 }
 
+/// A folio of two pages that are written in place, each with a sequence and a lock.
+#[derive(Debug)]
+struct Pages {
+    frames: Arc<Frames>,
+    sequences: [quinion::sync::atomic::AtomicU32; 2],
+    locks: [Mutex<()>; 2],
+}
+
+impl Pages {
+    fn new() -> Arc<Self> {
+        let sequences = [0, 0].map(quinion::sync::atomic::AtomicU32::new);
+        Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
+    }
+    /// Two pages of content 1 and 11.
+    fn filled() -> Arc<Self> {
+        let stage = Self::new();
+        stage.fill();
+        stage
+    }
+    fn fill(&self) {
+        self.head().prepare(ONE, PAGE_0, PAIR, false);
+        self.frames.bytes[0].write(1);
+        self.frames.bytes[1].write(11);
+        assert_eq!(self.head().complete(true), Completed::Attached);
+    }
+    fn head(&self) -> &Descriptor {
+        &self.frames.descriptors[0]
+    }
+    fn write(&self, page: usize, content: u64) {
+        self.head().begin_writes().expect("it is filled and in the index");
+        let _lock = self.locks[page].lock().unwrap();
+        written::enter(&self.sequences[page]);
+        assert!(!self.head().is_pinned(), "nobody pins it");
+        self.frames.bytes[page].change(content);
+        written::leave(&self.sequences[page]);
+    }
+    /// The hit, by whichever way the first look says.
+    fn read(&self, page: usize) -> Read {
+        match self.head().begin_read(ONE, PageIndex(page as u64)) {
+            Ok(ticket) => self.end(ticket, self.frames.bytes[page].copy()),
+            Err(NotReady::Written) => self.read_written(page),
+            Err(reason) => Read::Refused(reason),
+        }
+    }
+    fn read_written(&self, page: usize) -> Read {
+        match self.head().begin_read_written(ONE, PageIndex(page as u64)) {
+            Err(reason) => Read::Refused(reason),
+            Ok(ticket) => match self.copy(page) {
+                Some(bytes) => self.end(ticket, bytes),
+                None => Read::Changed,
+            },
+        }
+    }
+    /// One try to copy a page of a written folio.
+    fn copy(&self, page: usize) -> Option<[u64; 2]> {
+        let seen = written::look(&self.sequences[page])?;
+        let bytes = self.frames.bytes[page].copy();
+        written::is_still(&self.sequences[page], seen).then_some(bytes)
+    }
+    fn end(&self, ticket: Ticket, bytes: [u64; 2]) -> Read {
+        if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+    }
+    /// A holder's copy: as if nobody wrote, and if somebody did, page by page; one try.
+    fn hold_and_copy(&self, page: usize) -> Read {
+        self.head().try_hold(ONE, PAGE_0).expect("it is filled and stays");
+        let steady = (!self.head().word().is_written()).then(|| self.frames.bytes[page].copy());
+        let bytes = steady.filter(|_| !self.head().was_written()).or_else(|| self.copy(page));
+        self.head().put();
+        bytes.map_or(Read::Changed, Read::Accepted)
+    }
+    fn reader(
+        self: &Arc<Self>,
+        read: fn(&Self, usize) -> Read,
+        page: usize,
+        right: &'static [u64],
+    ) -> thread::JoinHandle<String> {
+        spawn(self, move |stage| read(stage, page).must_be(right))
+    }
+}
+
+/// The reader may come before the first writer, and find the folio steady; or while it writes, or after.
+#[test]
+fn first_write() {
+    explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let reader = stage.reader(Pages::read, 0, &[1, 2]);
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn later_write() {
+    explore(&["Accepted([2, 2])", "Accepted([3, 3])", "Changed"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 0, &[2, 3]);
+        stage.write(0, 3);
+        reader.join().unwrap()
+    });
+}
+
+/// Who reads one page is not disturbed by who writes another.
+#[test]
+fn write_of_another_page() {
+    explore(&["Accepted([11, 11])"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 1, &[11]);
+        stage.write(0, 3);
+        reader.join().unwrap()
+    });
+}
+
+/// The folio is filled and one page of it written; the other is read, of which no writer has said anything.
+#[test]
+fn fill_then_write_of_another_page() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let stage = Pages::new();
+        let reader = stage.reader(Pages::read, 1, &[11]);
+        stage.fill();
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+/// As before, by a reader who has been told that the folio is written and knows nothing else.
+#[test]
+fn written_folio_seen_first() {
+    explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
+        let stage = Pages::new();
+        let reader = stage.reader(Pages::read_written, 1, &[11]);
+        stage.fill();
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn two_writers_of_a_page() {
+    explore_bounded(
+        Some(2),
+        &["Accepted([1, 1])", "Accepted([2, 2])", "Accepted([3, 3])", "Changed"],
+        || {
+            let stage = Pages::filled();
+            let reader = stage.reader(Pages::read, 0, &[1, 2, 3]);
+            let other = spawn(&stage, |stage| stage.write(0, 3));
+            stage.write(0, 2);
+            other.join().unwrap();
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// Both find the folio steady, or one of them finds that the other has said so.
+#[test]
+fn two_writers_of_two_pages() {
+    explore_bounded(Some(2), &["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let reader = stage.reader(Pages::read, 0, &[1, 2]);
+        let other = spawn(&stage, |stage| stage.write(1, 12));
+        stage.write(0, 2);
+        other.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// The page's sequence is not touched when its frame gets other bytes: the folio's tells.
+#[test]
+fn written_folio_is_retired() {
+    explore_bounded(Some(3), &["Accepted([2, 2])", "Changed", "Refused(Mismatch)"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 0, &[2]);
+        stage.frames.retire(0);
+        stage.frames.fill_pair(TWO, 20);
+        reader.join().unwrap()
+    });
+}
+
+/// The frame's next folio is of the same pages, and steady.
+#[test]
+fn written_folio_is_filled_anew() {
+    explore_bounded(
+        Some(2),
+        &["Accepted([2, 2])", "Accepted([4, 4])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let stage = Pages::filled();
+            stage.write(0, 2);
+            let reader = stage.reader(Pages::read, 0, &[2, 4]);
+            stage.frames.retire(0);
+            stage.frames.fill_pair(ONE, 4);
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// A page lands and is being read as such; the rest of the folio lands, and then a writer comes.
+#[test]
+fn landed_page_is_written() {
+    explore_bounded(Some(3), &["Accepted([1, 1])", "Changed", "Refused(Written)"], || {
+        let stage = Parts::new();
+        stage.prepare(ONE);
+        stage.land(0, 1);
+        let sequence = Arc::new(quinion::sync::atomic::AtomicU32::new(0));
+        let reader = stage.reader(ONE, &[1]);
+        stage.complete();
+        stage.head().begin_writes().unwrap();
+        written::enter(&sequence);
+        stage.frames.bytes[0].change(2);
+        written::leave(&sequence);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn hold_against_first_write() {
+    explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let holder = stage.reader(Pages::hold_and_copy, 0, &[1, 2]);
+        stage.write(0, 2);
+        holder.join().unwrap()
+    });
+}
+
+/// A folio whose page is plain memory to who pins it and to who writes it.
+#[derive(Debug)]
+struct Lent {
+    held: Arc<Held>,
+    sequence: quinion::sync::atomic::AtomicU32,
+    lock: Mutex<()>,
+}
+
+impl Lent {
+    fn new(held: Arc<Held>) -> Arc<Self> {
+        let sequence = quinion::sync::atomic::AtomicU32::new(0);
+        Arc::new(Self { held, sequence, lock: Mutex::new(()) })
+    }
+    fn filled() -> Arc<Self> {
+        Self::new(Held::filled())
+    }
+    fn write(&self, content: u64) -> &'static str {
+        match self.held.descriptor.begin_writes() {
+            Ok(()) => {
+                let word = self.held.descriptor.word();
+                assert!(word.is_written(), "wrong answer: readers take a folio for steady that is written");
+                self.write_page(content)
+            }
+            Err(WriteRefused::Filling) => "Filling",
+            Err(_) => "Left",
+        }
+    }
+    fn write_page(&self, content: u64) -> &'static str {
+        let _lock = self.lock.lock().unwrap();
+        written::enter(&self.sequence);
+        let is_pinned = self.held.descriptor.is_pinned();
+        if !is_pinned {
+            self.held.write(content);
+        }
+        written::leave(&self.sequence);
+        if is_pinned { "Pinned" } else { "written" }
+    }
+    /// A user's pin, its look at the bytes, and its end.
+    fn pin_and_look(&self) -> u64 {
+        self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
+        if self.held.descriptor.pin() && !written::is_quiet(&self.sequence) {
+            drop(self.lock.lock().unwrap());
+        }
+        let content = self.held.content();
+        self.held.descriptor.unpin();
+        self.held.descriptor.put();
+        content
+    }
+}
+
+#[test]
+fn pin_against_first_write() {
+    explore(&["Pinned, lent 1", "written, lent 1", "written, lent 2"], || {
+        let stage = Lent::filled();
+        let pinner = spawn(&stage, |stage| stage.pin_and_look());
+        let wrote = stage.write(2);
+        format!("{wrote}, lent {}", pinner.join().unwrap())
+    });
+}
+
+#[test]
+fn pin_against_later_write() {
+    explore(&["Pinned, lent 2", "written, lent 2", "written, lent 3"], || {
+        let stage = Lent::filled();
+        assert_eq!(stage.write(2), "written");
+        let pinner = spawn(&stage, |stage| stage.pin_and_look());
+        let wrote = stage.write(3);
+        format!("{wrote}, lent {}", pinner.join().unwrap())
+    });
+}
+
+/// Whoever writes first, the other finds the folio written, and a pin comes.
+#[test]
+fn pin_against_two_writers() {
+    explore_bounded(
+        Some(2),
+        &[
+            "Pinned, Pinned, lent 1",
+            "Pinned, written, lent 1",
+            "Pinned, written, lent 3",
+            "written, Pinned, lent 1",
+            "written, Pinned, lent 2",
+            "written, written, lent 1",
+            "written, written, lent 2",
+            "written, written, lent 3",
+        ],
+        || {
+            let stage = Lent::filled();
+            let pinner = spawn(&stage, |stage| stage.pin_and_look());
+            let other = spawn(&stage, |stage| stage.write(3));
+            let wrote = stage.write(2);
+            format!("{wrote}, {}, lent {}", other.join().unwrap(), pinner.join().unwrap())
+        },
+    );
+}
+
+/// A writer holds the folio before it is filled, and asks whether it may write.
+#[test]
+fn write_against_fill() {
+    explore(&["Filling", "written"], || {
+        let stage = Lent::new(Held::new());
+        stage.held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        let writer = spawn(&stage, |stage| {
+            stage.held.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it is prepared");
+            stage.write(2)
+        });
+        stage.held.write(1);
+        stage.held.descriptor.complete(true);
+        writer.join().unwrap().into()
+    });
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -1099,6 +1444,7 @@ const NEEDED: &[Needed] = &[
             ("new_file", BYTES),
             ("two_generations", BYTES),
             ("landed_page_of_a_failed_fill", BYTES),
+            ("first_write", BYTES),
         ],
     ),
     (
@@ -1108,6 +1454,8 @@ const NEEDED: &[Needed] = &[
             ("pair_becomes_singles", BYTES),
             ("landed_page_of_a_failed_fill", BYTES),
             ("landed_page_of_the_next_folio", BYTES),
+            ("written_folio_is_retired", BYTES),
+            ("first_write", BYTES),
         ],
     ),
     (Mutant::ReaderMapping, &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")]),
@@ -1154,6 +1502,35 @@ const NEEDED: &[Needed] = &[
             ("landed_page_said_elsewhere", "accepted [1, 1]"),
         ],
     ),
+    (Mutant::ReaderSteady, &[("later_write", BYTES)]),
+    (Mutant::WrittenAcquire, &[("written_folio_seen_first", "accepted [0, 0]")]),
+    (
+        Mutant::WrittenStep,
+        &[("first_write", BYTES), ("landed_page_is_written", BYTES), ("two_writers_of_two_pages", BYTES)],
+    ),
+    (Mutant::WriteOdd, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
+    (Mutant::WriteFence, &[("first_write", BYTES), ("later_write", BYTES)]),
+    (
+        Mutant::WriteFenceOrder,
+        &[
+            ("pin_against_first_write", RACE),
+            ("pin_against_later_write", RACE),
+            ("write_against_fill", RACE),
+        ],
+    ),
+    (Mutant::WriteRelease, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
+    (Mutant::PageOdd, &[("later_write", BYTES)]),
+    (Mutant::PageAcquire, &[("later_write", BYTES)]),
+    (Mutant::PageFence, &[("later_write", BYTES)]),
+    (Mutant::PageRecheck, &[("later_write", BYTES)]),
+    (Mutant::HolderFence, &[("hold_against_first_write", BYTES)]),
+    (Mutant::HolderRecheck, &[("hold_against_first_write", BYTES)]),
+    (Mutant::PinFence, &[("pin_against_first_write", RACE), ("pin_against_later_write", RACE)]),
+    (Mutant::PinWritten, &[("pin_against_first_write", RACE)]),
+    (Mutant::QuietAcquire, &[("pin_against_later_write", RACE)]),
+    (Mutant::WritePins, &[("pin_against_first_write", RACE)]),
+    (Mutant::PinnedAcquire, &[("pin_against_first_write", RACE)]),
+    (Mutant::UnpinRelease, &[("pin_against_first_write", RACE)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

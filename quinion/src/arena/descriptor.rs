@@ -618,22 +618,20 @@ impl Descriptor {
     /// Says that the folio is written from now on, if nobody has said so; the caller holds it, and enters its pages
     /// next ([`written::enter`](super::written::enter)).
     pub fn begin_writes(&self) -> Result<(), WriteRefused> {
-        // Acquire, partner: the Release in `complete`: the fill's bytes come before ours.
-        let order = ordering(Mutant::BeginWritesAcquire, Ordering::Acquire, Ordering::Relaxed);
-        let mut word = Word(self.word.load(order));
-        loop {
-            match () {
-                () if !word.is_live() => return Err(WriteRefused::Left),
-                () if !word.has(Flags::UPTODATE) => return Err(WriteRefused::Filling),
-                () if word.is_written() => return Ok(()),
-                () => {}
-            }
-            // Relaxed will do for the step: the fence in `written::enter` publishes it, and being a
-            // read-modify-write it hands on the Release of `complete`.
-            match self.word.compare_exchange_weak(word.0, Self::written(word.0), Ordering::Relaxed, order) {
+        // Relaxed will do, because the fence in `written::enter` comes next. It publishes the step, and it puts the
+        // fill's bytes before ours. And being a read-modify-write, the step hands on the Release of `complete`.
+        let mut now = self.word();
+        while now.is_live() && now.has(Flags::STEADY) {
+            let order = Ordering::Relaxed;
+            match self.word.compare_exchange_weak(now.0, Self::written(now.0), order, order) {
                 Ok(_) => return Ok(()),
-                Err(now) => word = Word(now),
+                Err(other) => now = Word(other),
             }
+        }
+        match () {
+            () if !now.is_live() => Err(WriteRefused::Left),
+            () if now.is_written() => Ok(()),
+            () => Err(WriteRefused::Filling),
         }
     }
 

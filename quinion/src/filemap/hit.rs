@@ -112,12 +112,7 @@ unsafe fn read_within_page(
     let Kind::Folio(number) = find(&grown, record, index).kind() else { return None };
     let frame = Frame(number);
     let descriptor = grown.descriptor(frame)?;
-    let ticket = match descriptor.begin_read(id, index) {
-        Ok(ticket) => ticket,
-        // SAFETY: the caller's promise.
-        Err(NotReady::Written) => return unsafe { written_page(grown, record, id, frame, position, to, len) },
-        Err(NotReady::Mismatch | NotReady::Filling) => return None,
-    };
+    let ticket = descriptor.begin_read(id, index).ok()?;
     if ticket.has_marker() {
         return None;
     }
@@ -135,7 +130,7 @@ unsafe fn read_within_page(
     is_still(descriptor, ticket, record, id, end).then_some(frame)
 }
 
-/// As [`read_within_page`] from the look on, of a folio that is written: whoever led here by `frame` found it so.
+/// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.
 ///
 /// # Safety
 /// That of [`read_hits`].

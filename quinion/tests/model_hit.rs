@@ -61,6 +61,12 @@
 //! 6. l2 sees a bit of a later folio: with it (its Release) the reader has met the odd sequence before that
 //!    folio, and r6 refuses, without need of r5.
 //!
+//! # A page that is written in place
+//!
+//! The steps p1 to p6 of the writer and q1 to q6 of the reader, and why they suffice, are told at the head of
+//! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it goes
+//! page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
+//!
 //! # Every step is needed
 //!
 //! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
@@ -71,8 +77,10 @@
 //! | `ReaderFence` | `old_file` | half of the next file's bytes are accepted: `[1, 2]` |
 //! | | `new_file` | the next identity is seen with the old word: file 2 reads `[1, 1]` |
 //! | | `landed_page_of_a_failed_fill` | file 1 reads `[1, 2]`: the folio failed, and its frames are file 2's |
+//! | | `first_write` | half of a writer's bytes are accepted: `[1, 2]` |
 //! | `ReaderRecheck` | `old_page` | as above, on every machine |
 //! | | `landed_page_of_the_next_folio` | file 1 reads `[2, 2]` by a bit that was set for file 2 |
+//! | | `written_folio_is_retired` | `[2, 20]`: the page's number is as it was, the frame is file 2's |
 //! | `ReaderMapping` | `old_file` | file 1 reads `[2, 2]` |
 //! | `ReaderIndex` | `old_page` | page 0 reads `[2, 2]` |
 //! | `ReaderParity` | `singles_become_pair` | a page inside a new folio passes for the old folio: `[2, 21]` |
@@ -104,6 +112,25 @@
 //! | | `landed_page_said_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
 //! | `ReaderLanded` | `landed_page` | a page that has not landed reads `[0, 0]` |
 //! | `ReaderWordAcquire` | `landed_page_said_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
+//! | `ReaderSteady` | `later_write` | a page is accepted half written: `[2, 3]` |
+//! | `WrittenAcquire` | `written_folio_seen_first` | `[0, 0]`: a writer's word, and not the fill's bytes of another page |
+//! | `WrittenStep` | `first_write` | who found the folio steady accepts `[1, 2]` |
+//! | | `landed_page_is_written` | who read what had landed accepts the same |
+//! | | `two_writers_of_two_pages` | the same |
+//! | `WriteOdd` | `later_write` | `[2, 3]` |
+//! | | `pin_against_later_write` | race: a user reads what is being written |
+//! | `WriteFence` | `first_write`, `later_write` | a byte is seen before the number that says so |
+//! | `WriteFenceOrder` | `pin_against_first_write`, `.._later_write` | race: neither sees the other |
+//! | | `write_against_fill` | race: a writer's bytes and the fill's |
+//! | `WriteRelease` | `later_write` | the new number, and half of the old bytes |
+//! | | `pin_against_later_write` | race: lent bytes are not yet there |
+//! | `PageOdd`, `PageAcquire`, `PageFence`, `PageRecheck` | `later_write` | `[2, 3]` |
+//! | `HolderFence`, `HolderRecheck` | `hold_against_first_write` | `[1, 2]` under a hold |
+//! | `PinFence` | `pin_against_first_write`, `.._later_write` | race: neither sees the other |
+//! | `PinWritten` | `pin_against_first_write` | race: bytes are lent while a writer is in them |
+//! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
+//! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
+//! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -117,6 +144,10 @@
 //! * For a reader who holds nothing, the look at `LANDED`: bits that are not in use are clear. It spares the
 //!   look at them.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
+//! * Acquire in a writer's look whether the folio is filled, and any ordering of the step to written: the fence
+//!   behind its entering does both.
+//! * For a reader of a written folio, the fence of its second look at the word: the fence of its second look at
+//!   the page stands before it. It is there because that look is the one of all readers.
 //!
 //! # What the checker does not show
 //!
@@ -124,6 +155,7 @@
 //!   `complete` stands against that alone: it frees a frame whose identity the remover has just read.
 //! * Devices. A direct read into a frame starts with a system call after `before_bytes`; that the kernel and the
 //!   device do not write before it is their contract, not ours.
+//! * The lock of a page, for which the scenarios have one of the checker's.
 //! * The wrap of the sequence: a reader that sleeps in its copy while its frame is given away 2^31 times
 //!   and wakes at that very number is not noticed.
 //! * It keeps the last seven stores to each atomic, so a scenario has no more than that within a reader's sight.
@@ -144,8 +176,8 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::arena::{
-    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, landed,
-    written,
+    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes,
+    landed, written,
 };
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
@@ -1512,11 +1544,7 @@ const NEEDED: &[Needed] = &[
     (Mutant::WriteFence, &[("first_write", BYTES), ("later_write", BYTES)]),
     (
         Mutant::WriteFenceOrder,
-        &[
-            ("pin_against_first_write", RACE),
-            ("pin_against_later_write", RACE),
-            ("write_against_fill", RACE),
-        ],
+        &[("pin_against_first_write", RACE), ("pin_against_later_write", RACE), ("write_against_fill", RACE)],
     ),
     (Mutant::WriteRelease, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
     (Mutant::PageOdd, &[("later_write", BYTES)]),

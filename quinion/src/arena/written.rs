@@ -106,7 +106,10 @@ pub fn leave(sequence: &AtomicU32) {
     let number = sequence.load(Ordering::Relaxed);
     let step = if mutant(Mutant::WriteOdd) { 2 } else { 1 };
     // Release, partner: the Acquire in `look` and `is_quiet`.
-    sequence.store(number.wrapping_add(step), ordering(Mutant::WriteRelease, Ordering::Release, Ordering::Relaxed));
+    sequence.store(
+        number.wrapping_add(step),
+        ordering(Mutant::WriteRelease, Ordering::Release, Ordering::Relaxed),
+    );
 }
 
 #[cfg(all(test, not(quinion_model)))]

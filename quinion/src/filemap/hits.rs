@@ -165,7 +165,9 @@ fn serve_written(
 ) {
     for (nth, (found, wanted)) in founds.iter().zip(wanted).enumerate() {
         let &mut Wanted { id, position, to, len, .. } = wanted;
-        let Some(&Found { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else { continue };
+        let Some(&Found { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else {
+            continue;
+        };
         // SAFETY: the destination is the caller's, by the promise that made `wanted`.
         if let Some(frame) = unsafe { written_page(grown, record, id, frame, position, to, len) } {
             touch(grown, frame);

@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn parts_cover_a_range_in_order_and_none_crosses_a_page() {
-        for (inside, len) in [(0, 0), (0, 1), (4095, 1), (4095, 2), (100, 4096), (5000, 20_000), (8192, 8192)] {
+        for (inside, len) in [(0, 0), (0, 1), (4095, 1), (4095, 2), (100, 4096), (5000, 20_000), (8192, 8192)]
+        {
             let mut next = inside;
             for part in parts(inside, len) {
                 assert!(part.len > 0 && part.at + part.len <= PAGE_SIZE);

@@ -64,8 +64,8 @@
 //! # A page that is written in place
 //!
 //! The steps p1 to p6 of the writer and q1 to q6 of the reader, and why they suffice, are told at the head of
-//! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it goes
-//! page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
+//! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it
+//! goes page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
 //!
 //! # Every step is needed
 //!

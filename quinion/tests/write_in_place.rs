@@ -171,6 +171,25 @@ fn a_pinned_folio_is_not_written() {
 
 // ---- a writer that is stopped ---------------------------------------------------------------------------------
 
+/// A holder's copy of pages 4 to 6.
+fn copy_three(stage: &Stage) {
+    let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
+    let mut bytes = vec![0; 3 * PAGE_SIZE];
+    assert_eq!(held.copy_out(4 * PAGE, &mut bytes), bytes.len());
+    verify(&bytes, FILE, 4 * PAGE).unwrap();
+}
+
+/// What is lent of the folio at 0 is whole.
+fn pin_and_judge(stage: &Stage) {
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let (address, len) = (held.bytes(), held.order().bytes());
+    let (frame, _) = held.into_pin();
+    // SAFETY: pinned bytes are kept and not changed.
+    let lent = unsafe { std::slice::from_raw_parts(address, len) }.to_vec();
+    unpin(&stage.arena, frame);
+    verify(&lent, FILE, 0).unwrap();
+}
+
 /// A writer is in the middle of page 5. Who holds nothing gives up on that page, in as many looks as there are, and
 /// reads all others; whoever has locks waits, and gets the page whole.
 #[test]
@@ -195,20 +214,11 @@ fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
         let stage = &stage;
         let (copied, pinned, wrote, other) = (done.clone(), done.clone(), done.clone(), done);
         scope.spawn(move || {
-            let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
-            let mut bytes = vec![0; 3 * PAGE_SIZE];
-            held.copy_out(4 * PAGE, &mut bytes);
-            generations(&bytes, FILE, 4 * PAGE).unwrap();
+            copy_three(stage);
             copied.send("copied").unwrap();
         });
         scope.spawn(move || {
-            let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
-            let (address, len) = (held.bytes(), held.order().bytes());
-            let (frame, _) = held.into_pin();
-            // SAFETY: pinned bytes are kept and not changed.
-            let lent = unsafe { std::slice::from_raw_parts(address, len) }.to_vec();
-            unpin(&stage.arena, frame);
-            generations(&lent, FILE, 0).unwrap();
+            pin_and_judge(stage);
             pinned.send("pinned").unwrap();
         });
         scope.spawn(move || {

@@ -350,10 +350,11 @@ impl Reader<'_> {
         to: *mut u8,
         len: usize,
     ) -> Result<FolioRead, NotReady> {
-        // SAFETY: the caller's promise, for both.
         match reason {
             NotReady::Mismatch => Err(reason),
+            // SAFETY: the caller's promise.
             NotReady::Filling => unsafe { self.read_landed(descriptor, frame, position, to, len) },
+            // SAFETY: as above.
             NotReady::Written => unsafe { self.read_written(descriptor, frame, position, to, len) },
         }
     }

@@ -23,8 +23,8 @@
 //! answer says how many bytes were written. Nor that the folio is in the index when the write is over: who
 //! writes for a file holds off what could take it out.
 //!
-//! The bytes to write must be there to be copied: a source whose page faults are served by a reader of this very page would
-//! wait for itself.
+//! The bytes to write must be there to be copied: a source whose page faults are served by a reader of this very
+//! page would wait for itself.
 //!
 //! Locks: `Rank::Page`, for a copy of a page. Cost of a page: two stores, a fence, a lock nobody waits for, the copy.
 

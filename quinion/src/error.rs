@@ -27,12 +27,14 @@ pub enum ErrorKind {
     Io,
     /// The bytes are not there and the call was told not to wait.
     WouldBlock,
-    /// No page can be had: all are pinned, held or in flight.
+    /// No page can be had: all are pinned, held or in flight; or pins keep as much as they may.
     NoMemory,
     /// The cache belongs to the parent process.
     Forked,
     /// An argument is out of its range.
     InvalidInput,
+    /// The file's backend does not do this.
+    Unsupported,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +59,13 @@ pub(crate) enum Repr {
          drop some pins, or build the cache with more memory"
     )]
     NoMemory { position: u64, pages: u64 },
+    #[error(
+        "cannot pin {asked} bytes: pins keep {pinned} bytes already, folios counted whole, and may keep {max}; \
+         drop some pins, pin less at a time, or build the cache with a larger pinned_max"
+    )]
+    TooMuchPinned { asked: u64, pinned: u64, max: u64 },
+    #[error("cannot resize the cache: {0}")]
+    Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this folio is held {holds} times already; drop some pins of this range")]
     TooManyPins { holds: u32 },
     #[error(
@@ -73,6 +82,11 @@ pub(crate) enum Repr {
     Panicked,
     #[error("{0}")]
     InvalidInput(String),
+    #[error(
+        "the backend \"{backend}\" of this file does not support uncached reads; read without `uncached`, \
+         and drop what is not needed by dont_need"
+    )]
+    CannotDropBehind { backend: &'static str },
 }
 
 impl Error {
@@ -83,9 +97,12 @@ impl Error {
             Repr::Open { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Repr::NoMemory { .. } | Repr::TooManyPins { .. } => ErrorKind::NoMemory,
+            Repr::NoMemory { .. } | Repr::TooManyPins { .. } | Repr::TooMuchPinned { .. } => {
+                ErrorKind::NoMemory
+            }
             Repr::Forked => ErrorKind::Forked,
-            Repr::InvalidInput(_) => ErrorKind::InvalidInput,
+            Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
+            Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
         }
     }
 
@@ -114,7 +131,7 @@ impl From<Error> for io::Error {
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
-            ErrorKind::Forked => io::ErrorKind::Unsupported,
+            ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             _ => error
                 .raw_os_error()
                 .map_or(io::ErrorKind::Other, |code| io::Error::from_raw_os_error(code).kind()),

@@ -47,6 +47,8 @@ pub mod folio;
 pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
 // Judge: numbers in, decisions out.
@@ -54,6 +56,10 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod pressure;
+#[cfg(feature = "std")]
+pub mod policy;
 #[cfg(feature = "std")]
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.
@@ -82,9 +88,11 @@ mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub use backend::Mechanism;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
     BatchRead, Builder, Cache, File, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents,
-    Stats,
+    Resized, Stats,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
@@ -99,8 +107,10 @@ pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub use pressure::Pressure;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, Tuning};
+pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;

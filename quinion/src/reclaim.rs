@@ -1,53 +1,74 @@
-//! Reclaim: room for more, by a clock over the referenced bytes.
+//! Reclaim: room for more, by a policy that is shown the oldest folios of some rings.
 //!
 //! ```text
-//!    referenced   1 0 0 2 1 0 0 0   0 0 0 0 0 0 0 0   1 1 ...     one byte a frame
-//!                 ^ hand: 2 -> 1 -> 0, spared;   0 -> a victim if it heads a folio that is ready and not held
+//!    ring      oldest                               youngest
+//!    Probation  [3]  7   9   2  ...                      12      the policy names a ring: Probation
+//!    Main        4  [8]  ...                                     its oldest, 3, was read twice more: to Main
+//!                |    |                                          again: Probation; 7 was not: a victim
+//!             judged, popped
+//!
+//!    judge up to 64 victims  -->  by mapping and index  -->  each mapping locked once  -->  freed together
+//!    under two locks              neighbours together       neighbours by one way down
 //! ```
 //!
-//! A reader sets a folio's byte to 1 when it finds it clear; the hand halves it
-//! and spares the folio. The table of all its values is in `arena/referenced.rs`. Victims are gathered in
-//! batches and leave the index under one hold of each mapping's lock.
+//! Every folio stands in a ring (`lists/`) from its insertion on. When room is
+//! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
+//! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
+//! locked, held or still waited for joins its ring again without a judgement.
 //!
-//! The byte is not clear at the start: pages that were fetched ahead would else be
-//! the first to go, before what was read and is done with, and so before their
-//! reader came. He has one turn of the hand to come.
+//! A stream that needs room makes it of what its own reader has **passed**, before anybody else has to give: the
+//! neighbours leave together, and their frames are the next window's.
 //!
-//! Each leaves a **shadow** with the cache's age. A page that comes back to a
-//! shadow is judged by it (`workingset.rs`); if it was not away for long, its
-//! byte begins with 2, as if it had been read twice, and it outlives a round of
-//! pages that were read once. Nodes that hold nothing but shadows are bounded to
+//! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back to a
+//! shadow is judged by it (`workingset.rs`); if it was not away for long,
+//! the policy is told when the folio is listed. Nodes that hold nothing but shadows are bounded to
 //! 1.8 % of memory: the oldest are forgotten before more are made. Where
 //! that cannot be, because of locks that are not waited for, an eviction leaves nothing.
 //!
 //! Invariants:
-//!  1. Reclaim allocates no frame and no node, and waits for no device.
+//!  1. Reclaim allocates no frame, no node and no chunk, and waits for no device.
 //!  2. A folio that is locked or held is never taken.
 //!  3. No mapping's lock is held when reclaim is called.
 //!  4. No eviction leaves a shadow while there are more nodes that only remember than their bound.
 //!  5. A mapping that is not known here has no shadows, once whoever removed it has returned.
 //!
 //! Not an invariant: that a victim is still there when its mapping has been
-//! locked. The tree and the descriptor are asked again under the lock. Nor that
+//! locked. The tree and the descriptor are asked again under the lock, and a victim that
+//! stays is listed again. Nor that
 //! the oldest node goes first if its tree is locked by somebody else.
+//!
+//! Cost: some steps for each folio judged, under the locks of policy and lists, which are let go after 64 victims or
+//! 1024 judgements; a judgement of a folio is a load of its descriptor and of its byte, that is two misses of the
+//! processor's caches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::arena::referenced::{TURNS_MAX, after_hand, is_due};
+use crate::arena::referenced::{self, Found};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
+use crate::lists::{Lists, ListsGuard, Promise};
 use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
+use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
+use crate::readahead::Passed;
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
+use crate::tuning::PolicyKind;
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing, WorkingSet};
 
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
+/// Folios judged under one hold of the locks.
+const JUDGED_MAX: u64 = 1024;
+/// How often each folio is judged at most before reclaim says that there is nothing to be had: reads are counted up
+/// to 3, one of them goes with each judgement, and before all of them a folio may be spared for its reader.
+const JUDGEMENTS_MAX: u64 = 5;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
+/// One part in so many of the cache stays behind a stream's reader.
+const FOLLOWERS_SHARE: u64 = 16;
 /// Bytes of a node, its share of the heads included.
 pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
@@ -57,35 +78,79 @@ pub struct Reclaim {
     arena: Arc<Arena>,
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
-    hand: RankedMutex<u32>,
+    policy: RankedMutex<Box<dyn Policy>>,
+    lists: Arc<Lists>,
+    /// Up to which distance in pages what comes back is recent; as the policy said last.
+    reach: AtomicU64,
+    /// The extent that is emptied next.
+    extent: AtomicU32,
+    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself.
+    followers_pages: u64,
     workingset: WorkingSet,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
-    /// The most nodes that only remember.
-    shadow_nodes_max: u64,
 }
 
-/// A folio that may go.
+/// A folio that is to go.
 #[derive(Clone, Copy, Debug)]
 struct Victim {
     mapping: MappingId,
     index: PageIndex,
     frame: Frame,
-    /// As it was when it was looked at.
-    order: Order,
+    /// Whether it leaves a shadow.
+    remember: bool,
+    /// The ring that it was popped from, and joins again if it stays; `None`: it is in one.
+    from: Option<Class>,
+}
+
+/// How far one call has come in its search for victims.
+#[derive(Clone, Copy, Default, Debug)]
+struct Search {
+    /// Judgements that are left; `None` before the first.
+    left: Option<u64>,
+    /// Pages of each ring that were met and cannot go.
+    stuck: Weights,
+    /// Whether anything else was met since that was nothing.
+    moved: bool,
+    /// Nothing more is to be had.
+    over: bool,
+}
+
+impl Search {
+    /// Which ring `policy` names, of what `listed` has besides what cannot go. What was met twice, in several rounds,
+    /// was counted twice: when nothing seems to be left, it is counted anew, if anything has moved since.
+    fn next(&mut self, policy: &mut dyn Policy, listed: Weights) -> Option<(Class, Weights)> {
+        let held = without(listed, self.stuck);
+        match policy.next(&held) {
+            Some(class) => Some((class, held)),
+            None if self.moved => {
+                (self.stuck, self.moved) = (Weights::default(), false);
+                policy.next(&listed).map(|class| (class, listed))
+            }
+            None => None,
+        }
+    }
 }
 
 impl Reclaim {
-    /// A reclaimer for `arena`, which knows no mapping yet.
+    /// A reclaimer for `arena`, which knows no mapping yet, with the usual policy.
     pub fn new(arena: Arc<Arena>, counters: Arc<Counters>) -> Self {
+        Self::with_policy(arena, counters, PolicyKind::default())
+    }
+
+    /// As [`Reclaim::new`], with a policy.
+    pub fn with_policy(arena: Arc<Arena>, counters: Arc<Counters>, policy: PolicyKind) -> Self {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            hand: RankedMutex::new(Rank::Clock, layout.frames_meta),
+            policy: RankedMutex::new(Rank::Policy, policy.build()),
+            lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
+            reach: AtomicU64::new(0),
+            extent: AtomicU32::new(0),
+            followers_pages: pages_max / FOLLOWERS_SHARE,
             workingset: WorkingSet::new(pages_max),
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
-            shadow_nodes_max: arena.stats().bound_bytes * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES,
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
             arena,
             counters,
@@ -108,9 +173,9 @@ impl Reclaim {
         }
     }
 
-    /// The most nodes that may only remember: 1.8 % of memory.
+    /// The most nodes that may only remember: 1.8 % of memory, as it is bounded now.
     pub fn shadow_nodes_max(&self) -> u64 {
-        self.shadow_nodes_max
+        self.arena.bound() * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES
     }
 
     /// The list in which the nodes of known mappings stand that only remember.
@@ -118,9 +183,42 @@ impl Reclaim {
         &self.shadow_nodes
     }
 
-    /// What is wrong with what is remembered, if anything. Cost: all nodes that only remember.
+    /// The rings in which the folios of known mappings stand.
+    pub fn lists(&self) -> &Arc<Lists> {
+        &self.lists
+    }
+
+    /// The policy's name.
+    pub fn policy_name(&self) -> &'static str {
+        self.policy.lock().name()
+    }
+
+    /// Pages listed, by class.
+    pub fn weights(&self) -> Weights {
+        weights(&self.lists.lock())
+    }
+
+    /// What is wrong with what is listed and remembered, if anything. Cost: all folios, and all nodes that only
+    /// remember.
     pub fn check(&self) -> Result<(), String> {
+        self.lists.check()?;
         self.shadow_nodes.check()
+    }
+
+    /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon
+    /// are told apart by that. `promise` is as large as there are folios.
+    ///
+    /// Locks: Policy, Lists, for some steps a folio.
+    pub fn list(&self, folios: impl IntoIterator<Item = (Frame, Came)>, mut promise: Promise<'_>) {
+        let (mut policy, mut lists) = (self.policy.lock(), self.lists.lock());
+        for (frame, came) in folios {
+            let word = self.arena.view().own(frame).word();
+            let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
+            let arrival = Arrival { pages: word.order().pages(), came, refault };
+            let class = policy.admit(arrival, &weights(&lists));
+            lists.list(frame, class as usize, &mut promise);
+        }
+        self.reach.store(policy.reach(&weights(&lists)), Ordering::Relaxed);
     }
 
     /// Whether a mapping of this number is known.
@@ -146,8 +244,9 @@ impl Reclaim {
         let view = self.arena.view();
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along.
         let held = u64::from(view.frames_grown().saturating_sub(view.layout().frames_meta));
+        let held = held.min(self.arena.pages_max());
         self.refaults.add(self.workingset.distance(memory), held, u64::from(order.pages()));
-        self.workingset.judge(memory, order, held)
+        self.workingset.judge(memory, order, self.reach.load(Ordering::Relaxed))
     }
 
     /// What came back so far, by what would have kept it.
@@ -189,114 +288,285 @@ impl Reclaim {
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
-        let mut freed = 0;
-        // So many times round clear every byte, once more finds what nobody touched since.
-        let mut budget = self.arena.view().frames_grown().saturating_mul(TURNS_MAX + 1) + EXTENT_PAGES;
-        while freed < pages && budget > 0 {
-            let Some((victims, scanned)) = self.gather(pages - freed, budget, locks) else { break };
-            budget -= scanned.min(budget);
-            if victims.is_empty() && budget == 0 {
-                break;
-            }
-            freed += self.evict(victims, locks);
+        let (mut freed, mut search) = (0, Search::default());
+        while freed < pages && !search.over {
+            let Some((victims, promise)) = self.gather(pages - freed, &mut search, locks) else { break };
+            freed += self.evict(victims, promise, locks);
         }
         freed
     }
 
-    /// Empties one extent of folios as far as it can be, so that it can hold nodes; the hand chooses.
-    /// Returns the pages freed.
-    pub fn reclaim_extent(&self) -> u32 {
-        let view = self.arena.view();
-        let (first, grown) = (view.layout().frames_meta, view.frames_grown());
-        let start = {
-            let mut hand = self.hand.lock();
-            let start = (*hand).clamp(first, grown - 1) / EXTENT_PAGES * EXTENT_PAGES;
-            *hand = if start + EXTENT_PAGES >= grown { first } else { start + EXTENT_PAGES };
-            start
-        };
-        let victims: Vec<_> = (start..start + EXTENT_PAGES).filter_map(|f| self.victim(Frame(f))).collect();
-        victims.chunks(BATCH).map(|batch| self.evict(batch.to_vec(), Locks::Wait)).sum()
-    }
-
-    /// Moves the hand over at most `budget` frames and returns up to a batch of victims, and how far it went. Where
-    /// folios are large it stops at `pages` pages, which may be few folios: what goes beyond the need would have been
-    /// read yet.
-    fn gather(&self, pages: u32, budget: u32, locks: Locks) -> Option<(Vec<Victim>, u32)> {
-        let (first, grown) = (self.arena.view().layout().frames_meta, self.arena.view().grown());
-        let mut victims = Vec::with_capacity(BATCH);
-        let (mut scanned, mut gathered) = (0, 0);
-        if first >= grown.frames() {
-            return Some((victims, budget));
+    /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
+    /// by a stream and that the policy would let go, until they are `pages` pages, or no more are near. They leave no
+    /// shadow. Returns the pages freed. Waits for locks as `locks` says.
+    ///
+    /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
+    /// laps: what it keeps of the first lap is there in all others. Of what it has just
+    /// passed a part is left alone, for readers who come close behind.
+    pub fn reclaim_passed(&self, mapping: &Mapping, passed: Passed, pages: u32, locks: Locks) -> u32 {
+        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
+        let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
+        if from >= end {
+            return 0;
         }
-        let mut hand = self.hand.lock_as(locks)?;
-        while scanned < budget && victims.len() < BATCH && gathered < pages {
-            if *hand >= grown.frames() || *hand < first {
-                *hand = first;
-            }
-            let byte = grown.referenced(Frame(*hand)).expect("the hand is on a grown frame");
-            let found = byte.load(Ordering::Relaxed);
-            if is_due(found) {
-                let victim = self.victim(Frame(*hand));
-                gathered += victim.as_ref().map_or(0, |victim| victim.order.pages());
-                victims.extend(victim);
-            } else {
-                // A touch between the load and the store is lost: its folio is spared one time less.
-                byte.store(after_hand(found), Ordering::Relaxed);
-            }
-            *hand += 1;
-            scanned += 1;
-        }
-        Some((victims, scanned))
-    }
-
-    /// The folio that `frame` heads, if it looks as if it could go.
-    fn victim(&self, frame: Frame) -> Option<Victim> {
-        let descriptor = self.arena.view().descriptor(frame)?;
-        let word = descriptor.word();
-        let mapping = descriptor.mapping();
-        let takeable = word.is_live()
-            && word.has(Flags::UPTODATE)
-            && !word.has(Flags::LOCKED)
-            && word.holds() == 0
-            && mapping != MappingId::NONE;
-        takeable.then(|| Victim { mapping, index: descriptor.index(), frame, order: word.order() })
-    }
-
-    /// Takes `victims` out of their mappings and frees what went; returns the pages.
-    fn evict(&self, mut victims: Vec<Victim>, locks: Locks) -> u32 {
-        self.make_room_to_remember(victims.len() as u64, locks);
-        victims.sort_unstable_by_key(|victim| victim.mapping.0);
-        let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
-        for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
-            let mapping = self.mappings.read().get(&group[0].mapping).cloned();
-            let Some(mapping) = mapping else { continue };
-            let Some(mut guard) = mapping.lock_as(locks) else { continue };
-            for victim in group {
-                let order = guard.evict(victim.index, victim.frame, |word| self.leave(word));
-                gone.extend(order.map(|order| (victim.frame, order)));
-            }
-        }
+        let Some(goes) = self.goes_of_stream(locks) else { return 0 };
+        let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
+        let folios = self.newest_passed(guard.folios_within(from, end), pages, goes);
+        let mut gone = Vec::with_capacity(folios.len());
+        guard.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
+        drop(guard);
         self.arena.free_all(&gone);
         let pages = gone.iter().map(|(_, order)| order.pages()).sum();
         self.counters.add(Count::Evicted, u64::from(pages));
         pages
     }
 
+    /// Whether the policy would let a stream's folio go, by how often that was read beyond the first.
+    fn goes_of_stream(&self, locks: Locks) -> Option<[bool; READS_MAX as usize + 1]> {
+        let mut policy = self.policy.lock_as(locks)?;
+        let held = weights(&self.lists.lock_as(locks)?);
+        let goes =
+            |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), Verdict::Evict { .. });
+        Some([0, 1, 2, 3].map(goes))
+    }
+
+    /// The last of `folios`, `pages` pages of them or a folio more, that stand in the ring of streams, can go and
+    /// are let go by `goes`.
+    fn newest_passed(
+        &self,
+        mut folios: Vec<(PageIndex, Frame)>,
+        pages: u32,
+        goes: [bool; READS_MAX as usize + 1],
+    ) -> Vec<(PageIndex, Frame)> {
+        let lists = self.lists.lock();
+        let (view, mut found) = (self.arena.view(), 0);
+        let is_passed = |frame: Frame| {
+            let reads = match referenced::found(self.byte(frame).load(Ordering::Relaxed)) {
+                Found::Spared(_) => 0, // the reader has passed it by
+                Found::Reads(reads) => reads,
+            };
+            lists.ring_of(frame) == Some(Class::Stream as usize) && goes[reads as usize] && self.can_go(frame)
+        };
+        folios.reverse();
+        folios.retain(|&(_, frame)| {
+            let goes = found < pages && is_passed(frame);
+            found += if goes { view.own(frame).word().order().pages() } else { 0 };
+            goes
+        });
+        folios.reverse();
+        folios
+    }
+
+    /// Empties one extent of folios as far as it can be, so that it can hold nodes; they take turns.
+    /// Returns the pages freed.
+    pub fn reclaim_extent(&self) -> u32 {
+        let view = self.arena.view();
+        let (first, end) = (view.layout().frames_meta / EXTENT_PAGES, view.frames_grown() / EXTENT_PAGES);
+        if first >= end {
+            return 0;
+        }
+        // Two at a time may choose the same: then one of them frees less.
+        let extent = self.extent.load(Ordering::Relaxed).clamp(first, end - 1);
+        self.extent.store(if extent + 1 == end { first } else { extent + 1 }, Ordering::Relaxed);
+        self.evict_extent(extent)
+    }
+
+    /// Evicts the folios of one extent that can go, whatever they are worth; the pages freed. Waits for mappings'
+    /// locks, never for a device.
+    pub fn evict_extent(&self, extent: u32) -> u32 {
+        let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
+        let victims: Vec<_> = {
+            // Under the lock of the rings, what is listed in them is not freed while it is looked at.
+            let lists = self.lists.lock();
+            frames.filter_map(|frame| self.listed_victim(&lists, frame)).collect()
+        };
+        let evict = |batch: &[Victim]| self.evict(batch.to_vec(), self.lists.no_promise(), Locks::Wait);
+        victims.chunks(BATCH).map(evict).sum()
+    }
+
+    /// Has the policy judge folios until there is a batch of victims, or `pages` pages of them; with the places that
+    /// they had. Where folios are large, what goes beyond the need would have been read yet.
+    /// The search is over when each folio was judged so often that nothing is to be had.
+    fn gather(&self, pages: u32, search: &mut Search, locks: Locks) -> Option<(Vec<Victim>, Promise<'_>)> {
+        let mut policy = self.policy.lock_as(locks)?;
+        let mut lists = self.lists.lock_as(locks)?;
+        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise());
+        let mut left = search.left.unwrap_or_else(|| lists.listed() * JUDGEMENTS_MAX);
+        let mut found = 0;
+        for _ in 0..JUDGED_MAX {
+            if found >= pages || victims.len() == BATCH {
+                break;
+            }
+            let next = search.next(&mut **policy, weights(&lists));
+            let Some((class, held)) = next.filter(|_| left > 0) else {
+                search.over = true;
+                break;
+            };
+            let popped = lists.pop(class as usize, &mut promise);
+            let Some((frame, order)) = popped else { unreachable!("a ring that was named holds something") };
+            left -= 1;
+            match self.look(frame) {
+                Look::Stuck => {
+                    search.stuck.pages[class as usize] += u64::from(order.pages());
+                    lists.list(frame, class as usize, &mut promise);
+                    continue;
+                }
+                Look::Spared => lists.list(frame, class as usize, &mut promise),
+                Look::Due(_) if class == Class::Uncached && self.adopt(frame) => {
+                    lists.list(frame, Class::Probation as usize, &mut promise);
+                }
+                Look::Due(reads) => match policy.judge(class, reads, order.pages(), &held) {
+                    Verdict::Keep { class, reads } => {
+                        self.byte(frame).store(reads, Ordering::Relaxed);
+                        lists.list(frame, class as usize, &mut promise);
+                    }
+                    Verdict::Evict { remember } => {
+                        found += order.pages();
+                        victims.push(self.victim(frame, remember, Some(class)));
+                    }
+                },
+            }
+            search.moved = true;
+        }
+        search.left = Some(left);
+        self.reach.store(policy.reach(&weights(&lists)), Ordering::Relaxed);
+        Some((victims, promise))
+    }
+
+    fn byte(&self, frame: Frame) -> &AtomicU8 {
+        self.arena.view().referenced(frame).expect("a listed frame is grown")
+    }
+
+    /// Keeps a folio that an uncached read made if somebody else has read it; whether it does. The caller has had the
+    /// lock of the rings since it was listed.
+    fn adopt(&self, frame: Frame) -> bool {
+        let descriptor = self.arena.view().own(frame);
+        let word = descriptor.word();
+        let flagged = word.has(Flags::DROPBEHIND);
+        let wanted = !flagged || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
+        if flagged && wanted {
+            descriptor.adopt();
+            self.counters.add(Count::Adopted, u64::from(word.order().pages()));
+        }
+        wanted
+    }
+
+    /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
+    fn look(&self, frame: Frame) -> Look {
+        if !self.can_go(frame) {
+            return Look::Stuck;
+        }
+        let byte = self.byte(frame);
+        match referenced::found(byte.load(Ordering::Relaxed)) {
+            // A touch between the load and the store is lost: its folio is judged as if it had not been.
+            Found::Spared(left) => {
+                byte.store(left, Ordering::Relaxed);
+                Look::Spared
+            }
+            Found::Reads(reads) => Look::Due(reads),
+        }
+    }
+
+    /// Whether the folio that `frame` heads is filled, free and somebody's.
+    fn can_go(&self, frame: Frame) -> bool {
+        let word = self.arena.view().own(frame).settled_word();
+        word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED) && word.holds() == 0
+    }
+
+    /// The folio that `frame` heads, if it stands in a ring and looks as if it could go.
+    fn listed_victim(&self, lists: &ListsGuard<'_>, frame: Frame) -> Option<Victim> {
+        let heads = self.arena.view().own(frame).settled_word().is_live();
+        (heads && lists.holds(frame) && self.can_go(frame)).then(|| self.victim(frame, true, None))
+    }
+
+    /// A victim, as its descriptor says. The caller has had the lock of the rings since the folio was in one.
+    fn victim(&self, frame: Frame, remember: bool, from: Option<Class>) -> Victim {
+        let descriptor = self.arena.view().own(frame);
+        let (mapping, index) = (descriptor.mapping(), descriptor.index());
+        Victim { mapping, index, frame, remember, from }
+    }
+
+    /// Takes `victims` out of their mappings and frees what went; returns the pages. What stays is listed again.
+    fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> u32 {
+        self.make_room_to_remember(victims.len() as u64, locks);
+        victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
+        let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
+        let mut stayed: Vec<Victim> = Vec::new();
+        for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
+            let first = gone.len();
+            self.evict_of_mapping(group, &mut gone, locks);
+            let mut left = gone[first..].iter().peekable();
+            let went = |victim: &&Victim| left.next_if(|(frame, _)| *frame == victim.frame).is_none();
+            stayed.extend(group.iter().filter(went));
+        }
+        self.arena.free_all(&gone);
+        self.relist(&stayed, promise);
+        let pages = gone.iter().map(|(_, order)| order.pages()).sum();
+        self.counters.add(Count::Evicted, u64::from(pages));
+        pages
+    }
+
+    /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`.
+    fn evict_of_mapping(&self, group: &[Victim], gone: &mut Vec<(Frame, Order)>, locks: Locks) {
+        let mapping = self.mappings.read().get(&group[0].mapping).cloned();
+        let Some(mapping) = mapping else { return };
+        let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
+        if let Some(mut guard) = mapping.lock_as(locks) {
+            guard.evict_all(&folios, |nth, word| self.leave(group[nth].remember, word), gone);
+        }
+    }
+
+    /// Victims that could not go after all join the rings they came from.
+    fn relist(&self, stayed: &[Victim], mut promise: Promise<'_>) {
+        if !stayed.is_empty() {
+            let mut lists = self.lists.lock();
+            for victim in stayed {
+                if let Some(class) = victim.from {
+                    lists.list(victim.frame, class as usize, &mut promise);
+                }
+            }
+        }
+    }
+
     /// Before so many folios leave, each of which may leave a node that only remembers.
     fn make_room_to_remember(&self, folios: u64, locks: Locks) {
         let wanted = self.shadow_nodes.count() + folios;
-        if wanted > self.shadow_nodes_max {
-            self.forget_nodes(wanted - self.shadow_nodes_max, locks);
+        let max = self.shadow_nodes_max();
+        if wanted > max {
+            self.forget_nodes(wanted - max, locks);
         }
     }
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
-    fn leave(&self, word: Word) -> Leave {
-        if self.shadow_nodes.count() >= self.shadow_nodes_max {
+    fn leave(&self, remember: bool, word: Word) -> Leave {
+        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
+        // The cache ages by what goes, remembered or not.
+        let memory = self.workingset.remember(word.order(), standing);
+        // That the working set does not fit is to be seen, whatever the policy makes of it.
+        let remember = remember || standing == Standing::WorkingSet;
+        if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
             return Leave::Nothing;
         }
-        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
         self.counters.add(Count::Shadows, u64::from(word.order().pages()));
-        Leave::Shadow(self.workingset.remember(word.order(), standing).payload())
+        Leave::Shadow(memory.payload())
     }
+}
+
+/// What a look at the oldest folio of a ring shows.
+enum Look {
+    /// It cannot go now, whatever is thought of it.
+    Stuck,
+    /// Its reader is still to come.
+    Spared,
+    /// It was read so often beyond the first, and can go.
+    Due(u8),
+}
+
+fn weights(lists: &ListsGuard<'_>) -> Weights {
+    Weights { pages: std::array::from_fn(|class| lists.pages(class)) }
+}
+
+/// What of `held` is left without `stuck`.
+fn without(held: Weights, stuck: Weights) -> Weights {
+    Weights { pages: std::array::from_fn(|class| held.pages[class].saturating_sub(stuck.pages[class])) }
 }

@@ -52,6 +52,12 @@ pub enum Count {
     Undelivered,
     /// Pages that left with their mapping, which the cache let go.
     Forgotten,
+    /// Pages dropped behind uncached readers.
+    DroppedBehind,
+    /// Of these, pages that no reader had passed: left over when their stream ended.
+    LeftOver,
+    /// Pages made by uncached reads that stay, because somebody else read them.
+    Adopted,
     /// Of the pages evicted, those whose eviction left a shadow.
     Shadows,
     /// Of the pages put into the cache, those of folios that found a shadow in their place.
@@ -130,6 +136,12 @@ static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
 /// No shard has been taken yet.
 const NONE: usize = SHARDS;
+
+/// A number of the calling thread, below 64; its own, as long as not more threads than that are counting.
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    my_shard()
+}
 
 /// The calling thread's shard.
 #[inline]

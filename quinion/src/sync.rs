@@ -299,30 +299,34 @@ mod ranked {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     #[repr(u8)]
     pub enum Rank {
+        /// Whoever resizes a cache.
+        Resize = 1,
         /// The cache's table of mappings.
-        Mappings = 1,
+        Mappings = 2,
         /// One handle's readahead state.
-        Readahead = 2,
+        Readahead = 3,
         /// One mapping's invalidate lock.
-        Invalidate = 3,
-        /// The reclaimer's clock hand.
-        Clock = 4,
+        Invalidate = 4,
+        /// The reclaimer's policy.
+        Policy = 5,
         /// One mapping's tree.
-        Tree = 5,
+        Tree = 6,
         /// The list of nodes that only remember.
-        Shadows = 6,
+        Shadows = 7,
+        /// The rings of folios.
+        Lists = 8,
         /// The table from mapping number to mapping.
-        Directory = 7,
+        Directory = 9,
         /// The arena's growth.
-        Growth = 8,
+        Growth = 10,
         /// The arena's frames and index nodes.
-        Arena = 9,
+        Arena = 11,
         /// The submission side of a ring.
-        Submit = 10,
+        Submit = 12,
         /// What the owner knows of one viewer.
-        Viewer = 11,
+        Viewer = 13,
         /// Who may change one page's bytes in place, or wants to read them without racing.
-        Page = 12,
+        Page = 14,
     }
 
     #[cfg(debug_assertions)]
@@ -401,6 +405,10 @@ mod ranked {
                 super::Locks::Wait => Some(self.lock()),
                 super::Locks::Try => self.try_lock(),
             }
+        }
+        /// What is guarded, for who has the mutex alone.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
         /// Takes the lock only if nobody holds it.
         #[inline]

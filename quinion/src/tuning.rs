@@ -11,6 +11,7 @@
 //!                  Naive      three calls of the tree, each from the top: look up the order, split, store
 //!   node reserve   Enough     all nodes that an insertion can need, before its lock is taken
 //!                  AtMost(n)  n of them, so that it runs out under the lock, lets it go and comes back
+//!   policy         S3Fifo     what was read again after its first use stays; see `policy.rs`
 //! ```
 //!
 //! Invariants: a [`Tuning`] is plain values, handed down from
@@ -29,6 +30,8 @@ pub struct Tuning {
     pub descent: Descent,
     /// How many index nodes are taken before a lock.
     pub node_reserve: NodeReserve,
+    /// Which folios go when room is wanted.
+    pub policy: PolicyKind,
 }
 
 impl Tuning {
@@ -50,6 +53,23 @@ impl Tuning {
         self.node_reserve = node_reserve;
         self
     }
+    /// With this policy.
+    #[must_use]
+    pub fn policy(mut self, policy: PolicyKind) -> Self {
+        self.policy = policy;
+        self
+    }
+}
+
+/// Which folios go when room is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum PolicyKind {
+    /// Two queues: what is new proves itself in the small one, and what was read again stays in the large one.
+    #[default]
+    S3Fifo,
+    /// Linux's active and inactive lists, with the distance of refaults; to compare with.
+    TwoList,
 }
 
 /// How the folios of a window enter the index.
@@ -62,7 +82,8 @@ pub enum Insertion {
     OneByOne,
 }
 
-/// How a folio alone finds its place in the index.
+/// How a folio alone finds its place in the index: one of the smallest order that is read by itself, or any that is
+/// inserted one by one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Descent {
     /// One way down, on which everything is found out and done.

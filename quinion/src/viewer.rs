@@ -35,7 +35,7 @@ use crate::arena::control::{
     ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
     ViewerPage, state,
 };
-use crate::arena::referenced::is_noted;
+use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Grown, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
@@ -98,6 +98,9 @@ pub struct ViewedFile<'a> {
     /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
     /// marker, so it remembers.
     pub marker_told: &'a AtomicU64,
+    /// Where the last read ended that was noted, in bytes; 0 at first. Who goes on there, in the middle of a folio,
+    /// reads that one still.
+    pub touched: &'a AtomicU64,
 }
 
 /// What a read gave.
@@ -217,7 +220,8 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let touch = |_: Grown<'_>, frame| self.note(frame);
+        let end = position.wrapping_add(len as u64); // a number to compare with
+        let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {
@@ -265,11 +269,18 @@ impl Viewer {
         ReadOutcome { bytes, asked, end }
     }
 
-    /// Notes that the folio at `frame` was read, unless the owner knows already.
+    /// Notes that the folio at `frame` was read, unless the owner has counted enough of that.
     #[inline]
-    fn note(&self, frame: Frame) {
-        let known = self.arena.referenced(frame).is_none_or(|byte| is_noted(byte.load(Ordering::Relaxed)));
-        if !known {
+    fn note(&self, file: &ViewedFile<'_>, frame: Frame, position: u64, end: u64) {
+        let known =
+            self.arena.referenced(frame).is_none_or(|byte| is_saturated(byte.load(Ordering::Relaxed)));
+        if known {
+            return;
+        }
+        let first = self.arena.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
+        let goes_on = file.touched.load(Ordering::Relaxed) == position && first < position;
+        file.touched.store(end, Ordering::Relaxed);
+        if !goes_on {
             let page = self.page();
             let place = page.ring_head.fetch_add(1, Ordering::Relaxed) as usize % RING_ENTRIES;
             page.ring[place].store(frame.0, Ordering::Relaxed);

@@ -282,6 +282,20 @@ fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
     assert!((80..96).all(|index| is_folio(stage.load(index), run.frame.plus(index as u32 - 80))));
 }
 
+#[test]
+fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
+    let steps = |stage: &Stage, order| {
+        let before = stage.mapping.tree_counts().splits;
+        cost(stage, order);
+        stage.mapping.tree_counts().splits - before
+    };
+    let naive = || Stage::with(Tuning::default().descent(Descent::Naive));
+    for order in [7, 9, 12, 15] {
+        assert_eq!(steps(&Stage::new(), order), steps(&naive(), order), "a shadow of order {order}");
+    }
+    assert_eq!([7, 9, 12, 15].map(|order| steps(&Stage::new(), order)), [3, 3, 4, 5]);
+}
+
 /// What one insertion at 77 into a shadow of `order` costs: descents, holds of the lock, refills.
 fn cost(stage: &Stage, order: u8) -> [u64; 3] {
     stage.put_shadow(0, order, 1);

@@ -199,7 +199,9 @@ fn at_the_end_the_file_is_looked_at_again() {
 
 #[test]
 fn memory_that_is_short_is_waited_for_elsewhere_and_then_said_to_be_so() {
-    let (cache, device) = (exact(), Device::new(2 * Cache::MEMORY_MIN));
+    let small = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0);
+    let cache = small.pinned_max(Cache::MEMORY_MIN).build().expect("a small cache");
+    let device = Device::new(2 * Cache::MEMORY_MIN);
     let file = open(&cache, &device);
     let mut pins = Vec::new();
     let error = loop {

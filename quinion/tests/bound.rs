@@ -22,7 +22,10 @@ use quinion::backend::Mechanism;
 use quinion::{Cache, ErrorKind, ReadOptions};
 
 mod common;
+mod device;
+mod runtime;
 use common::{Dice, fill_content, verify};
+use device::Device;
 
 const SIZE: u64 = (96 << 20) + 1234;
 
@@ -162,6 +165,127 @@ fn more_readers_than_memory_succeed_or_are_told() {
     }
 }
 
+/// A load of a window that is one folio of 2 MiB: some bytes somewhere in it, asked for until they are there.
+/// Returns how often it was told that there is no memory.
+fn load(device: &Device, window: u64, read: impl Fn(&mut [u8], u64) -> quinion::Result<usize>) -> u64 {
+    let (mut buffer, mut refused) = (vec![0; 3000], 0);
+    let position = window * (2 << 20) + window * 997 % (1 << 20);
+    loop {
+        match read(&mut buffer, position) {
+            Ok(bytes) => {
+                assert_eq!(bytes, buffer.len());
+                device::verify(&buffer, device, position);
+                return refused;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}"),
+        }
+        refused += 1;
+    }
+}
+
+/// A thousand loads of maximum folios are under way at once, 500 by threads and 500 by futures, and there is memory
+/// for thirteen of them.
+#[test]
+fn a_thousand_loads_of_the_largest_folios_stay_within_the_bound() {
+    const MEMORY: u64 = 32 << 20;
+    const LOADS: u64 = 1000;
+    let device = Device::new(LOADS * (2 << 20));
+    let builder = Cache::builder().memory(MEMORY).readahead(0).folio_order_min(9);
+    let cache = builder.build().unwrap();
+    let file = cache.open_backend(std::sync::Arc::clone(&device) as _).unwrap();
+    let (left, refused) = (AtomicU64::new(LOADS), AtomicU64::new(0));
+    let (most, most_counted, looks) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let start = Barrier::new(LOADS as usize);
+    within_a_minute(|| {
+        thread::scope(|scope| {
+            for window in 0..LOADS {
+                let (device, file) = (&device, file.clone());
+                let (start, left, refused) = (&start, &left, &refused);
+                let body = move || {
+                    start.wait();
+                    let told = if window % 2 == 0 {
+                        load(device, window, |to, at| file.read_at(to, at))
+                    } else {
+                        load(device, window, |to, at| runtime::block_on(file.read_at_async(to, at)))
+                    };
+                    refused.fetch_add(told, Ordering::Relaxed);
+                    left.fetch_sub(1, Ordering::Relaxed);
+                };
+                thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, body).unwrap();
+            }
+            // What is asked of the device stays there for a moment, so that as much as possible is in flight.
+            scope.spawn(|| {
+                while left.load(Ordering::Relaxed) > 0 {
+                    device.hold();
+                    thread::yield_now();
+                    device.release();
+                }
+            });
+            while left.load(Ordering::Relaxed) > 0 {
+                most.fetch_max(taken(&cache), Ordering::Relaxed);
+                most_counted.fetch_max(cache.stats().grown_bytes, Ordering::Relaxed);
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    });
+    let [most, counted, looks, refused] = [most, most_counted, looks, refused].map(AtomicU64::into_inner);
+    println!("{most} bytes taken, {counted} counted at most of {MEMORY}; {looks} looks, {refused} refusals");
+    assert!(most <= MEMORY && counted <= MEMORY, "{most} {counted}");
+    assert!(most > MEMORY - (6 << 20) && looks > 100, "the test looked at nothing: {most}, {looks} looks");
+    assert!(device.reads().iter().all(|(_, pages)| *pages == 512));
+    cache.check().unwrap();
+}
+
+/// Pins that keep as much as they may: one more is told so at once, and readers go on.
+#[test]
+fn pins_beyond_their_share_are_refused_at_once_and_readers_go_on() {
+    for (order, share) in [(0, None), (4, None), (9, Some(6 << 20))] {
+        let device = Device::new(4 * Cache::MEMORY_MIN);
+        let mut builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_min(order);
+        if let Some(bytes) = share {
+            builder = builder.pinned_max(bytes);
+        }
+        let cache = builder.build().unwrap();
+        let max = share.unwrap_or(Cache::MEMORY_MIN / 2);
+        let file = cache.open_backend(std::sync::Arc::clone(&device) as _).unwrap();
+        let (step, mut pins) = (4096u64 << order, Vec::new());
+        let error = loop {
+            match file.pin(pins.len() as u64 * step, 10) {
+                Ok(pin) => pins.push(pin),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::NoMemory);
+        assert!(error.to_string().contains("pinned_max"), "{error}");
+        assert_eq!((pins.len() as u64 * step, cache.stats().pinned_bytes), (max, max), "folios count whole");
+        // Nothing was asked of the device for the pin that was refused, nor is for one that is too long.
+        let asked = device.reads().len();
+        assert_eq!(asked, pins.len());
+        assert!(file.pin(0, max as usize + 1).is_err());
+        assert_eq!(device.reads().len(), asked);
+        // What is pinned already can be pinned again: it costs nothing more.
+        let again = file.pin(0, 10).unwrap();
+        assert_eq!(cache.stats().pinned_bytes, max);
+        within_a_minute(|| {
+            let mut buffer = vec![0; 100_000];
+            for position in (0..4 * Cache::MEMORY_MIN - 100_000).step_by(100_000) {
+                assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+                device::verify(&buffer, &device, position);
+            }
+        });
+        for (nth, pin) in pins.iter().enumerate() {
+            device::verify(pin.chunks().next().unwrap(), &device, nth as u64 * step);
+        }
+        // The first folio has two pins, and the second alone keeps it.
+        drop(pins);
+        assert_eq!(cache.stats().pinned_bytes, step);
+        drop(again);
+        assert_eq!(cache.stats().pinned_bytes, 0);
+        drop(file.pin(0, max as usize / 2).unwrap());
+        cache.check().unwrap();
+    }
+}
+
 /// How the first poll of a read fails, if it does.
 fn poll_once(read: &mut quinion::ReadFuture<'_>) -> Option<ErrorKind> {
     match Pin::new(read).poll(&mut Context::from_waker(Waker::noop())) {
@@ -195,6 +319,7 @@ fn every_call_of_a_forked_child_says_so() {
                 file.revalidate().err().map(|e| e.kind()),
                 poll_once(&mut file.read_at_async(&mut [0; 10], 0)),
                 cache.open(&path).err().map(|e| e.kind()),
+                cache.resize(Cache::MEMORY_MIN).err().map(|e| e.kind()),
                 file.residency(0, 10).err().map(|e| e.kind()),
                 file.read_at(&mut [], 0).err().map(|e| e.kind()),
             ];

@@ -12,8 +12,8 @@ mod parts_stage;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
-use quinion::filemap::{Hits, Patience, Stopped, Wanted, read_group, read_hits_into};
-use quinion::readahead::{Config, Readahead};
+use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
+use quinion::readahead::{Config, Hint, Readahead};
 use quinion::serve::{Attached, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
@@ -169,7 +169,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
             let patience = Patience::Wait;
-            rig.filemap.read(&rig.mapping, &other, patience, 0, &mut bytes).unwrap()
+            rig.filemap.read(&rig.mapping, Reader::plain(&other), patience, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
         drop(judging);
@@ -177,6 +177,30 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     });
     let report = rig.readahead.lock().report();
     assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
+    rig.finish();
+}
+
+/// Who misses a page while another inserts what was judged of it sees it on its way, and does not judge once more.
+#[test]
+fn a_page_that_eight_miss_at_a_time_is_judged_once() {
+    const READERS: u32 = 8;
+    const ROUNDS: u32 = 300;
+    let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
+    rig.readahead.lock().set_hint(Hint::Random); // each judgement is of one page and has nothing to do with others
+    let start = Barrier::new(READERS as usize);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                for round in 0..u64::from(ROUNDS) {
+                    start.wait();
+                    rig.read(round * 64, 1);
+                }
+            });
+        }
+    });
+    let report = rig.readahead.lock().report();
+    assert_eq!((report.windows, report.exact), (0, u64::from(ROUNDS)), "{report:?}");
+    assert_eq!(rig.device.requests().len(), ROUNDS as usize);
     rig.finish();
 }
 
@@ -199,11 +223,11 @@ impl Owner for OneFile {
     fn fill(&self, _: u64, position: u64, len: u64) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.make_ready(mapping, readahead, position, len as usize).map_err(|_| Errno(5))
+        filemap.make_ready(mapping, Reader::plain(readahead), position, len as usize).map_err(|_| Errno(5))
     }
     fn advance(&self, _: u64, page: PageIndex) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.advance(mapping, readahead, page, Patience::Wait);
+        filemap.advance(mapping, Reader::plain(readahead), page, Patience::Wait);
     }
     fn revalidate(&self, _: u64) -> Result<u64, Errno> {
         Ok(self.rig.mapping.size())
@@ -227,6 +251,7 @@ fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
 struct Looker {
     viewer: Viewer,
     marker: AtomicU64,
+    touched: AtomicU64,
 }
 
 impl Looker {
@@ -236,13 +261,18 @@ impl Looker {
         // SAFETY: the mappings stay.
         let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
         viewer.request(Operation::Attach, [0, 0, 0]).unwrap();
-        Self { viewer, marker: AtomicU64::new(0) }
+        Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     /// Reads `pages` pages from `page` on, and checks what comes.
     fn read(&self, owner: &OneFile, page: u64, pages: usize) -> ReadOutcome {
         let Rig { mapping, .. } = &*owner.rig;
-        let file =
-            ViewedFile { handle: 1, cell: mapping.cell(), id: mapping.id(), marker_told: &self.marker };
+        let file = ViewedFile {
+            handle: 1,
+            cell: mapping.cell(),
+            id: mapping.id(),
+            marker_told: &self.marker,
+            touched: &self.touched,
+        };
         let mut bytes = vec![0; pages * PAGE_SIZE];
         // SAFETY: the buffer is a slice.
         let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };

@@ -23,7 +23,7 @@ use common::{Dice, page_content};
 use device::Device;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::backend::{Faults, Simulated, Times};
-use quinion::filemap::Patience;
+use quinion::filemap::{Patience, Reader};
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
@@ -54,7 +54,7 @@ fn a_handles_smallest_folio_goes_around_what_others_cached() {
     let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: Order(4), max: Order(4) });
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];
-    rig.filemap.read(&rig.mapping, &plain, Patience::Wait, 37 * PAGE, &mut page).unwrap();
+    rig.filemap.read(&rig.mapping, Reader::plain(&plain), Patience::Wait, 37 * PAGE, &mut page).unwrap();
     assert_eq!(rig.order(37), Some(0));
     rig.read(33, 1);
     assert_eq!(rig.device.requests(), [(37, 1), (32, 5), (38, 10)]);
@@ -159,7 +159,10 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
         land(&mut fill, 300..302);
         land(&mut fill, 302..304);
         assert_eq!(pair.join().unwrap() as u64, 4 * PAGE);
-        let pin = rig.filemap.pin(&rig.mapping, &rig.readahead, 0, 64 * 4096, ForkGuard::new()).unwrap();
+        let pin = rig
+            .filemap
+            .pin(&rig.mapping, Reader::plain(&rig.readahead), 0, 64 * 4096, ForkGuard::new())
+            .unwrap();
         assert_eq!(pin.len(), 64 * 4096);
         land(&mut fill, 64..300);
         land(&mut fill, 304..448);
@@ -177,7 +180,13 @@ fn who_must_not_wait_gets_what_has_landed() {
     rig.device.keep();
     let now = |page: u64| {
         let mut byte = [0];
-        let read = rig.filemap.read(&rig.mapping, &rig.readahead, Patience::Start, page * PAGE, &mut byte);
+        let read = rig.filemap.read(
+            &rig.mapping,
+            Reader::plain(&rig.readahead),
+            Patience::Start,
+            page * PAGE,
+            &mut byte,
+        );
         read.map_err(|error| error.kind())
     };
     assert_eq!(now(0), Err(ErrorKind::WouldBlock));
@@ -243,7 +252,10 @@ fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
         let mut fill = rig.device.kept();
         land(&mut fill, 200..210);
         assert_eq!(reader.join().unwrap() as u64, PAGE);
-        let pin = rig.filemap.pin(&rig.mapping, &rig.readahead, 200 * PAGE, 8192, ForkGuard::new()).unwrap();
+        let pin = rig
+            .filemap
+            .pin(&rig.mapping, Reader::plain(&rig.readahead), 200 * PAGE, 8192, ForkGuard::new())
+            .unwrap();
         land(&mut fill, 0..100);
         fill.complete(Ok(100 * 4096));
         common::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();

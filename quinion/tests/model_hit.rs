@@ -618,7 +618,8 @@ fn pin_against_eviction() {
             let held = Held::filled();
             let holder = spawn(&held, |held| {
                 let Ok(_) = held.descriptor.try_hold(ONE, PAGE_0) else { return "refused".into() };
-                assert!(!held.descriptor.pin(), "wrong answer: nobody writes it");
+                held.descriptor.pin();
+                assert!(!held.descriptor.may_have_writers(), "wrong answer: nobody writes it");
                 let content = held.content();
                 assert!(content == 1, "wrong bytes: {content} under a pin");
                 held.descriptor.unpin();
@@ -1359,7 +1360,8 @@ impl Lent {
     /// A user's pin, its look at the bytes, and its end.
     fn pin_and_look(&self) -> u64 {
         self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
-        if self.held.descriptor.pin() && !written::is_quiet(&self.sequence) {
+        self.held.descriptor.pin();
+        if self.held.descriptor.may_have_writers() && !written::is_quiet(&self.sequence) {
             drop(self.lock.lock().unwrap());
         }
         let content = self.held.content();

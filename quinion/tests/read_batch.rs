@@ -29,6 +29,7 @@ use batch_stage::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
 use common::Dice;
 use quinion::arena::{HOLDS_MAX, Readable};
 use quinion::mapping::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules};
+use quinion::policy::Came;
 use quinion::reclaim::Reclaim;
 use quinion::stats::Counters;
 use quinion::units::PageIndex;
@@ -353,10 +354,18 @@ fn r18_no_way_out_of_a_read_or_of_a_pin_leaves_a_hold() {
 
 #[test]
 fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
-    let stage = stage_of([]);
-    let frames: Vec<_> = (0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
-    let reclaim = Reclaim::new(Arc::clone(&stage.arena), Arc::new(Counters::default()));
+    let mut reclaim = None;
+    let stage = Stage::with(|arena, mapping| {
+        let reclaim = reclaim.insert(Reclaim::new(Arc::clone(arena), Arc::new(Counters::default())));
+        mapping.with_lists(reclaim.lists())
+    });
+    let reclaim = reclaim.unwrap();
     reclaim.add_mapping(Arc::clone(&stage.mapping));
+    let frames: Vec<_> =
+        [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
+    let promise = reclaim.lists().promise(65, quinion::sync::Locks::Wait).unwrap();
+    reclaim.list(frames.iter().map(|&frame| (frame, Came::Asked)), promise);
+    reclaim.lists().check().unwrap();
     let (end, batch) = stage.batch(0, 63);
     assert_eq!((end, batch.len()), (End::Full, BATCH_FOLIOS_MAX));
     let others = 64 - BATCH_FOLIOS_MAX as u32 + 1; // the page far out is one

@@ -65,6 +65,7 @@ struct Open<'a> {
     handle: u64,
     place: u64,
     marker: AtomicU64,
+    touched: AtomicU64,
 }
 
 impl<'a> Open<'a> {
@@ -72,7 +73,7 @@ impl<'a> Open<'a> {
         let data = file.metadata().unwrap();
         let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
         let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
-        Self { viewer, handle, place, marker: AtomicU64::new(0) }
+        Self { viewer, handle, place, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     fn read(&self, position: u64, to: &mut [u8]) -> ReadOutcome {
         let file = ViewedFile {
@@ -80,6 +81,7 @@ impl<'a> Open<'a> {
             cell: CellNumber(self.place as u32),
             id: MappingId((self.place >> 32) as u32),
             marker_told: &self.marker,
+            touched: &self.touched,
         };
         // SAFETY: the buffer is a slice.
         unsafe { self.viewer.read(&file, position, to.as_mut_ptr(), to.len()) }

@@ -648,6 +648,7 @@ struct Attached {
     cell: CellNumber,
     id: MappingId,
     marker_told: AtomicU64,
+    touched: AtomicU64,
 }
 
 impl Sight {
@@ -696,7 +697,7 @@ impl Sight {
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
         let [handle, place] = self.viewer.request(Operation::Attach, question)?;
         let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0) })
+        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0), touched: AtomicU64::new(0) })
     }
 
     fn look_around(&self, seed: u64) -> Seen {
@@ -758,8 +759,8 @@ impl Sight {
         buffer: &mut [u8],
         seen: &mut Seen,
     ) -> Result<(), RequestError> {
-        let &Attached { handle, cell, id, ref marker_told, .. } = attached;
-        let file = ViewedFile { handle, cell, id, marker_told };
+        let &Attached { handle, cell, id, ref marker_told, ref touched, .. } = attached;
+        let file = ViewedFile { handle, cell, id, marker_told, touched };
         // SAFETY: a unique slice is valid for writes of its length.
         let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         let bytes = &buffer[..read.bytes];

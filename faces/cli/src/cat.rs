@@ -34,6 +34,10 @@ pub struct Arguments {
     /// machine's if not given.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
+    /// Leave in the cache nothing of what was written: of several files, or of one named twice, none takes room
+    /// from another.
+    #[arg(long)]
+    uncached: bool,
     /// The files, in the order in which they are written.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -56,7 +60,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
     };
     let mut code = ExitCode::SUCCESS;
     for path in &arguments.files {
-        match cat(&cache, path, &mut output) {
+        match cat(&cache, path, arguments.uncached, &mut output) {
             Ok(()) => {}
             Err(CatError::File(wrong)) => {
                 eprintln!("quinion: {wrong}");
@@ -74,13 +78,14 @@ pub fn main(arguments: Arguments) -> ExitCode {
 }
 
 /// Writes the file at `path` to `output`.
-fn cat(cache: &Cache, path: &Path, output: &mut Output) -> Result<(), CatError> {
+fn cat(cache: &Cache, path: &Path, uncached: bool, output: &mut Output) -> Result<(), CatError> {
     if path == Path::new("-") {
         let wrong = "`-`: standard input is a stream and has no pages to cache; name a file, \
                      or write ./- for a file of that name";
         return Err(CatError::File(wrong.to_owned()));
     }
     let file = cache.open(path).map_err(|error| CatError::File(error.to_string()))?;
+    file.set_uncached(uncached).map_err(|error| CatError::File(format!("{}: {error}", path.display())))?;
     if output.is(path) {
         let wrong = format!("{}: this file is standard output itself; write to another one", path.display());
         return Err(CatError::File(wrong));

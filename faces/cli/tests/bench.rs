@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 /// The keys of every row, in their order.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "experiment",
     "case",
     "metric",
@@ -20,10 +20,12 @@ const KEYS: [&str; 11] = [
     "spread",
     "goal",
     "met",
+    "series",
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 6] = ["hit", "insert", "split", "readbatch", "cold", "readseq"];
+const EXPERIMENTS: [&str; 10] =
+    ["hit", "insert", "split", "readbatch", "cold", "readseq", "evict", "thrash", "stream", "ratio"];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
@@ -66,6 +68,10 @@ fn is_right(key: &str, value: &str) -> bool {
         _ if value == "null" => true,
         "peer_name" => is_text,
         "met" => value == "true" || value == "false",
+        "series" => {
+            let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
+            inside.is_some_and(|inside| inside.is_empty() || inside.split(',').all(is_number))
+        }
         "spread" => {
             let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
             inside.is_some_and(|inside| inside.split(',').count() == 2 && inside.split(',').all(is_number))
@@ -164,6 +170,45 @@ fn a_benchmark_that_is_killed_leaves_nothing() {
     while !names_in(parent.path()).is_empty() {
         std::thread::yield_now();
     }
+}
+
+/// Groups of processes that a benchmark has made in `groups` or below, for the process `owner`.
+fn groups_of(groups: &Path, owner: u32) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    let below = std::fs::read_dir(groups).into_iter().flatten().flatten();
+    for path in below.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()) {
+        if path.file_name().unwrap().to_string_lossy().starts_with(&format!("quinion-bench-{owner}-")) {
+            found.push(path);
+        } else {
+            found.extend(groups_of(&path, owner));
+        }
+    }
+    found
+}
+
+/// 1. A benchmark has made a group with a limit, and a worker is in it.
+/// 2. Somebody kills the benchmark by a signal that nobody can catch.
+/// 3. The group stays for ever, and the worker works for nobody.
+#[test]
+fn a_benchmark_that_is_killed_leaves_no_group_and_no_worker() {
+    let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.args(["bench", "--quick", "thrash", "--scratch"]).arg(parent.path());
+    let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let groups = Path::new("/sys/fs/cgroup");
+    // Without root there is never a group, and the benchmark ends.
+    let mut found = Vec::new();
+    while found.is_empty() && bench.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+        found = groups_of(groups, bench.id());
+    }
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    // Others come and go meanwhile, so the folders that were seen are asked for and not the tree.
+    while found.iter().any(|group| group.exists()) {
+        std::thread::yield_now();
+    }
+    assert!(names_in(parent.path()).is_empty(), "the disk was seen by the workers alone");
 }
 
 #[test]

@@ -68,6 +68,16 @@ fn cat_of_more_than_the_memory_is_complete() {
 }
 
 #[test]
+fn cat_uncached_gives_the_same_bytes() {
+    let files = Files::new();
+    let (path, mut content) = files.file("large", 40 << 20);
+    content.extend_from_within(..);
+    let output = output(&["cat", "--uncached", "--memory", "16M"], &[&path, &path]);
+    assert!(output.stdout == content);
+    assert_complains(&output, 0, &[]);
+}
+
+#[test]
 fn cat_joins_files_in_their_order() {
     let files = Files::new();
     let ((a, mut joined), (b, second)) = (files.file("a", 5000), files.file("b", 70_001));

@@ -120,6 +120,7 @@ struct File {
     /// The record's cell (low half) and the mapping's number (high half).
     place: AtomicU64,
     marker_told: AtomicU64,
+    touched: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -143,6 +144,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         handle: AtomicU64::new(0),
         place: AtomicU64::new(0),
         marker_told: AtomicU64::new(0),
+        touched: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
     }
@@ -190,6 +192,7 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
         cell: CellNumber(place as u32),
         id: MappingId((place >> 32) as u32),
         marker_told: &file.marker_told,
+        touched: &file.touched,
     }
 }
 
@@ -280,6 +283,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.handle.store(to.handle, Ordering::Relaxed);
         file.place.store(to.place, Ordering::Relaxed);
         file.marker_told.store(0, Ordering::Relaxed);
+        file.touched.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
         from.with_state(State::Served).with_offset(offset)

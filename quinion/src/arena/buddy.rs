@@ -146,6 +146,23 @@ impl<const TOP: u8> Buddy<TOP> {
         }
     }
 
+    /// Takes all free runs out of the top-order run at `first`, which is free as a whole or in parts, and tells
+    /// `taken` of each. Cost: a step for each frame that is not free.
+    pub fn take_extent(&mut self, links: &impl Links, first: Frame, mut taken: impl FnMut(Run)) {
+        let (mut frame, end) = (first, first.plus(Self::TOP_ORDER.pages()));
+        while frame < end {
+            let pages = match links.free_order(frame) {
+                Some(order) => {
+                    self.remove(links, frame, order);
+                    taken(Run { frame, pages: order.pages() });
+                    order.pages()
+                }
+                None => 1,
+            };
+            frame = frame.plus(pages);
+        }
+    }
+
     /// Puts a run into the list of its order: first if it lies below the first, else second.
     fn push(&mut self, links: &impl Links, frame: Frame, order: Order) {
         let first = self.heads[order.0 as usize];

@@ -18,6 +18,7 @@
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
 //! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
+//! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
 //! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
 //!
 //! | sequence | UPTODATE | LOCKED | DETACHED | FREE | holds | meaning |
@@ -38,6 +39,9 @@
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
 //!
+//! `DROPBEHIND` stands from a folio's birth until somebody adopts it, or it leaves. It says that nobody but
+//! uncached reads wanted it so far; who drops it, and when, is told in `filemap/uncached.rs`.
+//!
 //! A folio in the index is up to date as a whole, or being filled: one of whose pages some failed leaves the
 //! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
@@ -52,8 +56,8 @@
 //! sequence alone that keeps new readers away.
 //!
 //! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
-//! names one folio for good, steady or written; it wraps after 2^30 of them at the soonest. Mapping and index are written only in
-//! `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two fences, suffice.
+//! names one folio for good, steady or written; it wraps after 2^30 of them at the soonest. Mapping and
+//! index are written only in `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
@@ -66,6 +70,9 @@ use crate::units::{Frame, MappingId, Order, PageIndex};
 
 /// The most holds one folio can have at a time; one more is refused.
 pub const HOLDS_MAX: u32 = u16::MAX as u32;
+
+/// In the first link of a folio's head: it stands in no ring.
+pub const NO_PLACE: u32 = 0;
 
 const HOLD: u64 = 1 << 16;
 const HOLDS_MASK: u64 = 0xffff << 16;
@@ -93,8 +100,10 @@ impl Flags {
     pub const WORKINGSET: u64 = 1 << 5;
     /// Bits of its frames may say that their pages have come; see `landed.rs`.
     pub const LANDED: u64 = 1 << 6;
+    /// An uncached read made it: it goes when that reader has passed, unless somebody else wants it.
+    pub const DROPBEHIND: u64 = 1 << 7;
     /// The folio is up to date, and nobody has changed its bytes in place.
-    pub const STEADY: u64 = 1 << 7;
+    pub const STEADY: u64 = 1 << 8;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -165,6 +174,11 @@ impl Ticket {
     #[inline]
     pub fn has_marker(&self) -> bool {
         self.word.has(Flags::MARKER)
+    }
+    /// Whether the folio goes when the uncached reader who made it has passed.
+    #[inline]
+    pub fn drops_behind(&self) -> bool {
+        self.word.has(Flags::DROPBEHIND)
     }
     /// Whether `word`, seen later, is of the same folio, in the index. If two steps lie between, the folio was
     /// written first, or retired and its frame prepared again; but that one is not written before two more.
@@ -279,8 +293,8 @@ pub struct Descriptor {
     mapping: AtomicU32,
     /// Users' pins, a part of the holds.
     pins: AtomicU32,
-    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; later the
-    /// policy's ring position.
+    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; while it heads a folio
+    /// of the index, its place in a ring ([`NO_PLACE`] in the first: none).
     links: [AtomicU32; 2],
 }
 
@@ -309,6 +323,12 @@ impl Descriptor {
     #[inline]
     pub fn word(&self) -> Word {
         Word(self.word.load(Ordering::Relaxed))
+    }
+    /// The word as it is now, and with it what was stored before the folio got its identity: that it has no place
+    /// in a ring yet.
+    #[inline]
+    pub fn settled_word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
     }
     /// The mapping whose folio this is. Means something to the holder of the folio or of the tree lock.
     #[inline]
@@ -431,6 +451,12 @@ impl Descriptor {
     /// Names a folio: `mapping`'s pages from `index`, 2^`order` of them; locked, not up to date, with
     /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
     pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
+        self.prepare_with(mapping, index, order, if marker { Flags::MARKER } else { 0 });
+    }
+
+    /// As [`Descriptor::prepare`], with those of `MARKER` and `DROPBEHIND` that the folio is born with.
+    pub fn prepare_with(&self, mapping: MappingId, index: PageIndex, order: Order, born_with: u64) {
+        debug_assert!(born_with & !(Flags::MARKER | Flags::DROPBEHIND) == 0, "{born_with:#b} come later");
         let word = self.word();
         let odd = !word.is_live() || mutant(Mutant::RetireStep);
         debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
@@ -440,10 +466,10 @@ impl Descriptor {
         self.mapping.store(mapping.0, Ordering::Relaxed);
         self.index.store(index.0, Ordering::Relaxed);
         self.pins.store(0, Ordering::Relaxed);
+        self.links[0].store(NO_PLACE, Ordering::Relaxed);
         let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
-        let marker = if marker { Flags::MARKER } else { 0 };
-        let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | marker;
+        let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | born_with;
         // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
         // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
         // Release in `complete` publishes identity and bytes together.)
@@ -591,12 +617,17 @@ impl Descriptor {
         self.last_or_kept(after)
     }
 
-    /// Counts a user's pin; the caller has a hold and keeps it as long as the pin. Says whether writers may be in
-    /// the folio's pages: then the caller waits until each page was seen without one
-    /// ([`written::is_quiet`](super::written::is_quiet)) before it lends the bytes. None enters after that.
-    #[must_use]
+    /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the
+    /// pin. It asks next [`Descriptor::may_have_writers`].
     pub fn pin(&self) -> bool {
-        self.pins.fetch_add(1, Ordering::Relaxed);
+        self.pins.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Whether writers may be in the pages of a folio that the caller has just pinned: then it waits until each page
+    /// was seen without one ([`written::is_quiet`](super::written::is_quiet)) before it lends the bytes. None enters
+    /// after that.
+    #[must_use]
+    pub fn may_have_writers(&self) -> bool {
         // SeqCst fence, partner: the one in `written::enter`. Either the writer, who looks for pins behind it,
         // sees ours; or we see below that the folio is written, and then that the writer is in its page.
         if !mutant(Mutant::PinFence) {
@@ -605,12 +636,13 @@ impl Descriptor {
         self.word().is_written() && !mutant(Mutant::PinWritten)
     }
 
-    /// Gives a pin back; the hold is given back after it.
-    pub fn unpin(&self) {
+    /// Gives a pin back, and says whether it was the last; the hold is given back after it.
+    pub fn unpin(&self) -> bool {
         // Release, partner: the Acquire in `is_pinned`: what was read under the pin comes before a writer's bytes.
         let order = ordering(Mutant::UnpinRelease, Ordering::Release, Ordering::Relaxed);
         let before = self.pins.fetch_sub(1, order);
         debug_assert!(before > 0, "a pin is given back once");
+        before == 1
     }
 
     // ---- writing in place -----------------------------------------------------------------------
@@ -685,6 +717,14 @@ impl Descriptor {
     pub fn join_working_set(&self) {
         let before = Word(self.word.fetch_or(Flags::WORKINGSET, Ordering::Relaxed));
         debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
+    }
+
+    // ---- drop-behind ----------------------------------------------------------------------------
+
+    /// Somebody else than uncached reads wants the folio: it stays. The caller holds the tree lock, or that of the
+    /// rings in which the folio stands.
+    pub fn adopt(&self) {
+        self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
 
     // ---- the arena's use of a frame that is free --------------------------------------------------
@@ -870,6 +910,25 @@ mod tests {
         d.prepare(FILE, PageIndex(8), Order(0), false);
         assert!(!d.word().has(Flags::WORKINGSET));
         assert_eq!(d.word().order(), Order(0));
+    }
+
+    #[test]
+    fn a_folio_drops_behind_from_its_birth_to_its_adoption_and_no_longer() {
+        let d = Descriptor::new();
+        d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND | Flags::MARKER);
+        d.complete(true);
+        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(ticket.drops_behind() && ticket.has_marker());
+        d.adopt();
+        assert!(d.end_read(ticket), "an adoption disturbs no reader");
+        let ticket = d.begin_read(FILE, PageIndex(1)).unwrap();
+        assert!(!ticket.drops_behind() && ticket.has_marker());
+        d.retire();
+        d.prepare_with(FILE, PageIndex(0), Order(1), Flags::DROPBEHIND);
+        d.retire();
+        d.complete(true);
+        d.prepare(FILE, PageIndex(0), Order(0), false);
+        assert!(!d.word().has(Flags::DROPBEHIND), "the next folio is born without");
     }
 
     #[test]

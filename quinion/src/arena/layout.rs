@@ -103,7 +103,8 @@ pub struct Header {
     /// does: the processor takes a load for a reader of an earlier store that has the same place in its
     /// page, and small copies go to page-aligned buffers.
     pub apart: [AtomicU64; HEADER_APART],
-    /// Frames that exist now: a number at or above it must not be followed. Only rises, in this version.
+    /// Frames that exist: a number at or above it must not be followed. Only rises: what is punched keeps
+    /// its number, and has odd descriptors.
     pub frames_grown: AtomicU32,
 }
 

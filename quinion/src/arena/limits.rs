@@ -60,34 +60,45 @@ fn group_limit(text: &str) -> Option<u64> {
 
 /// Every file that may hold a memory limit of this process: its groups' and their ancestors'.
 fn group_limits(cgroup: &Option<String>, mountinfo: &Option<String>) -> Vec<PathBuf> {
-    let (Some(cgroup), Some(mountinfo)) = (cgroup, mountinfo) else { return Vec::new() };
-    let mut files = Vec::new();
-    for mount in mountinfo.lines().filter_map(Mount::parse) {
-        for group in cgroup.lines().filter_map(|line| mount.group_of(line)) {
-            let levels = mount.levels(group);
-            files.extend(
-                levels
-                    .iter()
-                    .flat_map(|level| mount.version.files().iter().map(move |name| level.join(name))),
-            );
-        }
-    }
-    files
+    let folders = group_folders(cgroup, mountinfo);
+    folders
+        .iter()
+        .flat_map(|(version, folder)| version.files().iter().map(|name| folder.join(name)))
+        .collect()
 }
 
+/// The folders of the memory groups of this process and of those around them, inner before outer.
+pub fn memory_groups() -> Vec<(GroupVersion, PathBuf)> {
+    group_folders(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
+}
+
+fn group_folders(cgroup: &Option<String>, mountinfo: &Option<String>) -> Vec<(GroupVersion, PathBuf)> {
+    let (Some(cgroup), Some(mountinfo)) = (cgroup, mountinfo) else { return Vec::new() };
+    let mut folders = Vec::new();
+    for mount in mountinfo.lines().filter_map(Mount::parse) {
+        for group in cgroup.lines().filter_map(|line| mount.group_of(line)) {
+            folders.extend(mount.levels(group).into_iter().map(|level| (mount.version, level)));
+        }
+    }
+    folders
+}
+
+/// How a control group's files are named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Version {
+pub enum GroupVersion {
+    /// `memory.limit_in_bytes` and so on.
     One,
+    /// `memory.max` and so on.
     Two,
 }
 
-impl Version {
+impl GroupVersion {
     /// The files of a group that limit its memory. Above `memory.high` a group is throttled until
     /// memory is freed, and a cache's is not freed by that; so it is a limit for us.
-    fn files(self) -> &'static [&'static str] {
+    pub fn files(self) -> &'static [&'static str] {
         match self {
-            Version::One => &["memory.limit_in_bytes"],
-            Version::Two => &["memory.max", "memory.high"],
+            GroupVersion::One => &["memory.limit_in_bytes"],
+            GroupVersion::Two => &["memory.max", "memory.high"],
         }
     }
 }
@@ -95,7 +106,7 @@ impl Version {
 /// A place where memory groups are files.
 #[derive(PartialEq, Eq, Debug)]
 struct Mount {
-    version: Version,
+    version: GroupVersion,
     /// The group that the mount point shows.
     root: PathBuf,
     point: PathBuf,
@@ -107,8 +118,8 @@ impl Mount {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let version = match (kind.next()?, kind.nth(1)?) {
-            ("cgroup2", _) => Version::Two,
-            ("cgroup", options) if options.split(',').any(|option| option == "memory") => Version::One,
+            ("cgroup2", _) => GroupVersion::Two,
+            ("cgroup", options) if options.split(',').any(|option| option == "memory") => GroupVersion::One,
             _ => return None,
         };
         let mut place = place.split(' ').skip(3).map(unescape);
@@ -120,8 +131,8 @@ impl Mount {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?);
         let ours = match self.version {
-            Version::One => controllers.split(',').any(|controller| controller == "memory"),
-            Version::Two => controllers.is_empty(),
+            GroupVersion::One => controllers.split(',').any(|controller| controller == "memory"),
+            GroupVersion::Two => controllers.is_empty(),
         };
         ours.then(|| Path::new(path))
     }

@@ -21,9 +21,10 @@
 //!
 //! ```text
 //!   for viewers and owner, no_std       view -> layout, descriptor      control
-//!   for the owner                       owner -> segment   memory from the machine, sealed to the bound
+//!   for the owner                       owner -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
+//!                                             -> shrink    extents out of use, and back to the machine
 //!                                             -> limits    how much a process may hope for
 //!                                             -> page_locks   who changes a page's bytes in place
 //! ```
@@ -32,14 +33,14 @@
 //!  1. No pointer is ever stored in the arena.
 //!  2. A number read from the arena is checked against what is grown before it is used.
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
-//!  4. What is grown never exceeds the bound the arena was built with.
+//!  4. What is grown never exceeds the bound, but while a bound that was lowered has not been reached yet.
 
 mod descriptor;
 pub mod landed;
 pub mod written;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NotReady, Put, Readable, Retire, Ticket, Word,
-    WriteRefused, before_bytes,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
+    Word, WriteRefused, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
@@ -65,13 +66,17 @@ mod page_locks;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod segment;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod shrink;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub use buddy::Run;
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use limits::{default_memory, process_limit};
+pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView};
+pub use owner::{
+    Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView, Reservation, Swap,
+};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};
 #[cfg(not(quinion_model))]

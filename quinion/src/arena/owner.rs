@@ -1,17 +1,21 @@
 //! Owner: the arena as the process that owns it sees it.
 //!
 //! ```text
-//!   extents   0         1      2       3      4            max
-//!           | meta    | data | cells | data |  not yet ... |       bound = max extents + control file
-//!                       |       |                   |
-//!                     buddy   cells               growth: populate, then publish, then hand out
+//!   extents   0         1      2       3         4      5            max
+//!           | meta    | data | cells | punched | data |  not yet ... |
+//!                       |       |                 |                       bound >= grown extents + control file
+//!                     buddy   cells             growth: populate, then publish, then hand out
 //!                       `---stock---'
 //! ```
 //!
 //! The first extents hold the header and the tables. All others come one after
 //! the other, when somebody asks and nothing is free, and go to the buddy as
-//! data or are cut into cells. Cells and data trade whole extents afterwards;
-//! what is grown is never given back to the machine, in this version.
+//! data or are cut into cells. Cells and data trade whole extents afterwards.
+//! An extent of data can be emptied and given back to the machine (`shrink.rs`);
+//! such a punched one is the first to be grown again.
+//!
+//! Tables and address space are made for `memory_max`; what may be grown is the
+//! bound, which can be changed between them.
 //!
 //! A **reserve** of extents is kept for cells, so that a cache full of data can
 //! still index it: one in 64, and at least one. Cells may take more, like data,
@@ -19,11 +23,13 @@
 //! asked calls reclaim and asks again. Nothing here calls up.
 //!
 //! Invariants (the first five asserted by [`Arena::check`]):
-//!  1. The two files together are never larger than the bound; they are sealed to that.
-//!  2. Every extent that is grown is exactly one of: meta, data, cells.
+//!  1. The two files together are never larger than `memory_max`; they are sealed to that. Extents are grown while
+//!     they and the control file are within the bound, and none while a lowered bound has not been reached.
+//!  2. Every extent that is grown is exactly one of: meta, data, cells. Some of data are being emptied.
 //!  3. A frame that no folio heads has an odd descriptor, from the day the arena was built.
-//!  4. Extents not grown, and those of cells, are together at least the reserve.
-//!  5. Frames below `frames_grown` have memory; nobody touches one at or above it.
+//!  4. Extents that may be grown, and those of cells, are together at least the reserve, but for extents that a lowered
+//!     bound wants emptied.
+//!  5. Frames below `frames_grown` have memory, or had it and are punched; nobody touches one at or above it.
 //!  6. A cell is all zeros when it is handed out.
 //!
 //! Not an invariant: that an allocation succeeds while there is memory below
@@ -33,9 +39,10 @@
 //! `Rank::Arena` around the lists, for a few steps. Populating happens under
 //! the first only, so who finds something free never waits for the kernel.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
@@ -43,6 +50,7 @@ use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
 use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing};
+use super::shrink::Returned;
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
 use crate::sync::{Locks, Rank, RankedMutex};
@@ -51,6 +59,8 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, P
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
 /// the control file.
 pub(super) const MEMORY_MAX: u64 = CELL_EXTENTS_MAX as u64 * EXTENT_SIZE as u64 + CONTROL_BYTES as u64;
+/// Extents that an arena has at least beside its tables.
+const EXTENTS_MIN: u64 = 6;
 /// After the machine refused memory, as many further wishes to grow are refused without asking it.
 const WISHES_REFUSED: u32 = 64;
 
@@ -60,6 +70,26 @@ pub struct ArenaOptions {
     /// The bound, in bytes: the arena and the control file together never take more. At least
     /// [`Arena::MEMORY_MIN`]; what is not a whole number of extents (2 MiB) is not used.
     pub memory: u64,
+}
+
+/// How far an arena can be resized, and whether the system may swap it out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reservation {
+    /// The largest bound it can be given, in bytes: what its address space and tables are made for. At least the
+    /// bound it is built with.
+    pub memory_max: u64,
+    /// Whether its memory is locked.
+    pub swap: Swap,
+}
+
+/// Whether the system may write an arena's memory to its swap space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Swap {
+    /// It may, if it has any.
+    #[default]
+    Allowed,
+    /// It may not: each page is locked from the moment it is there.
+    Locked,
 }
 
 /// Why an arena could not be built.
@@ -82,6 +112,39 @@ pub enum ArenaError {
         /// The most, in bytes.
         max: u64,
     },
+    /// The most to which it could grow is less than the bound.
+    #[error("memory_max is {max} bytes and memory is {asked}: give memory_max at least as much")]
+    MaxBelowMemory {
+        /// The bound asked for, in bytes.
+        asked: u64,
+        /// The most, in bytes.
+        max: u64,
+    },
+    /// The bound is above what the arena was built for.
+    #[error(
+        "{asked} bytes are more than the {max} this cache was built for: build it with a larger memory_max"
+    )]
+    AboveMax {
+        /// The bound asked for, in bytes.
+        asked: u64,
+        /// The most, in bytes.
+        max: u64,
+    },
+    /// The system does not let this process lock so much memory.
+    #[error(
+        "cannot lock {bytes} bytes of memory ({source}): this process may lock {}; raise RLIMIT_MEMLOCK \
+         (ulimit -l, LimitMEMLOCK= of systemd) above that and what else it locks, give it CAP_IPC_LOCK, lower \
+         memory_max, or build the cache without lock_memory",
+        limit.map_or("any amount".into(), |limit| format!("{limit} bytes"))
+    )]
+    Locked {
+        /// What was to be locked, in bytes.
+        bytes: u64,
+        /// `RLIMIT_MEMLOCK` in bytes; `None` for no limit.
+        limit: Option<u64>,
+        /// What the system answered.
+        source: std::io::Error,
+    },
     /// The system refused something an arena needs.
     #[error(
         "no memory for a cache: {call} failed ({source}); ask for less memory, or raise the limit it met"
@@ -97,8 +160,10 @@ pub enum ArenaError {
 /// Numbers of an arena at one moment. Bytes and pages are of the machine's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ArenaStats {
-    /// The bound the arena was built with.
+    /// The bound in force.
     pub bound_bytes: u64,
+    /// The largest bound it can be given.
+    pub max_bytes: u64,
     /// Memory taken so far, the control file not included: `meta_bytes + cell_bytes + data_bytes`.
     pub grown_bytes: u64,
     /// The header's and the tables' part of it.
@@ -111,6 +176,8 @@ pub struct ArenaStats {
     pub data_bytes: u64,
     /// Pages of `data_bytes` that nobody has.
     pub free_pages: u64,
+    /// The same, of extents that are being emptied: nobody gets them.
+    pub leaving_pages: u64,
     /// Extents that are one page of 2 MiB.
     pub extents_huge: u64,
     /// Extents that are pages of 4 KiB, because the kernel had no larger one.
@@ -119,6 +186,12 @@ pub struct ArenaStats {
     pub control_bytes: u64,
     /// How often the machine had no memory for an extent that the bound would have allowed.
     pub growth_failures: u64,
+    /// What is still to be given back so that the arena is within its bound.
+    pub slack_bytes: u64,
+    /// What has been given back to the machine so far.
+    pub returned_bytes: u64,
+    /// What users' pins keep: their folios, each counted once.
+    pub pinned_bytes: u64,
 }
 
 /// The memory of one cache: frames, cells and what viewers share. Built once, used by all threads.
@@ -126,17 +199,19 @@ pub struct ArenaStats {
 /// A forked child has no arena: its mappings are not inherited, and touching one is a fault.
 #[derive(Debug)]
 pub struct Arena {
-    view: View,
+    pub(super) view: View,
     control: ControlView,
-    /// Extents kept for cells.
-    reserve: u32,
-    bound: u64,
+    /// The bound in force, in bytes. Changed under the growth lock and the stock's.
+    pub(super) bound: AtomicU64,
+    memory_max: u64,
     token: u64,
-    growth: RankedMutex<Growth>,
-    stock: RankedMutex<Stock>,
+    /// Pages of the folios that have users' pins.
+    pinned_pages: AtomicU64,
+    pub(super) growth: RankedMutex<Growth>,
+    pub(super) stock: RankedMutex<Stock>,
     page_locks: PageLocks,
     // The views above are used by nobody once these are dropped.
-    arena_segment: Segment,
+    pub(super) arena_segment: Segment,
     control_segment: Segment,
 }
 
@@ -205,19 +280,35 @@ impl std::ops::Deref for KeepingView {
 
 /// What growing needs to know.
 #[derive(Debug, Default)]
-struct Growth {
+pub(super) struct Growth {
     failures: u64,
     /// Wishes to refuse before the machine is asked again.
     refuse: u32,
+    /// Bytes given back to the machine.
+    pub(super) returned: u64,
 }
 
 /// All that is grown, and which of it is free.
 #[derive(Debug)]
-struct Stock {
-    extents_grown: u32,
-    buddy: Buddy<{ Order::MAX.0 }>,
-    cells: Cells,
-    extents_huge: u32,
+pub(super) struct Stock {
+    /// Extents that may be grown: the bound without the control file.
+    pub(super) extents_max: u32,
+    /// Extents that have memory.
+    pub(super) extents_grown: u32,
+    /// The first extent above all that ever had memory.
+    pub(super) extents_reached: u32,
+    /// How often an extent was grown.
+    growths: u64,
+    pub(super) buddy: Buddy<{ Order::MAX.0 }>,
+    pub(super) cells: Cells,
+    /// Extents that are one page of 2 MiB.
+    pub(super) huge: BTreeSet<u32>,
+    /// Extents below `extents_reached` that have no memory.
+    pub(super) punched: BTreeSet<u32>,
+    /// Extents of data that are to be given back, and which of their frames have come back so far.
+    pub(super) emptying: BTreeMap<u32, Returned>,
+    /// Whether the bound was lowered below what is grown, and has not been reached since.
+    pub(super) is_lowered: bool,
 }
 
 /// What an extent is wanted for.
@@ -317,12 +408,21 @@ impl Arena {
     /// Builds an arena. Takes the memory of its tables at once (0.9 % of the bound, in whole extents) and
     /// all other when it is needed. May wait for the machine to find it.
     pub fn build(options: ArenaOptions) -> Result<Self, ArenaError> {
-        let layout = layout_for(options.memory)?;
+        Self::build_within(options, Reservation { memory_max: options.memory, swap: Swap::Allowed })
+    }
+
+    /// As [`Arena::build`], for bounds up to `reservation.memory_max`, of which the tables take their 0.9 % at once.
+    pub fn build_within(options: ArenaOptions, reservation: Reservation) -> Result<Self, ArenaError> {
+        let layout = layout_for(options.memory, reservation.memory_max)?;
         let arena_segment =
             Segment::create(c"quinion-arena", layout.bytes_max() as usize, Sharing::ReadOnly)?;
         let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::ReadWrite)?;
+        if reservation.swap == Swap::Locked {
+            arena_segment.lock()?;
+            control_segment.lock()?;
+        }
         let extents_grown = layout.frames_meta / EXTENT_PAGES;
-        let extents_huge = populate_meta(&arena_segment, extents_grown)?;
+        let huge = populate_meta(&arena_segment, extents_grown)?;
         control_segment.populate_bytes(0, PAGE_SIZE).map_err(no_memory)?;
         // SAFETY: the segment maps `bytes_max` bytes and is dropped with the view, in `Arena`.
         let view = unsafe { View::new(arena_segment.base(), layout) };
@@ -332,13 +432,25 @@ impl Arena {
         make_descriptors_odd(&view);
         view.header().publish(&layout, token, owner);
         control.control().publish(token, owner);
-        let stock = Stock { extents_grown, buddy: Buddy::new(), cells: Cells::new(), extents_huge };
+        let stock = Stock {
+            extents_max: extents_within(options.memory),
+            extents_grown,
+            extents_reached: extents_grown,
+            growths: 0,
+            buddy: Buddy::new(),
+            cells: Cells::new(),
+            huge,
+            punched: BTreeSet::new(),
+            emptying: BTreeMap::new(),
+            is_lowered: false,
+        };
         Ok(Self {
             view,
             control,
-            reserve: u32::max(1, extents_max(&layout) / 64),
-            bound: options.memory,
+            bound: AtomicU64::new(options.memory),
+            memory_max: reservation.memory_max,
             token,
+            pinned_pages: AtomicU64::new(0),
             growth: RankedMutex::new(Rank::Growth, Growth::default()),
             stock: RankedMutex::new(Rank::Arena, stock),
             page_locks: PageLocks::new(),
@@ -382,6 +494,36 @@ impl Arena {
     /// The random number that stands in both files; never 0.
     pub fn token(&self) -> u64 {
         self.token
+    }
+    /// The bound in force, in bytes.
+    pub fn bound(&self) -> u64 {
+        self.bound.load(Ordering::Relaxed)
+    }
+    /// The largest bound it can be given, in bytes.
+    pub fn memory_max(&self) -> u64 {
+        self.memory_max
+    }
+    /// The least bound it can be given, in bytes: with it there are still some extents of data.
+    pub fn memory_min(&self) -> u64 {
+        memory_min(self.view.layout())
+    }
+    /// Pages that folios and cells can have within the bound.
+    pub fn pages_max(&self) -> u64 {
+        let extents = u64::from(extents_within(self.bound())) * u64::from(EXTENT_PAGES);
+        extents.saturating_sub(u64::from(self.view.layout().frames_meta))
+    }
+
+    /// Counts `pages` pages more as kept by users' pins, and says how many there are now.
+    pub fn add_pinned(&self, pages: u64) -> u64 {
+        self.pinned_pages.fetch_add(pages, Ordering::Relaxed) + pages
+    }
+    /// Counts `pages` pages less.
+    pub fn sub_pinned(&self, pages: u64) {
+        self.pinned_pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+    /// Pages that users' pins keep.
+    pub fn pinned_pages(&self) -> u64 {
+        self.pinned_pages.load(Ordering::Relaxed)
     }
 
     /// Takes the memory of the control file (2 MiB), of which [`Arena::build`] takes the first page only. To be
@@ -483,6 +625,15 @@ impl Arena {
         0
     }
 
+    /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
+    /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
+    pub fn room_pages(&self, locks: Locks) -> Option<u64> {
+        let stock = self.stock.lock_as(locks)?;
+        let kept = stock.reserve().saturating_sub(stock.cells.extents());
+        let extents = stock.extents_max.saturating_sub(stock.extents_grown).saturating_sub(kept);
+        Some(stock.buddy.free_pages() + u64::from(extents) * u64::from(EXTENT_PAGES))
+    }
+
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
     /// all its frames alone: their folios are retired and not held.
     /// Locks: Arena. Panics if the frames are no data frames of this arena, or free already.
@@ -494,7 +645,7 @@ impl Arena {
     pub fn free_run(&self, frame: Frame, pages: u32) {
         let mut stock = self.stock.lock();
         self.assert_ours(&stock, frame, pages);
-        stock.buddy.free_run(&self.view, frame, pages);
+        stock.give_back(&self.view, frame, pages);
     }
 
     /// Gives many runs back under one lock; as [`Arena::free`].
@@ -503,7 +654,11 @@ impl Arena {
         let mut stock = self.stock.lock();
         for &(frame, order) in runs {
             self.assert_ours(&stock, frame, order.pages());
-            stock.buddy.free(&self.view, frame, order);
+            if stock.emptying.is_empty() {
+                stock.buddy.free(&self.view, frame, order);
+            } else {
+                stock.give_back(&self.view, frame, order.pages());
+            }
         }
     }
 
@@ -532,7 +687,7 @@ impl Arena {
                 if !self.may_grow(&stock, Wanted::Data) {
                     return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
                 }
-                stock.extents_grown
+                stock.growths
             };
             if self.grow(Wanted::Data, seen, locks) == Grown::No {
                 return take(&mut *self.stock.lock_as(locks)?, Wish::Pieces);
@@ -542,9 +697,10 @@ impl Arena {
 
     fn assert_ours(&self, stock: &Stock, frame: Frame, pages: u32) {
         let end = u64::from(frame.0) + u64::from(pages);
-        let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_grown());
+        let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_reached());
         assert!(inside, "{frame:?} and {pages} pages are no data of this arena");
         debug_assert!(!stock.cells.has_extent(frame.extent()), "{frame:?} holds cells");
+        debug_assert!(!stock.punched.contains(&frame.extent()), "{frame:?} has no memory");
         debug_assert!(
             (frame.0..frame.0 + pages).map(|f| self.view.own(Frame(f)).word()).all(is_nobodys),
             "a folio at {frame:?} is freed while it lives or is held"
@@ -607,7 +763,7 @@ impl Arena {
         let mut stock = self.stock.lock();
         for cell in cells {
             if let Freed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
-                && stock.cells.extents() > self.reserve
+                && stock.cells.extents() > stock.reserve()
             {
                 stock.cells.remove_extent(extent);
                 stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES));
@@ -615,18 +771,18 @@ impl Arena {
         }
     }
 
-    /// Fills `cells` up to `len` as far as that needs no growing. Returns how many extents there were, or
+    /// Fills `cells` up to `len` as far as that needs no growing. Returns how often the arena had grown, or
     /// nothing if the lock is busy and `locks` does not wait.
-    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> Option<u32> {
+    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> Option<u64> {
         let mut stock = self.stock.lock_as(locks)?;
         while cells.len() < len {
             match stock.cells.alloc(&self.view) {
                 Some(cell) => cells.push(cell),
-                None if stock.cells.extents() >= self.reserve && stock.cut_free(&self.view) => {}
+                None if stock.cells.extents() >= stock.reserve() && stock.cut_free(&self.view) => {}
                 None => break,
             }
         }
-        Some(stock.extents_grown)
+        Some(stock.growths)
     }
 
     /// Makes a cell all zeros. Late readers may look on: zero is the empty entry, and no mapping's number.
@@ -639,30 +795,30 @@ impl Arena {
 
     // ---- growing --------------------------------------------------------------------------------
 
-    /// Grows by an extent for `wanted`, unless there are more than the `seen` extents already. Who must not
+    /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. Who must not
     /// wait does not grow while another does.
-    fn grow(&self, wanted: Wanted, seen: u32, locks: Locks) -> Grown {
+    fn grow(&self, wanted: Wanted, seen: u64, locks: Locks) -> Grown {
         // 1 one at a time; who waited here may find it done
         let Some(mut growth) = self.growth.lock_as(locks) else { return Grown::No };
         let extent = {
             let Some(stock) = self.stock.lock_as(locks) else { return Grown::No };
-            if stock.extents_grown != seen {
+            if stock.growths != seen {
                 return Grown::Yes;
             }
             if !self.may_grow(&stock, wanted) {
                 return Grown::No;
             }
-            stock.extents_grown
+            stock.next_extent()
         };
         // 2 memory, while others go on allocating
         let Some(size) = growth.ask(|| self.arena_segment.populate(extent)) else { return Grown::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
-        stock.extents_grown += 1;
-        stock.extents_huge += u32::from(size == PageSize::Huge);
+        stock.add_grown(extent, size);
         // Relaxed: a reader that sees the new number finds memory there, which the kernel gave above, and
-        // descriptors that have been odd since before the header was published.
-        self.view.header().frames_grown.store(stock.frames_grown(), Ordering::Relaxed);
+        // descriptors that have been odd since before the header was published. Where a punched extent is grown
+        // again the number stays as it is, and a reader is led there by its descriptors alone.
+        self.view.header().frames_grown.store(stock.frames_reached(), Ordering::Relaxed);
         match wanted {
             Wanted::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
             Wanted::Cells => stock.cells.add_extent(extent),
@@ -672,10 +828,10 @@ impl Arena {
 
     /// Whether the bound, and for data the reserve, allow one extent more.
     fn may_grow(&self, stock: &Stock, wanted: Wanted) -> bool {
-        let left = extents_max(self.view.layout()) - stock.extents_grown;
+        let left = stock.extents_max.saturating_sub(stock.extents_grown);
         match wanted {
             Wanted::Cells => left > 0,
-            Wanted::Data => left > self.reserve.saturating_sub(stock.cells.extents()),
+            Wanted::Data => left > stock.reserve().saturating_sub(stock.cells.extents()),
         }
     }
 
@@ -688,17 +844,22 @@ impl Arena {
         let bytes = |extents: u32| u64::from(extents) * EXTENT_SIZE as u64;
         let meta = self.view.layout().frames_meta / EXTENT_PAGES;
         ArenaStats {
-            bound_bytes: self.bound,
+            bound_bytes: self.bound(),
+            max_bytes: self.memory_max,
             grown_bytes: bytes(stock.extents_grown),
             meta_bytes: bytes(meta),
             cell_bytes: bytes(stock.cells.extents()),
             cells_used: stock.cells.used(),
             data_bytes: bytes(stock.extents_grown - meta - stock.cells.extents()),
             free_pages: stock.buddy.free_pages(),
-            extents_huge: u64::from(stock.extents_huge),
-            extents_small: u64::from(stock.extents_grown - stock.extents_huge),
+            leaving_pages: stock.returned_pages(),
+            extents_huge: stock.huge.len() as u64,
+            extents_small: u64::from(stock.extents_grown) - stock.huge.len() as u64,
             control_bytes: CONTROL_BYTES as u64,
             growth_failures: growth.failures,
+            slack_bytes: bytes(stock.excess()),
+            returned_bytes: growth.returned,
+            pinned_bytes: self.pinned_pages() * PAGE_SIZE as u64,
         }
     }
 
@@ -707,16 +868,14 @@ impl Arena {
     pub fn check(&self) -> Result<(), String> {
         let stock = self.stock.lock();
         let layout = self.view.layout();
-        if layout.bytes_max() + CONTROL_BYTES as u64 > self.bound {
-            return Err("the files are larger than the bound".into());
+        if layout.bytes_max() + CONTROL_BYTES as u64 > self.memory_max {
+            return Err("the files are larger than the largest bound".into());
         }
-        if self.view.frames_grown() != stock.frames_grown() {
+        if self.view.frames_grown() != stock.frames_reached() {
             return Err("the header tells another size than the stock".into());
         }
-        if extents_max(layout) - stock.extents_grown + stock.cells.extents() < self.reserve {
-            return Err("the reserve for cells was given away".into());
-        }
-        stock.buddy.check(&self.view, layout.frames_meta..stock.frames_grown())?;
+        stock.check_extents(layout.frames_meta / EXTENT_PAGES)?;
+        stock.buddy.check(&self.view, layout.frames_meta..stock.frames_reached())?;
         stock.cells.check(&self.view)?;
         self.check_frames(&stock)
     }
@@ -725,12 +884,12 @@ impl Arena {
     fn check_frames(&self, stock: &Stock) -> Result<(), String> {
         let meta = self.view.layout().frames_meta;
         let mut free_until = 0;
-        for frame in (0..stock.frames_grown()).map(Frame) {
+        for frame in (0..stock.frames_reached()).map(Frame) {
             let word = self.view.own(frame).word();
-            let taken = frame.0 < meta || stock.cells.has_extent(frame.extent());
+            let taken = frame.0 < meta || stock.cells.has_extent(frame.extent()) || stock.is_going(frame);
             if let Some(order) = self.view.own(frame).free_order() {
-                if taken {
-                    return Err(format!("{frame:?} is no data and yet free"));
+                if taken || stock.emptying.contains_key(&frame.extent()) {
+                    return Err(format!("{frame:?} is no data, or going, and yet free"));
                 }
                 free_until = frame.0 + order.pages();
             }
@@ -746,8 +905,30 @@ impl Arena {
 }
 
 impl Stock {
-    fn frames_grown(&self) -> u32 {
-        self.extents_grown * EXTENT_PAGES
+    /// Frames below the first that never had memory.
+    fn frames_reached(&self) -> u32 {
+        self.extents_reached * EXTENT_PAGES
+    }
+
+    /// Extents kept for cells.
+    pub(super) fn reserve(&self) -> u32 {
+        u32::max(1, self.extents_max / 64)
+    }
+
+    /// The extent to be grown next: a punched one, or else the first that never had memory.
+    fn next_extent(&self) -> u32 {
+        self.punched.first().copied().unwrap_or(self.extents_reached)
+    }
+
+    /// `extent` has memory now.
+    fn add_grown(&mut self, extent: u32, size: PageSize) {
+        self.growths += 1;
+        self.extents_grown += 1;
+        self.extents_reached = self.extents_reached.max(extent + 1);
+        self.punched.remove(&extent);
+        if size == PageSize::Huge {
+            self.huge.insert(extent);
+        }
     }
 
     /// Runs of every size.
@@ -832,29 +1013,46 @@ fn is_nobodys(word: super::Word) -> bool {
     !word.is_live() && word.holds() == 0
 }
 
-fn extents_max(layout: &Layout) -> u32 {
-    layout.frames_max / EXTENT_PAGES
+/// Extents of an arena that a bound of `memory` bytes allows.
+pub(super) fn extents_within(memory: u64) -> u32 {
+    ((memory - CONTROL_BYTES as u64) / EXTENT_SIZE as u64) as u32
 }
 
-/// The layout for a bound of `memory` bytes, if it is one.
-fn layout_for(memory: u64) -> Result<Layout, ArenaError> {
+/// The least bound for an arena of this layout: its tables, the reserve, and data to work with.
+fn memory_min(layout: &Layout) -> u64 {
+    let extents = u64::from(layout.frames_meta / EXTENT_PAGES) + EXTENTS_MIN;
+    CONTROL_BYTES as u64 + extents * EXTENT_SIZE as u64
+}
+
+/// The layout for bounds of `memory` to `memory_max` bytes, if these are bounds.
+fn layout_for(memory: u64, memory_max: u64) -> Result<Layout, ArenaError> {
     if memory < Arena::MEMORY_MIN {
         return Err(ArenaError::TooSmall { asked: memory, min: Arena::MEMORY_MIN });
     }
-    let max = MEMORY_MAX.min(process_limit());
-    if memory > max {
-        return Err(ArenaError::TooLarge { asked: memory, max });
+    if memory_max < memory {
+        return Err(ArenaError::MaxBelowMemory { asked: memory, max: memory_max });
     }
-    Ok(Layout::new(memory - CONTROL_BYTES as u64).expect("the bound is between the least and the most"))
+    let max = MEMORY_MAX.min(process_limit());
+    if memory_max > max {
+        return Err(ArenaError::TooLarge { asked: memory_max, max });
+    }
+    let layout = Layout::new(memory_max - CONTROL_BYTES as u64);
+    let layout = layout.expect("the bound is between the least and the most");
+    match memory_min(&layout) {
+        min if memory < min => Err(ArenaError::TooSmall { asked: memory, min }),
+        _ => Ok(layout),
+    }
 }
 
-/// Takes the memory of the header and the tables; how many of its extents are huge pages.
-fn populate_meta(segment: &Segment, extents: u32) -> Result<u32, ArenaError> {
-    let sizes = (0..extents).map(|extent| segment.populate(extent));
-    sizes
-        .map(|size| size.map(|size| u32::from(size == PageSize::Huge)))
-        .sum::<Result<_, _>>()
-        .map_err(no_memory)
+/// Takes the memory of the header and the tables; which of its extents are huge pages.
+fn populate_meta(segment: &Segment, extents: u32) -> Result<BTreeSet<u32>, ArenaError> {
+    let mut huge = BTreeSet::new();
+    for extent in 0..extents {
+        if segment.populate(extent).map_err(no_memory)? == PageSize::Huge {
+            huge.insert(extent);
+        }
+    }
+    Ok(huge)
 }
 
 fn no_memory(source: std::io::Error) -> ArenaError {
@@ -894,6 +1092,10 @@ mod tests {
 
     fn arena(memory: u64) -> Arena {
         Arena::build(ArenaOptions { memory }).unwrap()
+    }
+
+    fn resizable(memory: u64, memory_max: u64) -> Arena {
+        Arena::build_within(ArenaOptions { memory }, Reservation { memory_max, swap: Swap::Allowed }).unwrap()
     }
 
     /// Memory that both files have taken, in bytes.
@@ -1046,10 +1248,10 @@ mod tests {
     #[test]
     fn who_waited_for_another_to_grow_does_not_grow_again() {
         let arena = arena(SMALL);
-        let seen = arena.stock.lock().extents_grown;
+        let seen = arena.stock.lock().growths;
         assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
         assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
-        assert_eq!(arena.stock.lock().extents_grown, seen + 1);
+        assert_eq!(arena.stock.lock().growths, seen + 1);
     }
 
     #[test]
@@ -1133,6 +1335,127 @@ mod tests {
         arena.check().unwrap();
     }
 
+    #[test]
+    fn what_is_emptied_goes_back_to_the_machine_and_grows_again() {
+        let large = SMALL + 20 * EXTENT_SIZE as u64;
+        let arena = resizable(large, large);
+        let all = drain(&arena, Order(4));
+        let before = taken(&arena);
+        arena.set_bound(SMALL).unwrap();
+        assert_eq!((arena.choose_emptying().len(), arena.punch_empty()), (20, 0), "all of it is in use");
+        assert_eq!(arena.stats().slack_bytes, 20 * EXTENT_SIZE as u64);
+        arena.check().unwrap();
+        // Half of each extent comes back, then all.
+        let (first, second): (Vec<_>, Vec<_>) = all.iter().partition(|(frame, _)| frame.0 % 32 == 0);
+        arena.free_all(&first);
+        assert_eq!((arena.choose_emptying().len(), arena.punch_empty()), (20, 0));
+        arena.check().unwrap();
+        arena.free_all(&second);
+        assert_eq!(arena.punch_empty(), 20);
+        assert_eq!(taken(&arena), before - 20 * EXTENT_SIZE as u64);
+        let stats = arena.stats();
+        assert_eq!((stats.slack_bytes, stats.returned_bytes), (0, 20 * EXTENT_SIZE as u64));
+        assert_eq!(
+            stats.grown_bytes + stats.control_bytes,
+            SMALL - EXTENT_SIZE as u64,
+            "but for the reserve"
+        );
+        arena.check().unwrap();
+        assert_eq!(drain(&arena, Order(9)).len(), 5, "it does not grow beyond the bound");
+        // And up again.
+        arena.set_bound(large).unwrap();
+        assert_eq!(drain(&arena, Order(9)).len(), 20);
+        assert_eq!(taken(&arena), before);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn a_bound_that_is_raised_again_gives_back_what_was_to_go() {
+        let large = SMALL + 4 * EXTENT_SIZE as u64;
+        let arena = resizable(large, large);
+        let mut all = drain(&arena, Order(0));
+        arena.set_bound(SMALL).unwrap();
+        assert_eq!(arena.choose_emptying().len(), 4);
+        let (frame, order) = all.pop().unwrap();
+        arena.free(frame, order);
+        assert_eq!((arena.alloc(Order(0)), arena.stats().leaving_pages), (None, 1), "nobody gets it");
+        arena.check().unwrap();
+        arena.set_bound(large).unwrap();
+        assert_eq!((arena.alloc(Order(0)), arena.stats().slack_bytes), (Some(frame), 0));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn the_cheapest_extents_go_and_a_pinned_one_is_exchanged() {
+        let large = SMALL + 2 * EXTENT_SIZE as u64;
+        let arena = resizable(large, large);
+        let mut all = drain(&arena, Order(9));
+        all.sort_unstable_by_key(|(frame, _)| frame.0);
+        let name = |(frame, order): (Frame, Order), at: u64| {
+            let descriptor = arena.view().own(frame);
+            descriptor.prepare(crate::units::MappingId(1), crate::units::PageIndex(at * 512), order, false);
+            descriptor.complete(true);
+            descriptor
+        };
+        // All are folios that were read, but two; of these one is held.
+        for (at, &folio) in all.iter().enumerate() {
+            name(folio, at as u64);
+            arena.view().referenced(folio.0).unwrap().store(u8::from(at != 2 && at != 4), Ordering::Relaxed);
+        }
+        let held = arena.view().own(all[4].0);
+        held.try_hold(crate::units::MappingId(1), crate::units::PageIndex(4 * 512)).unwrap();
+        arena.set_bound(SMALL + EXTENT_SIZE as u64).unwrap();
+        let cold = all[2].0.extent();
+        assert_eq!(arena.choose_emptying(), [cold]);
+        let pinned = arena.view().own(all[2].0);
+        pinned.try_hold(crate::units::MappingId(1), crate::units::PageIndex(2 * 512)).unwrap();
+        assert_eq!(arena.choose_emptying(), [cold], "a hold is short");
+        pinned.pin();
+        let top = all.last().unwrap().0.extent();
+        assert_eq!(arena.choose_emptying(), [top], "the highest of those that cost the same");
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn what_a_late_reader_takes_is_given_back_by_a_sweep() {
+        let large = SMALL + 4 * EXTENT_SIZE as u64;
+        let arena = resizable(large, large);
+        let all = drain(&arena, Order(9));
+        arena.free_all(&all);
+        arena.set_bound(SMALL).unwrap();
+        arena.choose_emptying();
+        assert_eq!((arena.punch_empty(), arena.sweep()), (4, 0));
+        let before = taken(&arena);
+        let late = *arena.stock.lock().punched.first().unwrap();
+        let never = arena.view().layout().frames_max / EXTENT_PAGES;
+        assert!(late < never);
+        let bytes = arena.view().bytes(Frame(late * EXTENT_PAGES + 7)).unwrap();
+        // SAFETY: all of the file is mapped; nobody writes there.
+        assert_eq!(unsafe { bytes.read_volatile() }, 0);
+        assert!(taken(&arena) > before, "a read in a hole takes a page");
+        assert_eq!((arena.sweep(), taken(&arena)), (1, before));
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn a_bound_out_of_reach_is_refused() {
+        let arena = resizable(SMALL, 2 * SMALL);
+        assert!(
+            matches!(arena.set_bound(2 * SMALL + 1), Err(ArenaError::AboveMax { max, .. }) if max == 2 * SMALL)
+        );
+        assert!(matches!(arena.set_bound(SMALL - 1), Err(ArenaError::TooSmall { min: SMALL, .. })));
+        let below = Reservation { memory_max: SMALL, swap: Swap::Allowed };
+        let refused = Arena::build_within(ArenaOptions { memory: 2 * SMALL }, below).unwrap_err();
+        assert!(matches!(refused, ArenaError::MaxBelowMemory { .. }), "{refused}");
+        // The tables of a large one take more than the least.
+        let tables = Reservation { memory_max: 4 << 30, swap: Swap::Allowed };
+        let refused = Arena::build_within(ArenaOptions { memory: SMALL }, tables).unwrap_err();
+        let ArenaError::TooSmall { min, .. } = refused else { panic!("{refused}") };
+        let arena = Arena::build_within(ArenaOptions { memory: min }, tables).unwrap();
+        assert!(drain(&arena, Order(9)).len() >= 4);
+        assert!(taken(&arena) <= min);
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
         Alloc(u8),
@@ -1140,6 +1463,10 @@ mod tests {
         Free(usize),
         Cells(usize),
         FreeCells(usize, usize),
+        /// Sets the bound, in extents above the least, and empties what is to go as far as it is free.
+        Resize(u64),
+        /// As if reclaim came: whatever is freed now may complete what was begun.
+        Punch,
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -1149,6 +1476,8 @@ mod tests {
             4 => any::<usize>().prop_map(Op::Free),
             1 => prop_oneof![1..30usize, 4000..9000usize].prop_map(Op::Cells),
             1 => (any::<usize>(), prop_oneof![1..30usize, 4000..9000usize]).prop_map(|(a, b)| Op::FreeCells(a, b)),
+            2 => (0..=6u64).prop_map(Op::Resize),
+            1 => Just(Op::Punch),
         ];
         prop::collection::vec(op, 1..60)
     }
@@ -1159,8 +1488,9 @@ mod tests {
         /// nobody else's; and nothing is refused that is free.
         #[test]
         fn nothing_is_handed_out_twice(ops in ops()) {
-            let arena = arena(SMALL);
+            let arena = resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64);
             let (mut runs, mut cells) = (Vec::<Run>::new(), Vec::<CellNumber>::new());
+            let mut most_grown = 0;
             for op in ops {
                 match op {
                     Op::Alloc(order) => match arena.alloc(Order(order)) {
@@ -1192,11 +1522,41 @@ mod tests {
                         arena.free_cell(cell);
                     },
                     Op::Free(_) => {}
+                    Op::Resize(extents) => {
+                        let grown = arena.stats().grown_bytes;
+                        arena.set_bound(SMALL + extents * EXTENT_SIZE as u64).unwrap();
+                        let chosen = arena.choose_emptying().len() as u32;
+                        prop_assert!(chosen <= arena.excess_extents());
+                        prop_assert_eq!(arena.stats().grown_bytes, grown, "nothing goes before its hole is made");
+                        most_grown = 0;
+                        arena.punch_empty();
+                    }
+                    Op::Punch => {
+                        arena.choose_emptying();
+                        arena.punch_empty();
+                    }
                 }
                 prop_assert_eq!(arena.check(), Ok(()));
+                prop_assert_eq!(check_taken(&arena, &mut most_grown), Ok(()));
                 prop_assert_eq!(check_owners(&arena, &runs, &cells), Ok(()));
             }
         }
+    }
+
+    /// What the system has given is what is counted, and within the bound or falling towards it.
+    fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
+        let stats = arena.stats();
+        let (taken, counted) = (taken(arena), stats.grown_bytes + PAGE_SIZE as u64);
+        if taken != counted {
+            return Err(format!("{taken} bytes are taken, {counted} counted: {stats:?}"));
+        }
+        if stats.grown_bytes + stats.control_bytes > stats.bound_bytes {
+            if *most_grown > 0 && stats.grown_bytes > *most_grown {
+                return Err(format!("it grew above its bound: {stats:?}"));
+            }
+            *most_grown = stats.grown_bytes;
+        }
+        Ok(())
     }
 
     /// Runs for the pages from `at` on: each page agrees with its frame, as far as folios of `align` need.
@@ -1221,7 +1581,8 @@ mod tests {
         let mut owners = HashMap::new();
         for (number, run) in runs.iter().enumerate() {
             for frame in run.frame.0..run.frame.0 + run.pages {
-                if frame >= arena.view().frames_grown() {
+                let punched = arena.stock.lock().punched.contains(&Frame(frame).extent());
+                if frame >= arena.view().frames_grown() || punched {
                     return Err(format!("{run:?} is no run"));
                 }
                 if owners.insert(frame, number).is_some() {
@@ -1236,7 +1597,7 @@ mod tests {
             return Err("a cell is handed out twice, or lies in a run".into());
         }
         let stats = arena.stats();
-        let pages = stats.free_pages + owners.len() as u64;
+        let pages = stats.free_pages + stats.leaving_pages + owners.len() as u64;
         if pages * PAGE_SIZE as u64 != stats.data_bytes || stats.cells_used != cells.len() as u64 {
             return Err(format!("frames or cells got lost: {stats:?}"));
         }

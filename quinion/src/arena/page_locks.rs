@@ -5,8 +5,8 @@
 //!   lock     0    1    2    3   ...  255    0    1         256 of them serve the whole arena
 //! ```
 //!
-//! A lock is held for one copy of at most a page. So writers of different pages go on side by side, also in one folio, and
-//! a writer that is stopped in the middle of a copy makes those wait who want to write its page, or a page
+//! A lock is held for one copy of at most a page. So writers of different pages go on side by side, also in one
+//! folio, and a writer that is stopped in the middle of a copy makes those wait who want to write its page, or a page
 //! of the same lock (1 in 256); and readers of its own page, after they have tried without. Nobody else.
 //!
 //! The locks are the owner's and lie on its heap: a viewer waits by asking the owner.

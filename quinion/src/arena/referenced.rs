@@ -1,49 +1,50 @@
-//! Referenced: one byte a frame that says whether the folio it heads was read, and how long it is spared.
+//! Referenced: one byte a frame that says how often the folio it heads was read.
 //!
 //! ```text
-//!     7        6       5 .. 0
-//!   [unread] [fresh] [ turns ]      the hand of the clock takes one turn, or the freshness, each time it comes
+//!     7        6       5 .. 2    1 0
+//!   [unread] [fresh] [   0   ] [ reads ]      reads beyond the first, 3 at most
 //! ```
 //!
-//! | byte | what is known | who leaves it so | the hand makes it |
-//! |---|---|---|---|
-//! | 0 | nobody has read it since the hand came | the hand | a victim |
-//! | 1 | it was read since, or is about to be | a reader ([`touch`]); insertion of what was asked for | 0 |
-//! | 2 | it counts as read twice | insertion of what came back soon after its eviction | 1 |
-//! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | unread |
-//! | unread | the same, and its turn is over | the hand | a victim |
+//! | byte | what is known | who leaves it so | a read makes it | a judgement |
+//! |---|---|---|---|---|
+//! | fresh | it was asked for, and who asked is about to read it | insertion | 0 | spares it, once: 0 |
+//! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | 0 | spares it, once: unread |
+//! | unread | the same, and it was spared | a judgement | 0 | counts no reads |
+//! | 0 | it was read as expected and not since | a reader | 1 | counts no reads |
+//! | 1, 2 | it was read so often beyond that | a reader; a judgement that keeps it | one more | counts them |
+//! | 3 | so often at least | a reader | 3, and stores nothing | counts them |
 //!
-//! A reader writes 1 over whatever has no turns, so an unread byte that is
-//! found when a folio leaves was never read. That is how the wasted part of readahead is
-//! counted, and the used part is the rest: a hit does not count anything.
-//! To a reader, 0 and unread are the same; he tests the turns, which costs what testing the byte does.
+//! The first read is what the folio was fetched for, and says nothing of it. So it
+//! counts nothing; it only takes the two flags away. A folio that is hot soon has its
+//! byte at 3, and from then on a hit of it stores nothing at all.
+//!
+//! An unread byte that is found when a folio leaves was never read. That is how the
+//! wasted part of readahead is counted, and the used part is the rest: a hit does not count anything.
 //!
 //! Invariants:
 //!  1. An unread byte is that of a frame that heads a folio of some tree, or did until a moment ago.
 //!
-//! Not an invariant: that each read is seen. A touch that falls between the hand's look at a byte and its
-//! store is lost, as is what a viewer's ring forgets; and a reader who is late may touch the byte of the next
-//! folio. What is derived from these bytes is a statistic.
+//! Not an invariant: that each read is seen. Of two touches at a time one may be lost, as is one that falls
+//! between a judgement's look at a byte and its store, and what a viewer's ring forgets; and a reader who is
+//! late may touch the byte of the next folio. What is derived from these bytes is a statistic.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// It was read once, or is about to be.
-pub const ONCE: u8 = 1;
-/// It counts as read twice.
-pub const TWICE: u8 = 2;
-/// It was fetched ahead: nobody asked for it, and it has one turn to be read in.
+/// It was asked for, and its first reader is still to come.
+pub const ASKED: u8 = FRESH;
+/// It was fetched ahead: nobody asked for it, and it is spared once for whom it was fetched for.
 pub const AHEAD: u8 = UNREAD | FRESH;
-/// How often the hand meets a byte at most before it is a victim: the bits of [`TWICE`].
-pub const TURNS_MAX: u32 = 2;
+/// The most reads that are counted.
+pub const READS_MAX: u8 = 3;
 
 const UNREAD: u8 = 0x80;
 const FRESH: u8 = 0x40;
-const TURNS: u8 = 0x3f;
+const READS: u8 = 0x03;
 
 /// Whether a reader has nothing to add to it.
 #[inline]
-pub fn is_noted(byte: u8) -> bool {
-    byte & TURNS != 0
+pub fn is_saturated(byte: u8) -> bool {
+    byte == READS_MAX
 }
 
 /// Whether the folio was fetched ahead, and nobody has read it.
@@ -52,46 +53,93 @@ pub fn is_unread(byte: u8) -> bool {
     byte & UNREAD != 0
 }
 
-/// Whether it goes, if the hand comes now.
+/// Whether somebody has read the folio since it was inserted as fetched ahead. Uncached reads leave no trace, so of
+/// a folio that one of these made it says whether somebody else wants it.
 #[inline]
-pub fn is_due(byte: u8) -> bool {
-    byte & !UNREAD == 0
+pub fn was_read(byte: u8) -> bool {
+    !is_unread(byte)
+}
+
+/// Whether its next read is the one that it was fetched for.
+#[inline]
+pub fn is_first(byte: u8) -> bool {
+    byte & (UNREAD | FRESH) != 0
+}
+
+/// Whether it was read beyond the first time, or its first reader is still to come.
+#[inline]
+pub fn is_wanted(byte: u8) -> bool {
+    byte & (FRESH | READS) != 0
 }
 
 /// Notes a read, if that says anything new.
 #[inline]
 pub fn touch(byte: &AtomicU8) {
-    if !is_noted(byte.load(Ordering::Relaxed)) {
-        byte.store(ONCE, Ordering::Relaxed);
+    let found = byte.load(Ordering::Relaxed);
+    if !is_saturated(found) {
+        byte.store(after_read(found), Ordering::Relaxed);
     }
 }
 
-/// What the hand leaves of a byte.
+/// What a read leaves of a byte.
 #[inline]
-pub fn after_hand(byte: u8) -> u8 {
-    (byte & TURNS) >> 1 | byte & UNREAD
+pub fn after_read(byte: u8) -> u8 {
+    if is_first(byte) { 0 } else { (byte & READS).saturating_add(1).min(READS_MAX) }
+}
+
+/// Somebody is about to read what was fetched ahead: it is spared for him.
+pub fn expect_reader(byte: &AtomicU8) {
+    if is_unread(byte.load(Ordering::Relaxed)) {
+        byte.store(AHEAD, Ordering::Relaxed);
+    }
+}
+
+/// What a judgement finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// Its reader is still to come: it is spared, and its byte is this now.
+    Spared(u8),
+    /// It was read so often beyond the first, 0 to 3.
+    Reads(u8),
+}
+
+/// What a byte says to a judgement.
+#[inline]
+pub fn found(byte: u8) -> Found {
+    if byte & FRESH != 0 { Found::Spared(byte & UNREAD) } else { Found::Reads(byte & READS) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn read(byte: u8, times: u32) -> u8 {
+        let byte = AtomicU8::new(byte);
+        (0..times).for_each(|_| touch(&byte));
+        byte.into_inner()
+    }
+
     #[test]
-    fn every_byte_is_due_in_time_and_only_a_reader_clears_unread() {
-        for (first, turns) in [(0, 0), (ONCE, 1), (TWICE, TURNS_MAX), (AHEAD, 1)] {
-            let mut byte = first;
-            for _ in 0..turns {
-                assert!(!is_due(byte), "{first:#x} has {turns} turns");
-                byte = after_hand(byte);
-                assert_eq!(is_unread(byte), is_unread(first));
+    fn the_first_read_counts_nothing_and_the_fourth_further_one_neither() {
+        for first in [ASKED, AHEAD, UNREAD] {
+            for (times, left) in [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (100, 3)] {
+                assert_eq!(read(first, times), left, "{first:#x} read {times} times");
             }
-            assert!(is_due(byte), "{first:#x} has {turns} turns");
-            let read = AtomicU8::new(byte);
-            touch(&read);
-            assert_eq!(read.into_inner(), ONCE);
         }
-        let twice = AtomicU8::new(TWICE);
-        touch(&twice);
-        assert_eq!(twice.into_inner(), TWICE, "a reader takes no turn away");
+    }
+
+    #[test]
+    fn a_reader_who_is_to_come_is_waited_for_once() {
+        assert_eq!((found(ASKED), found(AHEAD)), (Found::Spared(0), Found::Spared(UNREAD)));
+        assert_eq!((found(0), found(UNREAD), found(2)), (Found::Reads(0), Found::Reads(0), Found::Reads(2)));
+    }
+
+    #[test]
+    fn who_is_expected_makes_only_what_is_unread_fresh_again() {
+        for (byte, left) in [(UNREAD, AHEAD), (AHEAD, AHEAD), (ASKED, ASKED), (0, 0), (2, 2)] {
+            let expected = AtomicU8::new(byte);
+            expect_reader(&expected);
+            assert_eq!(expected.into_inner(), left, "{byte:#x}");
+        }
     }
 }

@@ -7,11 +7,13 @@
 //! ```
 //!
 //! The file has its full size from the start and is sealed against any other,
-//! so it can never hold more bytes than that: the size *is* the bound. Memory
+//! so it can never hold more bytes than that: the size *is* the largest bound. Memory
 //! is taken by [`Segment::populate`], an extent at a time, and by
-//! [`Segment::populate_bytes`]. Both answer an error when the machine or the
+//! [`Segment::populate_bytes`], and given back by [`Segment::punch`], which the seals allow (one against writing
+//! would forbid it). Both answer an error when the machine or the
 //! container is out of memory. Nobody may touch a byte that was not populated:
-//! that too would take memory, and end in SIGBUS where this ends in an error.
+//! that too would take memory, and end in SIGBUS where this ends in an error. (A late reader of a punched
+//! extent does; see `shrink.rs`.)
 //!
 //! Invariants:
 //!  1. The mapping stays where it is, in full, until the segment is dropped.
@@ -29,9 +31,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::ArenaError;
 use crate::units::EXTENT_SIZE;
@@ -130,6 +133,32 @@ impl Segment {
             Err(Errno::INVAL) => self.allocate(offset, bytes),
             done => Ok(done?),
         }
+    }
+
+    /// Takes the memory of `extent` away again, in every process that maps it; who reads there afterwards finds
+    /// zeros, and takes a page for each page he reads.
+    pub fn punch(&self, extent: u32) -> io::Result<()> {
+        let offset = extent as usize * EXTENT_SIZE;
+        assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset as u64, EXTENT_SIZE as u64)?)
+    }
+
+    /// The first extent from `extent` on that has some memory; `None` if there is none.
+    pub fn next_data(&self, extent: u32) -> Option<u32> {
+        let offset = u64::from(extent) * EXTENT_SIZE as u64;
+        // It moves the file's own position, which nobody uses.
+        let found = rustix::fs::seek(&self.file, SeekFrom::Data(offset)).ok()?;
+        Some((found / EXTENT_SIZE as u64) as u32)
+    }
+
+    /// Has the system keep every page of it in memory from the moment it is there.
+    pub fn lock(&self) -> Result<(), ArenaError> {
+        // SAFETY: the range is our mapping; locking it changes no byte.
+        let locked =
+            unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.bytes, MlockFlags::ONFAULT) };
+        let limit = getrlimit(Resource::Memlock).current;
+        locked.map_err(|errno| ArenaError::Locked { bytes: self.bytes as u64, limit, source: errno.into() })
     }
 
     /// Takes memory for a range of the file without mapping it here.

@@ -241,7 +241,8 @@ impl View {
 
 /// A [`View`] and how many of its frames may be looked at: numbers into references.
 ///
-/// Frames only ever come to be in this version, so what existed once exists still.
+/// Frames only ever come to be. Those of a punched extent have odd descriptors and no memory until they are grown
+/// again: who reads them nevertheless, because he is late, finds zeros (`shrink.rs`).
 #[derive(Clone, Copy, Debug)]
 pub struct Grown<'a> {
     view: &'a View,

@@ -31,8 +31,8 @@
 //!
 //! A **pin** lends bytes that must not change. It is counted before its fence and looks for writers behind it; a
 //! writer says that it is in the page before p3 and looks for pins behind it. So either the writer sees the pin and
-//! goes without a change, or the pinner sees the writer and waits for p6. There is no third case, because fences of this
-//! kind stand in one order (Dekker's argument).
+//! goes without a change, or the pinner sees the writer and waits for p6. There is no third case, because
+//! fences of this kind stand in one order (Dekker's argument).
 //!
 //! Invariants:
 //!  1. A page's sequence is stepped by whoever has the page's lock (`page_locks.rs`), and is odd only meanwhile.
@@ -73,7 +73,8 @@ pub fn is_still(sequence: &AtomicU32, seen: Seen) -> bool {
     sequence.load(Ordering::Relaxed) == seen.0 || mutant(Mutant::PageRecheck)
 }
 
-/// Whether a pinner, who looks after [`pin`](super::Descriptor::pin), finds no writer in the page. If it does,
+/// Whether a pinner, who looks after
+/// [`may_have_writers`](super::Descriptor::may_have_writers), finds no writer in the page. If it does,
 /// none changes it before the pin is given back.
 #[inline]
 pub fn is_quiet(sequence: &AtomicU32) -> bool {
@@ -92,7 +93,7 @@ pub fn enter(sequence: &AtomicU32) {
     let odd = if mutant(Mutant::WriteOdd) { number } else { number.wrapping_add(1) };
     sequence.store(odd, Ordering::Relaxed);
     // SeqCst fence, partners: the Acquire fences in `is_still`, `end_read` and `was_written` (for which Release
-    // would do), and the SeqCst fence in `pin`; see the head of this file.
+    // would do), and the SeqCst fence in `may_have_writers`; see the head of this file.
     if mutant(Mutant::WriteFenceOrder) {
         fence(Ordering::Release); // partner: as above, but for the pin
     } else if !mutant(Mutant::WriteFence) {

@@ -59,6 +59,8 @@ mod testing;
 mod tests;
 mod threads;
 mod transfer;
+#[cfg(test)]
+mod whims;
 
 pub use desk::{Errand, Left, Place, WordLeft};
 pub(crate) use desk::{WakesHeldBack, is_waking};
@@ -124,6 +126,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// refuse the first read, and later ones then go through it.
     fn is_direct(&self) -> bool {
         false
+    }
+
+    /// Whether the file may be read by uncached reads, whose pages are dropped when the reader has passed. A
+    /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
+    fn can_drop_behind(&self) -> bool {
+        true
     }
 
     /// The file as it is now. May wait for the file system, never for the device's data.

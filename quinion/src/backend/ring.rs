@@ -54,7 +54,8 @@
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by who sits in the seat, the submission queue only under the
-//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds.
+//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds, and half of what
+//!     the submission queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
 //!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so whoever waits makes it
@@ -64,11 +65,15 @@
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
 //!
+//! `whims.rs` runs this against a kernel that takes every liberty it has.
+//!
 //! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
@@ -83,15 +88,78 @@ use crate::sys::ring::{EnterRefused, Gate, Landed, Landing, ReadRequest, ReapHal
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
+/// Places in the submission queue for each part that may exist.
+///
+/// The kernel frees the places of the entries that it takes in one call together, when it has taken the last. Some of
+/// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
+/// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
+pub(super) const PLACES_PER_PART: usize = 2;
 /// How long a leader pauses whom the kernel does not let wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
+/// What the driver needs of the kernel. Other than [`Uring`] there is one for tests, which delays, reorders and
+/// refuses.
+pub(super) trait Kernel: fmt::Debug {
+    /// Where requests are queued.
+    type Submit: fmt::Debug + Send;
+    /// Where the kernel is told of them.
+    type Gate: fmt::Debug + Send + Sync;
+    /// Where it says how they ended.
+    type Reap: fmt::Debug + Send;
+
+    /// How many requests the queue holds.
+    fn submit_places(half: &Self::Submit) -> usize;
+    /// How many completions fit.
+    fn reap_places(half: &Self::Reap) -> usize;
+    /// See [`SubmitHalf::queued`].
+    fn queued(half: &mut Self::Submit) -> usize;
+    /// See [`SubmitHalf::push`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: ReadRequest);
+    /// See [`Gate::enter`].
+    fn enter(gate: &Self::Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused>;
+    /// See [`ReapHalf::drain`].
+    fn drain(half: &mut Self::Reap, landed: &mut Vec<Landed>);
+}
+
+/// The kernel itself.
+#[derive(Debug)]
+pub(super) struct Uring;
+
+impl Kernel for Uring {
+    type Submit = SubmitHalf;
+    type Gate = Gate;
+    type Reap = ReapHalf;
+
+    fn submit_places(half: &SubmitHalf) -> usize {
+        half.capacity()
+    }
+    fn reap_places(half: &ReapHalf) -> usize {
+        half.capacity()
+    }
+    fn queued(half: &mut SubmitHalf) -> usize {
+        half.queued()
+    }
+    unsafe fn push(half: &mut SubmitHalf, file: BorrowedFd<'_>, request: ReadRequest) {
+        // SAFETY: the caller's promise.
+        unsafe { half.push(file, request) };
+    }
+    fn enter(gate: &Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+        gate.enter(entries, landing)
+    }
+    fn drain(half: &mut ReapHalf, landed: &mut Vec<Landed>) {
+        half.drain(landed);
+    }
+}
+
 /// One io_uring instance and what is in its hands.
 #[derive(Debug)]
-pub(super) struct RingDriver {
-    submission: RankedMutex<Submission>,
-    gate: Gate,
-    seat: Seat,
+pub(super) struct RingDriver<K: Kernel = Uring> {
+    submission: RankedMutex<Submission<K>>,
+    gate: K::Gate,
+    seat: Seat<K>,
     /// Parts that the kernel has taken and nobody has fetched. Below 0 if one was fetched before it was counted.
     in_flight: AtomicIsize,
     /// Parts in the queue that nobody has claimed; changed under the lock.
@@ -106,14 +174,26 @@ pub(super) struct RingDriver {
     queue_depth: usize,
 }
 
-impl RingDriver {
+impl RingDriver<Uring> {
     pub(super) fn new(
         room: Arc<WaitRoom>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
-        let (half, gate, reap) = crate::sys::ring::ring(queue_depth as u32)?;
-        let queue_depth = queue_depth.min(half.capacity()).min(reap.capacity());
+        let halves = crate::sys::ring::ring((queue_depth * PLACES_PER_PART) as u32)?;
+        Ok(Self::over(room, halves, queue_depth, io_bytes_max))
+    }
+}
+
+impl<K: Kernel> RingDriver<K> {
+    pub(super) fn over(
+        room: Arc<WaitRoom>,
+        (half, gate, reap): (K::Submit, K::Gate, K::Reap),
+        queue_depth: usize,
+        io_bytes_max: usize,
+    ) -> Self {
+        let queue_depth =
+            queue_depth.min(K::submit_places(&half) / PLACES_PER_PART).min(K::reap_places(&reap));
         let submission = Submission {
             half: Some(half),
             pushed: VecDeque::with_capacity(queue_depth),
@@ -125,7 +205,7 @@ impl RingDriver {
             io_bytes_max,
             news: Vec::new(),
         };
-        Ok(Self {
+        Self {
             submission: RankedMutex::new(Rank::Submit, submission),
             gate,
             seat: Seat { is_taken: AtomicBool::new(false), chair: UnsafeCell::new(Chair::new(reap)) },
@@ -136,7 +216,7 @@ impl RingDriver {
             is_refused: AtomicBool::new(false),
             room,
             queue_depth,
-        })
+        }
     }
 
     /// Whether the kernel took this ring out of service, so that fills must go another way.
@@ -195,7 +275,7 @@ impl RingDriver {
         file: &Arc<OpenFile>,
         fills: Vec<Fill>,
         finished: &mut Vec<Job>,
-    ) -> RankedGuard<'_, Submission> {
+    ) -> RankedGuard<'_, Submission<K>> {
         self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
         let mut submission = self.submission.lock();
         for fill in fills {
@@ -250,8 +330,19 @@ impl RingDriver {
         }
     }
 
+    /// Nothing is left of anything, and nobody has a duty.
+    #[cfg(test)]
+    pub(super) fn check_idle(&self) {
+        let submission = self.submission.lock();
+        assert_eq!((submission.parts.len(), submission.jobs.len(), submission.news.len()), (0, 0, 0));
+        assert_eq!(self.in_flight.load(Ordering::Relaxed), 0);
+        let counts = [&self.unclaimed, &self.claimed, &self.outstanding].map(|n| n.load(Ordering::Relaxed));
+        assert_eq!(counts, [0; 3], "unclaimed, claimed, outstanding");
+        assert!(!self.seat.is_taken());
+    }
+
     /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
-    fn pump(&self, submission: &mut Submission, again: &[Key], finished: &mut Vec<Job>) {
+    fn pump(&self, submission: &mut Submission<K>, again: &[Key], finished: &mut Vec<Job>) {
         let pushed = submission.pump(again, finished);
         let before = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(before + pushed, Ordering::Relaxed);
@@ -259,7 +350,7 @@ impl RingDriver {
 
     /// A claim to all that is unclaimed. To nothing once the kernel has refused: what it has not taken
     /// then is failed by the last to come back.
-    fn claim(&self, submission: &mut Submission) -> Claim {
+    fn claim(&self, submission: &mut Submission<K>) -> Claim {
         if submission.refusal.is_some() {
             return Claim { parts: 0 };
         }
@@ -278,7 +369,7 @@ impl RingDriver {
     /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
     fn enter(&self, claim: Claim, landing: Landing) {
         let Claim { parts } = claim;
-        let refused = self.gate.enter(parts, landing).err();
+        let refused = K::enter(&self.gate, parts, landing).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
         match refused {
@@ -337,29 +428,29 @@ impl Claim {
 
 /// The leader's place: who has it has the completion half.
 #[derive(Debug)]
-struct Seat {
+struct Seat<K: Kernel> {
     is_taken: AtomicBool,
-    chair: UnsafeCell<Chair>,
+    chair: UnsafeCell<Chair<K>>,
 }
 
 /// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
 #[derive(Debug)]
-struct Chair {
-    half: ReapHalf,
+struct Chair<K: Kernel> {
+    half: K::Reap,
     landed: Vec<Landed>,
     finished: Vec<Job>,
 }
 
-impl Chair {
-    fn new(half: ReapHalf) -> Self {
+impl<K: Kernel> Chair<K> {
+    fn new(half: K::Reap) -> Self {
         Self { half, landed: Vec::new(), finished: Vec::new() }
     }
 }
 
 // SAFETY: `chair` is reached only through a `Leader`, of which there is one at a time.
-unsafe impl Sync for Seat {}
+unsafe impl<K: Kernel> Sync for Seat<K> {}
 
-impl Seat {
+impl<K: Kernel> Seat<K> {
     fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Relaxed)
     }
@@ -374,16 +465,16 @@ impl Seat {
 }
 
 /// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
-struct Leader<'a> {
-    driver: &'a RingDriver,
+struct Leader<'a, K: Kernel> {
+    driver: &'a RingDriver<K>,
 }
 
-impl<'a> Leader<'a> {
-    fn take(driver: &'a RingDriver) -> Option<Self> {
+impl<'a, K: Kernel> Leader<'a, K> {
+    fn take(driver: &'a RingDriver<K>) -> Option<Self> {
         driver.seat.try_take().then(|| Self { driver })
     }
 
-    fn chair(&mut self) -> &mut Chair {
+    fn chair(&mut self) -> &mut Chair<K> {
         // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
         // the reference lives.
         unsafe { &mut *self.driver.seat.chair.get() }
@@ -393,7 +484,7 @@ impl<'a> Leader<'a> {
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
         let Chair { half, landed, finished } = self.chair();
-        half.drain(landed);
+        K::drain(half, landed);
         if landed.is_empty() {
             return 0;
         }
@@ -427,7 +518,7 @@ impl<'a> Leader<'a> {
     }
 }
 
-impl Drop for Leader<'_> {
+impl<K: Kernel> Drop for Leader<'_, K> {
     fn drop(&mut self) {
         self.driver.seat.leave();
         self.driver.room.wake();
@@ -546,10 +637,11 @@ fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
 
 /// What the submission lock guards.
 #[derive(Debug)]
-struct Submission {
+struct Submission<K: Kernel> {
     /// `None` once the kernel has refused and nobody is on the way into it.
-    half: Option<SubmitHalf>,
-    /// Parts in the queue, in their order; the first of them may have been taken by the kernel already.
+    half: Option<K::Submit>,
+    /// Parts in the queue, in their order; the first of them may have been taken by the kernel already, and even have
+    /// ended, and stand at the end once more.
     pushed: VecDeque<Key>,
     /// Why the kernel takes no more.
     refusal: Option<io::Error>,
@@ -563,7 +655,7 @@ struct Submission {
     news: Vec<Arrival>,
 }
 
-impl Submission {
+impl<K: Kernel> Submission<K> {
     fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
         let end = fill.len();
         let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
@@ -602,13 +694,13 @@ impl Submission {
             self.push(&mut half, key);
             count += 1;
         }
-        let taken = self.pushed.len() - half.queued();
+        let taken = self.pushed.len() - K::queued(&mut half);
         self.pushed.drain(..taken);
         self.half = Some(half);
         count
     }
 
-    fn push(&mut self, half: &mut SubmitHalf, key: Key) {
+    fn push(&mut self, half: &mut K::Submit, key: Key) {
         let part = *self.parts.get_mut(key).expect("a part to be pushed exists");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         let (from, len) = part.transfer.rest();
@@ -622,7 +714,7 @@ impl Submission {
         };
         // SAFETY: the job owns the fill and the file and is removed only when all its parts have ended.
         // `outstanding` keeps the ring's owner from going away before that.
-        unsafe { half.push(job.file.descriptor(), request) };
+        unsafe { K::push(half, job.file.descriptor(), request) };
         self.pushed.push_back(key);
     }
 
@@ -683,7 +775,7 @@ impl Submission {
     fn fail_pushed(&mut self, finished: &mut Vec<Job>) {
         // The half is dropped, and with it the right to submit what the queue still holds.
         let Some(mut half) = self.half.take() else { return };
-        let taken = self.pushed.len() - half.queued();
+        let taken = self.pushed.len() - K::queued(&mut half);
         let left: Vec<_> = self.pushed.drain(..).skip(taken).collect();
         self.fail(&left, finished);
         self.fail_backlog(finished);
@@ -729,7 +821,7 @@ mod tests {
 
     const PAGES: u32 = 6;
 
-    fn job(part_pages: usize) -> (Submission, Vec<Key>) {
+    fn job(part_pages: usize) -> (Submission<Uring>, Vec<Key>) {
         let room = Arc::new(WaitRoom::new());
         let mut submission = Submission {
             half: None,

@@ -5,6 +5,7 @@
 //!   2 look           the rest, one by one: what the cache holds of each
 //!   3 start          the missing pages of all of them, without waiting     a wave at a time, so that a
 //!   4 finish         each in order; waits as its options say               batch does not evict itself
+//!   5 drop behind    what uncached reads of the wave have passed
 //! ```
 //!
 //! Each read is answered as `File::read_at_with` would answer it; the call gives
@@ -19,8 +20,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::arena::Grown;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{GROUP_MAX, Patience, Progress, Reading, Span, Wanted, read_group, touch};
+use crate::filemap::{GROUP_MAX, Progress, Reading, Span, Wanted, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
 use super::{Cache, File, Handle, ReadOptions};
@@ -115,7 +117,7 @@ impl File {
 
     /// As [`File::read_batch`], with options, which hold for each read.
     pub fn read_batch_with(&self, reads: &mut [BatchRead<'_>], options: ReadOptions) {
-        read_all(self, reads, |read| (self, read), options.patience());
+        read_all(self, reads, |read| (self, read), options);
     }
 }
 
@@ -135,7 +137,7 @@ impl Cache {
             });
         };
         let leader: &File = leader;
-        read_all(leader, reads, |(file, read)| (*file, read), options.patience());
+        read_all(leader, reads, |(file, read)| (*file, read), options);
     }
 }
 
@@ -146,15 +148,16 @@ fn read_all<'f, 'b: 'f, T>(
     leader: &'f File,
     items: &mut [T],
     parts: impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
-    patience: Patience,
+    options: ReadOptions,
 ) {
     if leader.process.is_forked() {
         items.iter_mut().map(&parts).for_each(|(_, read)| read.answer = Answer::Unread);
-        return read_rest(items, &parts, patience);
+        return read_rest(items, &parts, options);
     }
-    let left: usize = items.chunks_mut(GROUP_MAX).map(|group| read_hits(leader, group, &parts)).sum();
+    let left: usize =
+        items.chunks_mut(GROUP_MAX).map(|group| read_hits(leader, group, &parts, options)).sum();
     if left > 0 {
-        read_rest(items, &parts, patience);
+        read_rest(items, &parts, options);
     }
 }
 
@@ -164,15 +167,24 @@ fn read_hits<'f, 'b: 'f, T>(
     leader: &'f File,
     group: &mut [T],
     parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
+    options: ReadOptions,
 ) -> usize {
     let mut wanted = [const { Wanted::nothing() }; GROUP_MAX];
     let reads = group.len();
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
-        if Arc::ptr_eq(&file.counters, &leader.counters) {
+        let plain = !options.uncached && !file.is_uncached();
+        if plain && Arc::ptr_eq(&file.counters, &leader.counters) {
             *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
         }
     }
+    // Of reads that follow each other in one folio, the first counts.
+    let mut last = None;
+    let touch = |grown: Grown<'_>, frame| {
+        if last.replace(frame) != Some(frame) {
+            touch(grown, frame);
+        }
+    };
     let served = read_group(&leader.view, &mut wanted[..reads], touch);
     let mut bytes = 0;
     for (nth, item) in group.iter_mut().enumerate() {
@@ -187,23 +199,26 @@ fn read_hits<'f, 'b: 'f, T>(
     reads - served.count() as usize
 }
 
-/// 2 to 4: looks at what is left, then starts and finishes it, a wave at a time.
+/// 2 to 5: looks at what is left, then starts and finishes it, a wave at a time.
 #[cold]
 fn read_rest<'f, 'b: 'f, T>(
     items: &mut [T],
     parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
-    patience: Patience,
+    options: ReadOptions,
 ) {
     for (file, read) in items.iter_mut().map(parts) {
-        read.look(file, patience); // 2
+        read.look(file, options); // 2
     }
     let mut rest = items;
     while !rest.is_empty() {
-        let started = start_wave(rest, parts, patience); // 3
+        let started = start_wave(rest, parts, options); // 3
         let (wave, behind) = rest.split_at_mut(started);
         for (file, read) in wave.iter_mut().map(parts) {
-            read.finish(file, patience); // 4
+            read.finish(file, options); // 4
             file.note_read(read.position, read.result().unwrap_or(0));
+        }
+        for (file, read) in wave.iter_mut().map(parts) {
+            read.end_drop_behind(file, options); // 5
         }
         rest = behind;
     }
@@ -214,7 +229,7 @@ fn read_rest<'f, 'b: 'f, T>(
 fn start_wave<'f, 'b: 'f, T>(
     items: &mut [T],
     parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
-    patience: Patience,
+    options: ReadOptions,
 ) -> usize {
     let mut pages = 0;
     let mut gathered: Option<(&File, Vec<Span>)> = None;
@@ -228,13 +243,13 @@ fn start_wave<'f, 'b: 'f, T>(
             match &mut gathered {
                 Some((of, spans)) if std::ptr::eq(*of, file) => add_or_join(spans, span),
                 others => {
-                    start(others.replace((file, vec![span])), patience);
+                    start(others.replace((file, vec![span])), options);
                 }
             }
         }
         reads += 1;
     }
-    start(gathered, patience);
+    start(gathered, options);
     reads
 }
 
@@ -250,15 +265,15 @@ fn add_or_join(spans: &mut Vec<Span>, span: Span) {
 }
 
 /// Starts what was gathered of one file.
-fn start(gathered: Option<(&File, Vec<Span>)>, patience: Patience) {
+fn start(gathered: Option<(&File, Vec<Span>)>, options: ReadOptions) {
     if let Some((file, spans)) = gathered {
-        file.start(&spans, patience);
+        file.start(&spans, options);
     }
 }
 
 impl BatchRead<'_> {
     /// 2: takes what the cache holds.
-    fn look(&mut self, file: &File, patience: Patience) {
+    fn look(&mut self, file: &File, options: ReadOptions) {
         if !matches!(self.answer, Answer::Unread) {
             return;
         }
@@ -267,8 +282,16 @@ impl BatchRead<'_> {
         } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
             Answer::Read(0)
         } else {
+            let passing = match file.passing_with(options) {
+                Ok(passing) => passing,
+                Err(error) => {
+                    self.answer = Answer::Failed(error);
+                    return;
+                }
+            };
             let Handle { shared, mapping } = &*file.handle;
-            match shared.filemap.look(mapping, &file.readahead, patience, self.position, self.buffer) {
+            let (reader, patience) = (file.reader(passing.as_ref()), options.patience());
+            match shared.filemap.look(mapping, reader, patience, self.position, self.buffer) {
                 Progress::Unread => Answer::Unread,
                 Progress::Read(bytes) => Answer::Read(bytes),
                 Progress::Missing(done) => Answer::Missing(done),
@@ -277,32 +300,44 @@ impl BatchRead<'_> {
     }
 
     /// 4: takes the ordinary way to the end.
-    fn finish(&mut self, file: &File, patience: Patience) {
+    fn finish(&mut self, file: &File, options: ReadOptions) {
+        if matches!(self.answer, Answer::Read(_) | Answer::Failed(_)) {
+            return;
+        }
         let Handle { shared, mapping } = &*file.handle;
-        let (filemap, readahead, position) = (&shared.filemap, &file.readahead, self.position);
+        let (filemap, position, patience) = (&shared.filemap, self.position, options.patience());
+        let Ok(passing) = file.passing_with(options) else { return }; // its look has failed with that
+        let reader = file.reader(passing.as_ref());
         let result = match self.answer {
             Answer::Read(_) | Answer::Failed(_) => return,
-            Answer::Unread => filemap.read(mapping, readahead, patience, position, self.buffer),
-            Answer::Missing(done) => filemap.finish(
-                mapping,
-                readahead,
-                patience,
-                position,
-                self.buffer,
-                Reading { done, hit: false },
-            ),
+            Answer::Unread => filemap.read(mapping, reader, patience, position, self.buffer),
+            Answer::Missing(done) => {
+                filemap.finish(mapping, reader, patience, position, self.buffer, Reading { done, hit: false })
+            }
         };
         self.answer = match result {
             Ok(bytes) => Answer::Read(bytes),
             Err(error) => Answer::Failed(error),
         };
     }
+
+    /// 5: drops what it has passed, if it is an uncached one.
+    fn end_drop_behind(&self, file: &File, options: ReadOptions) {
+        if let Answer::Read(bytes) = self.answer
+            && bytes > 0
+            && let Ok(Some(passing)) = file.passing_with(options)
+        {
+            let reader = file.reader(Some(&passing));
+            reader.end_drop_behind(self.position, bytes, options.patience().locks());
+        }
+    }
 }
 
 impl File {
-    fn start(&self, spans: &[Span], patience: Patience) {
+    fn start(&self, spans: &[Span], options: ReadOptions) {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.start(mapping, &self.readahead, patience, spans);
+        let Ok(passing) = self.passing_with(options) else { return };
+        shared.filemap.start(mapping, self.reader(passing.as_ref()), options.patience(), spans);
     }
     fn started_pages_max(&self) -> u64 {
         self.handle.shared.filemap.started_pages_max()

@@ -6,13 +6,17 @@
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use crate::arena::{CellNumber, KeepingView};
+use crate::arena::{CellNumber, Grown, KeepingView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Patience, Polled, Prefetch, Stopped, read_hits_into, touch};
+use crate::filemap::{
+    Behind, Hits, Passing, Patience, Polled, Prefetch, Reader, Reading, Stopped, Touched, read_hits_into,
+};
 use crate::folio::Pinned;
+use crate::mapping::TreeCounts;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
 use crate::sync::{Rank, RankedMutex};
@@ -25,15 +29,29 @@ use super::{Handle, ReadFuture};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Never waits for the device, for memory, or for a lock of a mapping, of the clock or of readahead: it
+    /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
     /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
     /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
-    /// bytes, in a cache that nobody has read from before too. (Three locks it takes that others hold for a
-    /// few steps and never while they wait: that of the free pages, to give pages back and to add what has
-    /// grown, that of the list of nodes that only remember, and that of the submission queue.)
+    /// bytes, in a cache that nobody has read from before too. (Some locks it takes that others hold for some
+    /// steps and never while they wait: that of the free pages, to give pages back and to add what has
+    /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
+    /// and its rings, to say what is new: these are held for a thousand judgements at most, some hundred
+    /// microseconds.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.
     pub cached_only: bool,
+    /// Leaves in the cache nothing that it brought there: for data that is read once, so that it takes no room from
+    /// data that is read again. The read goes through the cache all the same, with readahead, and uses
+    /// what is cached.
+    ///
+    /// What it brought goes when the handle's reads have passed it: pages that lie wholly in what was read are gone
+    /// when the call returns; of larger folios those that were read to their end. What was read ahead and is not
+    /// read goes when the reads go elsewhere, pause for a second or two, or when the handle is closed. What
+    /// somebody else reads without this option stays, and so does what was cached before.
+    ///
+    /// Refused by backends that do not support it ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
+    /// A call with `nowait` leaves its pages for a later call to drop, if the lock for it is busy.
+    pub uncached: bool,
 }
 
 impl ReadOptions {
@@ -51,6 +69,13 @@ impl ReadOptions {
     #[must_use]
     pub fn cached_only(mut self, cached_only: bool) -> Self {
         self.cached_only = cached_only;
+        self
+    }
+
+    /// Sets [`ReadOptions::uncached`].
+    #[must_use]
+    pub fn uncached(mut self, uncached: bool) -> Self {
+        self.uncached = uncached;
         self
     }
 
@@ -75,9 +100,28 @@ pub struct File {
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
+    pub(super) touched: Touched,
+    // Before the handle: what it left behind goes while the file is open.
+    pub(super) uncached: Uncached,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
+}
+
+/// Whether a handle's reads are uncached ones, and what they have left behind.
+#[derive(Debug, Default)]
+pub(super) struct Uncached {
+    always: AtomicBool,
+    behind: OnceLock<Arc<Behind>>,
+}
+
+/// The handle is closed.
+impl Drop for Uncached {
+    fn drop(&mut self) {
+        if let Some(behind) = self.behind.get() {
+            behind.end();
+        }
+    }
 }
 
 impl File {
@@ -89,6 +133,8 @@ impl File {
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
+            uncached: Uncached::default(),
+            touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: 0,
@@ -123,18 +169,37 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
+        if options.uncached | self.is_uncached() {
+            return self.read_uncached(buffer, position, options);
+        }
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
-        self.read_slowly(buffer, position, options)
+        self.read_slowly(buffer, position, options, hits)
     }
 
     #[cold]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+    fn read_slowly(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        options: ReadOptions,
+        hits: Hits,
+    ) -> Result<usize> {
         let Handle { shared, mapping } = &*self.handle;
-        let bytes = shared.filemap.read(mapping, &self.readahead, options.patience(), position, buffer)?;
+        let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
+        // What was copied is there, and counted where folios are; only the rest is read again.
+        if let Some(page) = hits.marker {
+            filemap.advance(mapping, reader, page, patience);
+        }
+        let reading = Reading { done: hits.bytes, hit: true };
+        let bytes = filemap.finish(mapping, reader, patience, position, buffer, reading)?;
+        // The next read may go on in the same folio, by a hit; that is this read still.
+        self.touched.remember(position, position + bytes as u64);
         self.note_read(position, bytes);
         Ok(bytes)
     }
@@ -142,6 +207,72 @@ impl File {
     /// Tells the cache that bytes were read, if it follows that.
     pub(super) fn note_read(&self, position: u64, bytes: usize) {
         self.handle.shared.note_read(&self.handle.mapping, position, bytes);
+    }
+
+    #[inline(never)]
+    fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        let Handle { shared, mapping } = &*self.handle;
+        let passing = self.passing()?;
+        let reader = self.reader(Some(&passing));
+        let bytes = shared.filemap.read(mapping, reader, options.patience(), position, buffer)?;
+        self.note_read(position, bytes);
+        Ok(bytes)
+    }
+
+    /// Who reads through this handle.
+    pub(super) fn reader<'r>(&'r self, passing: Option<&'r Passing<'r>>) -> Reader<'r> {
+        Reader::new(&self.readahead, passing)
+    }
+
+    /// The beginning of an uncached read.
+    pub(super) fn passing(&self) -> Result<Passing<'_>> {
+        let Handle { shared, mapping } = &*self.handle;
+        self.check_drops_behind()?;
+        let new = || Behind::new(&shared.filemap, mapping, shared.process);
+        Ok(Passing::new(self.uncached.behind.get_or_init(new)))
+    }
+
+    /// As [`File::passing`], if a read with `options` is an uncached one.
+    pub(super) fn passing_with(&self, options: ReadOptions) -> Result<Option<Passing<'_>>> {
+        if options.uncached | self.is_uncached() { self.passing().map(Some) } else { Ok(None) }
+    }
+
+    fn check_drops_behind(&self) -> Result<()> {
+        let backend = self.handle.mapping.backend();
+        if backend.can_drop_behind() {
+            return Ok(());
+        }
+        Err(Repr::CannotDropBehind { backend: backend.name() }.into())
+    }
+
+    /// Makes every read of this handle an uncached one from now on ([`ReadOptions::uncached`]), pins, futures and
+    /// [`Read`] included, or none but those that say so themselves. Pages that a pin brought go
+    /// when it is dropped and the reads have passed them. With `false`, what was left behind goes now; that
+    /// may wait for locks.
+    ///
+    /// It is this handle's; a clone begins as its original, and leaves its own pages behind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// if the file's backend does not support it.
+    pub fn set_uncached(&self, uncached: bool) -> Result<()> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        if uncached {
+            self.check_drops_behind()?;
+        }
+        self.uncached.always.store(uncached, Ordering::Relaxed);
+        if !uncached && let Some(behind) = self.uncached.behind.get() {
+            behind.end();
+        }
+        Ok(())
+    }
+
+    /// Whether every read of this handle is an uncached one.
+    #[inline]
+    pub fn is_uncached(&self) -> bool {
+        self.uncached.always.load(Ordering::Relaxed)
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -154,14 +285,27 @@ impl File {
     /// # Errors
     /// As [`File::read_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if that thread cannot be started.
     pub fn read_at_async<'a>(&'a self, buffer: &'a mut [u8], position: u64) -> ReadFuture<'a> {
-        ReadFuture::new(self, buffer, position)
+        self.read_at_async_with(buffer, position, ReadOptions::default())
+    }
+
+    /// As [`File::read_at_async`], with options. With `nowait` or `cached_only` the first poll answers.
+    ///
+    /// # Errors
+    /// As [`File::read_at_async`], and [`File::read_at_with`].
+    pub fn read_at_async_with<'a>(
+        &'a self,
+        buffer: &'a mut [u8],
+        position: u64,
+        options: ReadOptions,
+    ) -> ReadFuture<'a> {
+        ReadFuture::new(self, buffer, position, options)
     }
 
     pub(super) fn poll_read(
         &self,
         progress: &mut Polled,
         buffer: &mut [u8],
-        position: u64,
+        (position, options): (u64, ReadOptions),
         context: &Context<'_>,
     ) -> Poll<Result<usize>> {
         if self.process.is_forked() {
@@ -170,8 +314,13 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Poll::Ready(Ok(0));
         }
+        if options.nowait || options.cached_only {
+            return Poll::Ready(self.read_at_with(buffer, position, options));
+        }
         let Handle { shared, mapping } = &*self.handle;
-        let polled = shared.filemap.poll_read(mapping, &self.readahead, progress, position, buffer, context);
+        let passing = self.passing_with(options)?;
+        let reader = self.reader(passing.as_ref());
+        let polled = shared.filemap.poll_read(mapping, reader, progress, position, buffer, context);
         if let Poll::Ready(Ok(bytes)) = &polled {
             self.note_read(position, *bytes);
         }
@@ -215,7 +364,9 @@ impl File {
             return Err(Repr::Forked.into());
         }
         let position = position.min(FILE_BYTES_MAX);
-        let pinned = shared.filemap.pin(mapping, &self.readahead, position, len, shared.process)?;
+        let passing = self.passing_with(ReadOptions::default())?;
+        let reader = self.reader(passing.as_ref());
+        let pinned = shared.filemap.pin(mapping, reader, position, len, shared.process)?;
         self.note_read(position, pinned.len());
         Ok(pinned)
     }
@@ -337,12 +488,12 @@ impl File {
     /// Makes the page at `position` ready for a reader who wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.make_ready(mapping, &self.readahead, position.min(FILE_BYTES_MAX), len)
+        shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
     }
     /// A reader met the marker on `page`.
     pub(crate) fn advance(&self, page: PageIndex) {
         let Handle { shared, mapping } = &*self.handle;
-        shared.filemap.advance(mapping, &self.readahead, page, Patience::Wait);
+        shared.filemap.advance(mapping, self.reader(None), page, Patience::Wait);
     }
 
     /// How the file is read: the name of its backend's mechanism.
@@ -356,6 +507,12 @@ impl File {
         self.handle.mapping.backend().is_direct()
     }
 
+    /// What was counted of the file's index since the cache knows the file: locks, ways down, cuts of shadows. For
+    /// benchmarks and tests. Waits for nothing.
+    pub fn tree_counts(&self) -> TreeCounts {
+        self.handle.mapping.tree_counts()
+    }
+
     /// Pages of this file that are in the cache.
     pub fn cached_pages(&self) -> u64 {
         if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.lock().pages() }
@@ -366,6 +523,7 @@ impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
         clone.position = self.position;
+        clone.uncached.always = AtomicBool::new(self.is_uncached());
         clone
     }
 }

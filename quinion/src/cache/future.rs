@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use crate::error::Result;
 use crate::filemap::Polled;
 
-use super::File;
+use super::{File, ReadOptions};
 
 /// A read that is under way or has not begun; see [`File::read_at_async`]. May be polled again after it is
 /// ready: it then reads once more.
@@ -22,12 +22,13 @@ pub struct ReadFuture<'a> {
     file: &'a File,
     buffer: &'a mut [u8],
     position: u64,
+    options: ReadOptions,
     progress: Polled,
 }
 
 impl<'a> ReadFuture<'a> {
-    pub(super) fn new(file: &'a File, buffer: &'a mut [u8], position: u64) -> Self {
-        Self { file, buffer, position, progress: Polled::default() }
+    pub(super) fn new(file: &'a File, buffer: &'a mut [u8], position: u64, options: ReadOptions) -> Self {
+        Self { file, buffer, position, options, progress: Polled::default() }
     }
 }
 
@@ -35,7 +36,7 @@ impl Future for ReadFuture<'_> {
     type Output = Result<usize>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { file, buffer, position, progress } = self.get_mut();
-        file.poll_read(progress, buffer, *position, context)
+        let Self { file, buffer, position, options, progress } = self.get_mut();
+        file.poll_read(progress, buffer, (*position, *options), context)
     }
 }

@@ -24,12 +24,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, default_memory};
+use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::Filemap;
+use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
 use crate::mapping::Mapping;
+use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
 use crate::stats::Count;
@@ -46,7 +47,7 @@ mod file;
 mod future;
 mod residency;
 
-pub use crate::filemap::ReadaheadUse;
+pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
@@ -66,6 +67,8 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
+    /// Keep the upkeep's duties known.
+    _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
@@ -96,6 +99,13 @@ struct Known {
 #[derive(Clone, Debug)]
 pub struct Builder {
     memory: Option<u64>,
+    /// `None`: as `memory`.
+    memory_max: Option<u64>,
+    /// `None`: half of `memory`.
+    pinned_max: Option<u64>,
+    background_reclaim: bool,
+    swap: Swap,
+    pressure: Option<Pressure>,
     readahead: u64,
     readahead_style: ReadaheadStyle,
     idle_files_max: usize,
@@ -114,6 +124,50 @@ impl Builder {
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
+        self
+    }
+    /// The most that [`Cache::resize`] can ever give the cache, in bytes. At least `memory`, which is the default. Its
+    /// address space is reserved, and the tables for it take their memory at once: 0.9 % of it, out of `memory`.
+    #[must_use]
+    pub fn memory_max(mut self, bytes: u64) -> Self {
+        self.memory_max = Some(bytes);
+        self
+    }
+    /// Whether a thread of the cache makes room before it is needed, so that who misses a page need not: it keeps up
+    /// to a 128th of the cache free, 32 MiB at most. It starts when memory first runs low. The default is `true`; a
+    /// cache below 64 MiB does without in any case.
+    #[must_use]
+    pub fn background_reclaim(mut self, background: bool) -> Self {
+        self.background_reclaim = background;
+        self
+    }
+    /// The most memory that pins may keep, in bytes; a pin that reaches beyond fails at once with
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory). A folio counts whole, and once however many pins it has.
+    /// The default is half of `memory`; more than `memory` means all of it, and then readers may find no page to read
+    /// into. A resize keeps the share.
+    #[must_use]
+    pub fn pinned_max(mut self, bytes: u64) -> Self {
+        self.pinned_max = Some(bytes);
+        self
+    }
+    /// Whether the system must keep the cache's memory in memory and never swap it out (`mlock2`, each page from
+    /// the moment it is there). The default is no. The system counts all of `memory_max` and the 2 MiB of the control
+    /// file against `RLIMIT_MEMLOCK` when the cache is built, unless the process has `CAP_IPC_LOCK`; what does not
+    /// fit is an error then, and none ever after. Viewers read the same pages.
+    ///
+    /// The cache's memory is left out of core dumps and of forked children in any case.
+    #[must_use]
+    pub fn lock_memory(mut self, lock: bool) -> Self {
+        self.swap = if lock { Swap::Locked } else { Swap::Allowed };
+        self
+    }
+    /// Has the cache shrink while the machine or its control group is short of memory, before the kernel kills, and
+    /// come back slowly to `memory`, or what the last [`Cache::resize`] said, when there is room again. A thread looks
+    /// twice a second: at the pressure stall information of the control group or the machine, and at what is left
+    /// below the tightest limit. Without it, a cache stays as large as it was told.
+    #[must_use]
+    pub fn pressure(mut self, pressure: Pressure) -> Self {
+        self.pressure = Some(pressure);
         self
     }
     /// The largest readahead window, in bytes; 0 reads no page that was not asked for. At most 1 part in 32
@@ -186,16 +240,20 @@ impl Builder {
     ///
     /// # Errors
     /// [`ErrorKind::Build`](crate::ErrorKind::Build) if `memory` is below the minimum or above what can be
-    /// numbered, or if the system refuses memory.
+    /// numbered, if `memory_max` is below `memory`, or if the system refuses memory or to lock it.
     pub fn build(self) -> Result<Cache> {
         let process = ForkGuard::new();
         let memory = self.memory.unwrap_or_else(|| default_memory().max(Cache::MEMORY_MIN));
-        let arena = Arena::build(ArenaOptions { memory }).map_err(|e| Repr::Build(Box::new(e)))?;
+        let reservation = Reservation { memory_max: self.memory_max.unwrap_or(memory), swap: self.swap };
+        let arena = Arena::build_within(ArenaOptions { memory }, reservation);
+        let arena = arena.map_err(|e| Repr::Build(Box::new(e)))?;
         let room = Arc::new(WaitRoom::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
+        let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
+        let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
@@ -204,7 +262,12 @@ impl Builder {
         };
         let readahead = readahead.orders(orders.min, orders.max);
         let shared = Shared {
-            filemap: Arc::new(filemap),
+            _duties: (
+                Leftovers::of(&filemap),
+                MakesRoom::of(&filemap),
+                self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
+            ),
+            filemap,
             engine,
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             process,
@@ -230,6 +293,11 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             memory: None,
+            memory_max: None,
+            pinned_max: None,
+            background_reclaim: true,
+            swap: Swap::Allowed,
+            pressure: None,
             readahead: 4 << 20,
             readahead_style: ReadaheadStyle::Streams,
             idle_files_max: crate::sys::descriptors_max().div_ceil(4).min(1024),
@@ -290,6 +358,25 @@ impl Cache {
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         let mapping = self.shared.mapping_of(backend, &attributes)?;
         Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping })))
+    }
+
+    /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
+    /// [`Builder::memory_max`], and down to [`Cache::MEMORY_MIN`] or what its tables leave some room beside.
+    ///
+    /// Larger: the cache may grow from now on. Smaller: it does not grow from now on, whole extents of 2 MiB are
+    /// emptied, those first that cost least, and their memory goes back to the machine; readers go on meanwhile, here
+    /// and in viewers. Takes some milliseconds for each hundred extents, waits for locks of files, and up to half a
+    /// second for reads in flight. It does not wait for pins: what they keep is [`Resized::slack_bytes`], and goes
+    /// when they go.
+    ///
+    /// The window of readahead and the largest folio stay as they were when the cache was built.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, and nothing was
+    /// changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn resize(&self, bytes: u64) -> Result<Resized> {
+        self.check_process()?;
+        self.shared.filemap.resize(bytes).map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
     /// Numbers of this cache; each documented at its field.
@@ -381,7 +468,8 @@ impl Shared {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
-        let mapping = mapping.with_shadow_nodes(self.filemap.reclaim.shadow_nodes());
+        let reclaim = &self.filemap.reclaim;
+        let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
         let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
@@ -432,6 +520,10 @@ impl Shared {
         let will_need = counters.sum(Count::WillNeed);
         let mut stats = Stats {
             memory_bytes: arena.bound_bytes,
+            memory_max_bytes: arena.max_bytes,
+            slack_bytes: arena.slack_bytes,
+            returned_bytes: arena.returned_bytes,
+            pinned_bytes: arena.pinned_bytes,
             grown_bytes: arena.grown_bytes + arena.control_bytes,
             data_bytes: arena.data_bytes,
             index_bytes: arena.cell_bytes,
@@ -458,6 +550,9 @@ impl Shared {
             failed_pages: counters.sum(Count::Failed),
             undelivered_pages: counters.sum(Count::Undelivered),
             forgotten_pages: counters.sum(Count::Forgotten),
+            dropped_behind_pages: counters.sum(Count::DroppedBehind),
+            left_over_pages: counters.sum(Count::LeftOver),
+            adopted_pages: counters.sum(Count::Adopted),
             shadowed_pages: counters.sum(Count::Shadows),
             refaulted_pages: counters.sum(Count::Refaults),
             activated_pages: counters.sum(Count::Activated),
@@ -563,8 +658,16 @@ impl Drop for Handle {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The bound the cache was built with.
+    /// The bound in force.
     pub memory_bytes: u64,
+    /// The largest bound it can be given.
+    pub memory_max_bytes: u64,
+    /// What is above a bound that was lowered, and still to be given back.
+    pub slack_bytes: u64,
+    /// What was given back to the machine so far.
+    pub returned_bytes: u64,
+    /// What users' pins keep, folios counted whole.
+    pub pinned_bytes: u64,
     /// What of the bound is in use by the system's account: tables, nodes, data, viewers' pages.
     pub grown_bytes: u64,
     /// Memory for file data that has been grown so far, free pages included.
@@ -620,6 +723,13 @@ pub struct Stats {
     pub undelivered_pages: u64,
     /// Pages forgotten with their file, which nobody had open when there were too many such files.
     pub forgotten_pages: u64,
+    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
+    pub dropped_behind_pages: u64,
+    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
+    pub left_over_pages: u64,
+    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
+    /// counted when an uncached read passes them, or its stream ends.
+    pub adopted_pages: u64,
     /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
     pub shadowed_pages: u64,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
@@ -640,19 +750,23 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, invalidated, failed, undelivered
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed, undelivered
     /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
     /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
-        let for_room = self.evicted_pages + self.dropped_pages;
+        let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
         for_room + for_change + self.failed_pages + self.forgotten_pages
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 34] {
+    pub fn numbers(&self) -> [(&'static str, u64); 41] {
         [
             ("memory_bytes", self.memory_bytes),
+            ("memory_max_bytes", self.memory_max_bytes),
+            ("slack_bytes", self.slack_bytes),
+            ("returned_bytes", self.returned_bytes),
+            ("pinned_bytes", self.pinned_bytes),
             ("grown_bytes", self.grown_bytes),
             ("data_bytes", self.data_bytes),
             ("index_bytes", self.index_bytes),
@@ -679,6 +793,9 @@ impl Stats {
             ("failed_pages", self.failed_pages),
             ("undelivered_pages", self.undelivered_pages),
             ("forgotten_pages", self.forgotten_pages),
+            ("dropped_behind_pages", self.dropped_behind_pages),
+            ("left_over_pages", self.left_over_pages),
+            ("adopted_pages", self.adopted_pages),
             ("shadowed_pages", self.shadowed_pages),
             ("refaulted_pages", self.refaulted_pages),
             ("activated_pages", self.activated_pages),

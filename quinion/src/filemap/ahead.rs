@@ -16,7 +16,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::arena::{View, referenced};
+use crate::arena::{Flags, View, referenced};
 use crate::stats::Count;
 use crate::units::Frame;
 
@@ -79,5 +79,9 @@ fn unread_pages(view: &View) -> u64 {
         referenced::is_unread(byte)
     };
     let words = frames.filter(is_unread).map(|frame| view.own(frame).word());
-    words.filter(|word| word.is_live()).map(|word| u64::from(word.order().pages())).sum()
+    // What an uncached read made begins as unread, and is not counted among what was fetched ahead.
+    words
+        .filter(|word| word.is_live() && !word.has(Flags::DROPBEHIND))
+        .map(|word| u64::from(word.order().pages()))
+        .sum()
 }

@@ -6,7 +6,8 @@
 //!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
-//!   insert     locked folios, all runs in one hold of the tree's lock
+//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are promised before
+//!   list       each in the ring that the policy says
 //!   submit     one Fill each, several windows' in one call
 //! ```
 //!
@@ -37,23 +38,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::arena::{Amount, Arena, Completed, Fit, Put, Run};
+use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
+use crate::lists::Promise;
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Consumed, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
 };
+use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::Reclaim;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, RankedReadGuard};
-use crate::tuning::{Insertion, Tuning};
+use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
+use crate::tuning::{Descent, Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use crate::upkeep::Upkeep;
 use crate::xarray::Stop;
 
 use super::read::Patience;
 use super::refault::Refaults;
+use super::uncached::Behind;
 
 /// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
@@ -77,6 +81,14 @@ pub struct Filemap {
     pub(crate) reclaim: Reclaim,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
+    /// Whether room is made before it is needed.
+    pub(super) makes_room: bool,
+    /// Held by who resizes.
+    pub(super) resizing: RankedMutex<()>,
+    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
+    pub(super) memory_told: AtomicU64,
+    /// What of the bound users' pins may keep: a part of a whole.
+    pub(super) pinned_share: (u64, u64),
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     tuning: Tuning,
@@ -100,8 +112,9 @@ pub(crate) enum Need {
 /// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// It waits for what it has submitted, and reaps.
-    Reap,
+    /// It waits for this page, and reaps, if what it has submitted brings that page: nobody else can have brought it
+    /// before it reaped, so the reap comes for sure. Of others' pages that is not so.
+    Reap(PageIndex),
     /// Perhaps that, and perhaps not, or not at once.
     Anything,
 }
@@ -138,13 +151,17 @@ impl Filemap {
     /// If the smallest is larger than the largest.
     pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let counters = Arc::new(Counters::default());
+        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
         Self {
-            reclaim: Reclaim::new(Arc::clone(&arena), Arc::clone(&counters)),
+            reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
             arena,
             room,
             counters,
             upkeep: Upkeep::new(),
+            makes_room: false,
+            resizing: RankedMutex::new(Rank::Resize, ()),
+            memory_told: AtomicU64::new(memory_told),
+            pinned_share: (1, 2),
             folio_orders,
             tuning,
             in_flight: AtomicU64::new(0),
@@ -152,30 +169,29 @@ impl Filemap {
         }
     }
 
+    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
+    #[must_use]
+    pub fn with_pinned_max(mut self, bytes: u64) -> Self {
+        let bound = self.arena.bound();
+        self.pinned_share = (bytes.min(bound), bound);
+        self
+    }
+
+    /// The same, and the upkeep makes room before it is needed; see `background.rs`.
+    #[must_use]
+    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
+        self.makes_room = makes_room;
+        self
+    }
+
     /// Fills submitted and not yet completed.
     pub fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Starts filling what of `window` is not cached; pages in `wanted` were asked for. May wait for locks with
-    /// [`Patience::Wait`], and for memory with [`Need::Asked`]; never for the window's own bytes.
-    pub(crate) fn fill_window(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        window: Window,
-        wanted: Range<PageIndex>,
-        need: Need,
-        patience: Patience,
-        next: Next,
-    ) -> Filled {
-        let mut together = Together::of(mapping);
-        let filled = self.insert_window(&mut together, window, wanted, need, patience);
-        together.submit(next);
-        filled
-    }
-
-    /// As [`Filemap::fill_window`], but what is inserted goes to the device with the rest of `together`. Memory
-    /// is not to be waited for if others' fills stand there already.
+    /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in
+    /// `wanted` were asked for. May wait for locks with [`Patience::Wait`], and for memory with [`Need::Asked`],
+    /// which is not for those who have others' fills there already; never for the window's own bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
         together: &mut Together<'_>,
@@ -196,21 +212,37 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 Frames for it.
-        let frames = self.alloc_frames(mapping, &gaps, self.orders_for(window).max, need, patience.locks());
+        let frames = self.alloc_frames(mapping, &gaps, window, need, patience.locks());
         if frames.is_empty() {
             return Filled::NoMemory;
         }
         let runs = deal_out(&gaps, &frames);
-        // 3 Into the tree, with invalidation held off until it goes to the device.
+        // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
         if together.hold_off(patience).is_none() {
             self.free_runs(&runs);
             return Filled::Busy;
         }
         let mut refaults = Refaults::default();
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
-        let Some(added) = self.insert(mapping, window, wanted, runs, patience, &mut refaults) else {
+        let Some(promise) = self.promise_places(mapping, &runs, patience) else {
+            self.free_runs(&runs);
+            return if patience == Patience::Wait && self.make_nodes() {
+                Filled::Nothing
+            } else {
+                Filled::NoMemory
+            };
+        };
+        let (orders, fate) = (self.orders_for(window), together.fate());
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
+        let Some(added) = self.insert(mapping, shape, runs, patience, &mut refaults) else {
             return Filled::Busy;
         };
+        self.list(&added.inserted, window, shape, promise);
+        if let (Some(behind), Some(first), Some(last)) =
+            (together.behind, added.inserted.first(), added.inserted.last())
+        {
+            behind.note_made(first.index..last.index.plus(u64::from(last.pages)));
+        }
         if added.inserted.is_empty() {
             return match added.stop {
                 Stop::NoNode if patience != Patience::Wait || !self.make_nodes() => Filled::NoMemory,
@@ -258,23 +290,33 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two. Under more
-    /// pressure than that, in pieces, as many as can be had.
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
+    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
     fn alloc_frames(
         &self,
         mapping: &Mapping,
         gaps: &[(PageIndex, u32)],
-        align: Order,
+        window: Window,
         need: Need,
         locks: Locks,
     ) -> Vec<Run> {
-        let wanted = Wanted { gaps, pages: gaps.iter().map(|(_, pages)| pages).sum(), align, locks };
+        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
+        let wanted = Wanted { gaps, pages, align, locks };
         let mut runs = Vec::new();
+        if let Some(passed) = window.stream
+            && self.is_low_for_stream(wanted.pages)
+        {
+            self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks);
+        }
         if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
+            self.ask_for_room(window);
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        // A stream takes of others what it lacks and no more.
+        let room = self.arena.room_pages(Locks::Try).unwrap_or(0).min(u64::from(pages)) as u32;
+        let some = if window.stream.is_some() { pages - room } else { pages.max(RECLAIM_PAGES) };
+        let reclaimed = self.reclaim.reclaim(some.max(1), locks);
         if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
             self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
         }
@@ -341,8 +383,7 @@ impl Filemap {
     fn insert(
         &self,
         mapping: &Mapping,
-        window: Window,
-        wanted: AskedFor,
+        shape: Shape,
         runs: Vec<FillRun>,
         patience: Patience,
         refaults: &mut Refaults,
@@ -354,18 +395,53 @@ impl Filemap {
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
         }
-        let orders = self.orders_for(window);
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted };
-        let consumed = &mut |frame, shadow| self.note_refault(frame, shadow, refaults);
+        let consumed = &mut |frame, shadow| match shape.fate {
+            Fate::Stays => self.note_refault(frame, shadow, refaults),
+            Fate::DropsBehind => {} // that an uncached read comes back says nothing
+        };
         let added = match self.tuning.insertion {
-            Insertion::Batched => mapping.add_window(&inside, shape, patience.locks(), consumed),
-            Insertion::OneByOne => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
+            Insertion::Batched if !self.is_for_the_naive(&inside, shape.orders) => {
+                mapping.add_window(&inside, shape, patience.locks(), consumed)
+            }
+            _ => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
         };
         match &added {
             Some(added) => self.free_runs(&added.left),
             None => self.free_runs(&inside),
         }
         added
+    }
+
+    /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
+    /// the mapping has no rings. `None`: there is no cell for them.
+    fn promise_places(&self, mapping: &Mapping, runs: &[FillRun], patience: Patience) -> Option<Promise<'_>> {
+        if mapping.lists().is_none() {
+            return Some(self.reclaim.lists().no_promise());
+        }
+        let pages: u32 = runs.iter().map(|run| run.pages).sum();
+        self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+    }
+
+    /// Lists the folios of `runs`, which were just inserted. Nobody can have taken them out yet: their fills hold
+    /// them, and invalidation is held off.
+    fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
+        if promise.entries() == 0 {
+            return;
+        }
+        let folios = runs.iter().flat_map(|&run| {
+            folios_in(self.arena.view(), run).map(move |(page, order)| {
+                let came = match () {
+                    () if shape.fate == Fate::DropsBehind => policy::Came::Uncached,
+                    () if window.stream.is_some() => policy::Came::Stream,
+                    () if shape.wanted.meets(run.index.plus(u64::from(page)), order.pages()) => {
+                        policy::Came::Asked
+                    }
+                    () => policy::Came::Ahead,
+                };
+                (run.frame.plus(page), came)
+            })
+        });
+        self.reclaim.list(folios, promise);
     }
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
@@ -388,11 +464,12 @@ impl Filemap {
         }
     }
 
-    /// Takes nodes from those who only keep them; then forgets and evicts until one can be had; whether one
-    /// can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
+    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
+    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
     fn make_nodes(&self) -> bool {
         self.reclaim.collect_spare_nodes();
+        self.reclaim.lists().give_back();
         for attempt in 0..8 {
             let scattered = attempt < 4;
             let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
@@ -420,14 +497,21 @@ impl Filemap {
 #[derive(Debug)]
 pub(super) struct Together<'m> {
     mapping: &'m Arc<Mapping>,
+    /// Where it is noted what they make, if that is dropped behind their reader.
+    behind: Option<&'m Behind>,
     fills: Vec<Fill>,
     held_off: Option<RankedReadGuard<'m, Version>>,
 }
 
 impl<'m> Together<'m> {
-    /// None yet.
-    pub fn of(mapping: &'m Arc<Mapping>) -> Self {
-        Self { mapping, fills: Vec::new(), held_off: None }
+    /// None yet; with `behind`, of an uncached read.
+    pub fn of(mapping: &'m Arc<Mapping>, behind: Option<&'m Behind>) -> Self {
+        Self { mapping, behind, fills: Vec::new(), held_off: None }
+    }
+
+    /// How long what they make is to stay.
+    pub fn fate(&self) -> Fate {
+        if self.behind.is_some() { Fate::DropsBehind } else { Fate::Stays }
     }
 
     /// Whose they are.
@@ -445,15 +529,21 @@ impl<'m> Together<'m> {
         self.held_off.as_ref().map(|_| ())
     }
 
+    /// Whether `page` is among what they bring.
+    fn brings(&self, page: PageIndex) -> bool {
+        let covers = |run: FillRun| run.index <= page && page < run.index.plus(u64::from(run.pages));
+        self.fills.iter().any(|fill| covers(fill.run()))
+    }
+
     /// Gives them to the device, in one call. Waits for none of them.
     pub fn submit(self, next: Next) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
-        if !self.fills.is_empty() {
-            match next {
-                Next::Anything => self.mapping.backend().submit(self.fills),
-                Next::Reap => self.mapping.backend().submit_with_reap(self.fills),
-            }
+        let backend = self.mapping.backend();
+        match next {
+            _ if self.fills.is_empty() => {}
+            Next::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
+            Next::Reap(_) | Next::Anything => backend.submit(self.fills),
         }
         drop(self.held_off);
         drop(wakes);
@@ -507,6 +597,14 @@ fn cut_at(runs: Vec<FillRun>, end: PageIndex) -> (Vec<FillRun>, Vec<FillRun>) {
         beyond.extend((behind.pages > 0).then_some(behind));
     }
     (inside, beyond)
+}
+
+impl Filemap {
+    /// Whether `runs` are one folio of the smallest order, which goes the naive way if there is one to compare with.
+    fn is_for_the_naive(&self, runs: &[FillRun], orders: Orders) -> bool {
+        let is_one = matches!(runs, [run] if run.pages == orders.min.pages());
+        self.tuning.descent == Descent::Naive && is_one
+    }
 }
 
 /// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured
@@ -627,17 +725,21 @@ impl Batch {
 
     /// The folios of a run that is being filled, as (page of the run, order).
     fn folios(&self, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
-        let view = self.filemap.arena.view();
-        let mut page = 0;
-        std::iter::from_fn(move || {
-            let at = page;
-            (at < run.pages).then(|| {
-                let order = view.own(run.frame.plus(at)).word().order();
-                page += order.pages();
-                (at, order)
-            })
-        })
+        folios_in(self.filemap.arena.view(), run)
     }
+}
+
+/// The folios of a run that was inserted, as (page of the run, order).
+fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+    let mut page = 0;
+    std::iter::from_fn(move || {
+        let at = page;
+        (at < run.pages).then(|| {
+            let order = view.own(run.frame.plus(at)).word().order();
+            page += order.pages();
+            (at, order)
+        })
+    })
 }
 
 /// What of a run has come when its fill has ended.
@@ -688,5 +790,74 @@ impl FillSink for Batch {
 impl std::fmt::Debug for Batch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("mapping", &self.mapping.id()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use crate::arena::ArenaOptions;
+    use crate::backend::{Attributes, Backend, MemoryFile};
+    use crate::sys::fork::ForkGuard;
+    use crate::units::MappingId;
+
+    use super::*;
+
+    /// A file that counts what was left to a reap.
+    #[derive(Debug)]
+    struct Leaving {
+        file: MemoryFile,
+        left: AtomicUsize,
+    }
+
+    impl Backend for Leaving {
+        fn name(&self) -> &'static str {
+            "leaving"
+        }
+        fn attributes(&self) -> io::Result<Attributes> {
+            self.file.attributes()
+        }
+        fn submit(&self, fills: Vec<Fill>) {
+            self.file.submit(fills);
+        }
+        fn submit_with_reap(&self, fills: Vec<Fill>) {
+            self.left.fetch_add(fills.len(), Ordering::Relaxed);
+            self.file.submit(fills);
+        }
+    }
+
+    /// 1 R misses page 0, and is about to fetch pages 0 to 3.
+    /// 2 Others bring page 0 meanwhile, and it lands.
+    /// 3 R inserts pages 1 to 3; W finds page 2 on its way, sees nothing in flight, and sleeps.
+    /// 4 R leaves its fills to the reap that comes with its wait; but it need not wait, and does not reap.
+    /// 5 W sleeps until somebody else happens to read.
+    #[test]
+    fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
+        let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
+        let leaving = Arc::new(Leaving { file, left: AtomicUsize::new(0) });
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let room = Arc::new(WaitRoom::new());
+        let orders = Orders { min: Order(0), max: Order(9) };
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
+        let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
+        let known = leaving.attributes().unwrap();
+        let mapping = Mapping::new(arena, id, backend, &known, ForkGuard::new(), Tuning::default());
+        let mapping = Arc::new(mapping.unwrap());
+        let fetch = |first: u64, pages: u32, next| {
+            let (window, wanted) =
+                (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
+            let before = leaving.left.load(Ordering::Relaxed);
+            let mut together = Together::of(&mapping, None);
+            let filled = filemap.insert_window(&mut together, window, wanted, Need::Asked, Patience::Wait);
+            together.submit(next);
+            assert!(matches!(filled, Filled::Submitted(_)), "{filled:?}");
+            leaving.left.load(Ordering::Relaxed) - before
+        };
+        let page = PageIndex;
+        assert_eq!(fetch(0, 1, Next::Anything), 0);
+        assert_eq!(fetch(0, 4, Next::Reap(page(0))), 0, "page 0 was brought by others");
+        assert_eq!(fetch(10, 4, Next::Reap(page(12))), 1, "page 12 is among what is submitted");
+        assert_eq!(fetch(20, 4, Next::Reap(page(24))), 0, "page 24 is not");
     }
 }

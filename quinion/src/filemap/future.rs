@@ -22,19 +22,20 @@
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::arena::NotReady;
 use crate::backend::{Left, Place, WordLeft};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
-use crate::readahead::Readahead;
-use crate::sync::RankedMutex;
+use crate::sync::Locks;
+use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;
 use super::read::{Patience, Reading};
+use super::uncached::Reader;
 
 /// How far a pending read has come.
 #[derive(Debug, Default)]
@@ -84,7 +85,23 @@ impl Filemap {
     pub(crate) fn poll_read(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
+        progress: &mut Polled,
+        position: u64,
+        to: &mut [u8],
+        context: &Context<'_>,
+    ) -> Poll<Result<usize, Error>> {
+        let polled = self.poll_on(mapping, reader, progress, position, to, context);
+        if let Poll::Ready(read) = &polled {
+            reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), Locks::Wait);
+        }
+        polled
+    }
+
+    fn poll_on(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
         progress: &mut Polled,
         position: u64,
         to: &mut [u8],
@@ -92,18 +109,18 @@ impl Filemap {
     ) -> Poll<Result<usize, Error>> {
         loop {
             // 1
-            match self.poll_waited(mapping, progress, context) {
+            match self.poll_waited(mapping, reader, progress, context) {
                 Ok(Poll::Pending) => return Poll::Pending,
                 Ok(Poll::Ready(())) => {}
                 Err(error) => {
                     if error.kind() == ErrorKind::Io {
-                        readahead.lock().on_failure(); // it was fetched in a window, and then alone
+                        reader.readahead().lock().on_failure(); // it was fetched in a window, and then alone
                     }
                     return self.end_polls(progress, Err(error));
                 }
             }
             // 2
-            match self.read_ready(mapping, readahead, &mut progress.read, position, to) {
+            match self.read_ready(mapping, reader, &mut progress.read, position, to) {
                 // 3
                 Ok(Some(Obstacle::Page(position))) => progress.waited = Waited::Page { position, word: None },
                 Ok(Some(Obstacle::End)) if progress.read.done == 0 && progress.end == End::AsKnown => {
@@ -125,6 +142,7 @@ impl Filemap {
     fn poll_waited(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
         progress: &mut Polled,
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
@@ -134,11 +152,12 @@ impl Filemap {
                 drop(word); // it was granted, or this is not the waker it has
                 match mapping.probe(PageIndex::of_byte(position)) {
                     Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
-                    Err(NotReady::Filling) => self.await_page(mapping, progress, position, context),
+                    Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
                     // It was not startable, or its fill failed, or it is gone again.
                     Err(NotReady::Mismatch) => {
+                        let behind = reader.shared_behind().cloned();
                         let errand = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
-                            filemap.wait_for_page(mapping, position)
+                            filemap.wait_for_page(mapping, position, behind.as_ref())
                         };
                         self.send(mapping, progress, context, errand)?;
                         Ok(Poll::Pending)
@@ -166,12 +185,12 @@ impl Filemap {
     fn read_ready(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         read: &mut Reading,
         position: u64,
         to: &mut [u8],
     ) -> Result<Option<Obstacle>, Error> {
-        match self.read_on(mapping, readahead, Patience::Start, position, to, read) {
+        match self.read_on(mapping, reader, Patience::Start, position, to, read) {
             Ok(()) if read.done == to.len() => Ok(None),
             Ok(()) => Ok(Some(Obstacle::End)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -185,6 +204,7 @@ impl Filemap {
     fn await_page(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
         progress: &mut Polled,
         position: u64,
         context: &Context<'_>,
@@ -199,7 +219,7 @@ impl Filemap {
         };
         let is_left = word.is_some();
         progress.waited = Waited::Page { position, word };
-        if is_left { Ok(Poll::Pending) } else { self.poll_waited(mapping, progress, context) }
+        if is_left { Ok(Poll::Pending) } else { self.poll_waited(mapping, reader, progress, context) }
     }
 
     /// Has the poller do what may block.

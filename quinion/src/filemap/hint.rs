@@ -23,7 +23,7 @@ use crate::stats::Count;
 use crate::units::{Order, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
-use super::fill::{Filemap, Need, Next};
+use super::fill::{Filemap, Need, Next, Together};
 use super::read::Patience;
 
 /// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
@@ -69,8 +69,9 @@ impl Filemap {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let _ =
-                self.fill_window(mapping, window, from..from, Need::Hinted, Patience::Start, Next::Anything);
+            let mut together = Together::of(mapping, None);
+            let _ = self.insert_window(&mut together, window, from..from, Need::Hinted, Patience::Start);
+            together.submit(Next::Anything);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }

@@ -10,6 +10,7 @@
 //!           5 backend.submit(contiguous runs)                                     from 4 to 5)
 //!           6 wait for the folio, reaping completions meanwhile
 //!           7 copy out, size looked at again after the data
+//!           8 an uncached read: drop behind it what uncached reads alone have wanted
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
@@ -17,7 +18,10 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed.
+//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `touched.rs` counts a
+//! reader of small pieces once for each folio. `pin.rs` lends bytes instead
+//! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
+//! `background.rs` makes room before somebody needs it.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -28,11 +32,15 @@
 #[cfg(feature = "std")]
 mod ahead;
 #[cfg(feature = "std")]
+mod background;
+#[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
 mod future;
 mod hit;
 mod hits;
+#[cfg(feature = "std")]
+mod give_way;
 #[cfg(feature = "std")]
 mod hint;
 #[cfg(feature = "std")]
@@ -42,14 +50,24 @@ mod read;
 #[cfg(feature = "std")]
 mod refault;
 #[cfg(feature = "std")]
+mod resize;
+#[cfg(feature = "std")]
 mod start;
+#[cfg(feature = "std")]
+mod touched;
+#[cfg(feature = "std")]
+mod uncached;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
+pub(crate) use background::MakesRoom;
+#[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use future::Polled;
+#[cfg(feature = "std")]
+pub(crate) use give_way::GiveWay;
 #[cfg(feature = "std")]
 pub use hint::Prefetch;
 pub use hit::{Hits, Stopped, read_hits, read_hits_into};
@@ -59,4 +77,12 @@ pub use read::Patience;
 #[cfg(feature = "std")]
 pub(crate) use read::{Reading, touch};
 #[cfg(feature = "std")]
+pub(crate) use resize::Leftovers;
+#[cfg(feature = "std")]
+pub use resize::Resized;
+#[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
+#[cfg(feature = "std")]
+pub(crate) use touched::Touched;
+#[cfg(feature = "std")]
+pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};

@@ -6,16 +6,22 @@
 //!     2 size     looked at after the data is held, so that no byte past the end is shown
 //!     3 touch    their referenced bytes; a marker starts the next window, as for a read
 //!     4 add      each hold becomes a pin, the bytes join the last piece if they lie behind it
+//!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
 //! ```
 //!
 //! A pin is a read without the copy: it is counted as one, and as a hit if no
 //! folio had to be waited for.
 //!
+//! What pins keep is bounded, so that readers have memory to go on with: a pin that
+//! would reach beyond fails at once. A folio counts whole, and once however many
+//! pins it has.
+//!
 //! Invariants:
 //!  1. What is pinned is one range without a hole, from `position` on.
 //!  2. On an error nothing stays pinned: what was gathered is dropped on the way out.
 //!
-//! Not an invariant: that the whole range is of one version of the file. Each
+//! Not an invariant: that what fits is pinned while others pin too: two that want the last of the share may both be
+//! refused. Nor that the whole range is of one version of the file. Each
 //! folio is what the file was when that folio was filled.
 
 use std::sync::Arc;
@@ -23,13 +29,13 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::folio::Pinned;
 use crate::mapping::{End, Mapping, ReadBatch};
-use crate::readahead::Readahead;
-use crate::sync::RankedMutex;
+use crate::sync::Locks;
 use crate::sys::fork::ForkGuard;
-use crate::units::PageIndex;
+use crate::units::{PAGE_SIZE, PageIndex};
 
 use super::fill::Filemap;
-use super::read::{Patience, Reading, touch};
+use super::read::{Patience, Reading};
+use super::uncached::Reader;
 
 impl Filemap {
     /// Pins `len` bytes at `position`, or as many as the file has there; waits until all of them are in the
@@ -37,15 +43,15 @@ impl Filemap {
     pub fn pin(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         position: u64,
         len: usize,
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
-        let pinned = self.pin_known(mapping, readahead, position, len, process)?;
+        let pinned = self.pin_known(mapping, reader, position, len, process)?;
         // Nothing there, as far as is known: as for a read, the file is looked at again, once.
         if pinned.is_empty() && len > 0 && self.look_at_the_end(mapping)? {
-            return self.pin_known(mapping, readahead, position, len, process);
+            return self.pin_known(mapping, reader, position, len, process);
         }
         Ok(pinned)
     }
@@ -54,11 +60,16 @@ impl Filemap {
     fn pin_known(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         position: u64,
         len: usize,
         process: ForkGuard,
     ) -> Result<Pinned, Error> {
+        let pages_max = self.pinned_pages_max();
+        let reach = (len as u64).min(mapping.size().saturating_sub(position));
+        if reach > pages_max * PAGE_SIZE as u64 {
+            return Err(self.too_much_pinned(reach));
+        }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
         let mut hit = true;
@@ -71,23 +82,34 @@ impl Filemap {
             let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
             if end == End::FirstNotReady || batch.is_empty() {
                 hit = false;
+                // What is fetched now is nobody's pin yet.
+                if self.arena.pinned_pages() >= pages_max {
+                    return Err(self.too_much_pinned(rest as u64));
+                }
                 let first = batch.pop();
-                match self.hold_folio(mapping, readahead, Patience::Wait, at, rest, first)? {
+                match self.hold_folio(mapping, reader, Patience::Wait, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
                 }
             }
             // 2 to 4
             let before = pinned.len();
-            let marked = self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size);
+            let marked = self.pin_batch((mapping, reader), &mut pinned, &mut batch, position, len, size);
             if let Some(page) = marked {
-                self.advance(mapping, readahead, page, Patience::Wait);
+                self.advance(mapping, reader, page, Patience::Wait);
             }
             if pinned.len() == before {
                 break;
             }
+            if pinned.count_pages() > pages_max {
+                return Err(self.too_much_pinned(reach));
+            }
         }
         self.count_read(Reading { done: pinned.len(), hit });
+        if let Some((behind, pages)) = reader.met() {
+            pinned.tell(behind, pages);
+        }
+        reader.end_drop_behind(position, pinned.len(), Locks::Wait);
         Ok(pinned)
     }
 
@@ -95,7 +117,7 @@ impl Filemap {
     /// before they were held, `size`, and reaches now. Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        mapping: &Mapping,
+        (mapping, reader): (&Mapping, Reader<'_>),
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
         position: u64,
@@ -106,13 +128,13 @@ impl Filemap {
         let end = mapping.size().min(size);
         let mut marked = None;
         for held in batch.drain() {
-            touch(self.arena.view().grown(), held.frame());
             if held.has_marker() {
                 marked = Some(held.first());
             }
             let at = position + pinned.len() as u64;
             let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if left > 0 {
+                reader.touch(self.arena.view().grown(), held.frame());
                 pinned.add(held, at, left);
             }
         }

@@ -14,7 +14,8 @@
 //!                           +-- and again, until it is held, an error is its own, or the file ends
 //! ```
 //!
-//! How far a caller goes for its bytes is its [`Patience`]; each step that may
+//! Who reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped behind it
+//! at the end (`uncached.rs`). How far a caller goes for its bytes is its [`Patience`]; each step that may
 //! wait asks it first.
 //!
 //! A window that failed says little about the page that was asked for: the bad
@@ -41,11 +42,12 @@ use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::fill::{Filemap, Filled, Need, Next, Together};
+use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
+use super::uncached::{Behind, Passing, Reader};
 
 /// How far a read may go for bytes that are not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -110,25 +112,27 @@ impl Filemap {
     pub fn read(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
-        self.finish(mapping, readahead, patience, position, to, Reading::default())
+        let read = self.finish(mapping, reader, patience, position, to, Reading::default());
+        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), patience.locks());
+        read
     }
 
     /// Ends a read of which `reading` is there already.
     pub(crate) fn finish(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
         mut reading: Reading,
     ) -> Result<usize, Error> {
-        let outcome = self.read_on(mapping, readahead, patience, position, to, &mut reading);
+        let outcome = self.read_on(mapping, reader, patience, position, to, &mut reading);
         self.end_read(reading, outcome)
     }
 
@@ -143,7 +147,7 @@ impl Filemap {
     pub(crate) fn read_on(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
@@ -154,10 +158,11 @@ impl Filemap {
             let view = self.arena.view();
             let rest = &mut to[run.done..];
             let at = position + run.done as u64;
+            let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
             let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
             run.done += hits.bytes;
             if let Some(page) = hits.marker {
-                self.advance(mapping, readahead, page, patience);
+                self.advance(mapping, reader, page, patience);
             }
             match hits.stopped {
                 Stopped::Full => return Ok(()),
@@ -173,7 +178,7 @@ impl Filemap {
                     run.hit = false;
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
-                    run.done += self.read_slowly(mapping, readahead, patience, at, rest)?;
+                    run.done += self.read_slowly(mapping, reader, patience, at, rest)?;
                 }
             }
         }
@@ -190,7 +195,7 @@ impl Filemap {
     fn read_slowly(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
@@ -213,17 +218,17 @@ impl Filemap {
             match mapping.get_read_batch(index, last, &mut batch) {
                 End::FirstNotReady => first = batch.pop(),
                 _ if batch.is_empty() => {}
-                _ => return Ok(self.read_batch(mapping, readahead, patience, position, batch, to)),
+                _ => return Ok(self.read_batch(mapping, reader, patience, position, batch, to)),
             }
         }
         // 2 The first folio is what the reader waits for.
-        let Some(held) = self.hold_folio(mapping, readahead, patience, position, len, first)? else {
+        let Some(held) = self.hold_folio(mapping, reader, patience, position, len, first)? else {
             return Ok(0);
         };
-        touch(self.arena.view().grown(), held.frame());
+        reader.touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
         if held.has_marker() {
-            self.advance(mapping, readahead, held.first(), patience);
+            self.advance(mapping, reader, held.first(), patience);
         }
         Ok(shown(mapping, position, bytes))
     }
@@ -233,7 +238,7 @@ impl Filemap {
     fn read_batch(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         batch: ReadBatch<'_>,
@@ -241,13 +246,13 @@ impl Filemap {
     ) -> usize {
         let mut done = 0;
         for held in batch.iter() {
-            touch(self.arena.view().grown(), held.frame());
+            reader.touch(self.arena.view().grown(), held.frame());
             done += held.copy_out(position + done as u64, &mut to[done..]);
         }
         let marked = batch.last().filter(|held| held.has_marker()).map(Held::first);
         drop(batch);
         if let Some(page) = marked {
-            self.advance(mapping, readahead, page, patience);
+            self.advance(mapping, reader, page, patience);
         }
         shown(mapping, position, done)
     }
@@ -257,7 +262,7 @@ impl Filemap {
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         len: usize,
@@ -265,7 +270,7 @@ impl Filemap {
     ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len, reach: Reach::Window };
-        self.hold_reaching(mapping, readahead, patience, miss, first)
+        self.hold_reaching(mapping, reader, patience, miss, first)
     }
 
     /// Waits until the page at `position` is in the cache, reading it alone if need be.
@@ -273,18 +278,21 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         position: u64,
+        behind: Option<&Arc<Behind>>,
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len: 1, reach: Reach::Page };
-        self.hold_reaching(mapping, &none, Patience::Wait, miss, None).map(drop)
+        let passing = behind.map(Passing::new);
+        let reader = Reader::new(&none, passing.as_ref());
+        self.hold_reaching(mapping, reader, Patience::Wait, miss, None).map(drop)
     }
 
     /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
     fn hold_reaching<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         mut miss: Miss,
         mut first: Option<Held<'m>>,
@@ -302,7 +310,7 @@ impl Filemap {
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    match self.fill_miss(mapping, readahead, patience, miss)? {
+                    match self.fill_miss(mapping, reader, patience, miss)? {
                         Missed::Ready(held) => return Ok(Some(held)),
                         Missed::Again(further) => miss.reach = further,
                     }
@@ -333,39 +341,25 @@ impl Filemap {
     fn fill_miss<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         miss: Miss,
     ) -> Result<Missed<'m>, Error> {
-        let Miss { index, position, len, reach, .. } = miss;
+        let Miss { index, position, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if patience == Patience::CacheOnly {
             return Err(would_block());
         }
-        let windows = match reach {
-            Reach::Page => Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1)),
-            Reach::Window => {
-                let guard = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
-                let Some(mut guard) = guard else { return Err(would_block()) };
-                // Others may have judged, and filled, while we waited for them: what they brought is not a
-                // window that was lost, and is not to be judged as one.
-                if mapping.probe(index) != Err(NotReady::Mismatch) {
-                    return Ok(Missed::Again(reach));
-                }
-                let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
-                let pages = pages.min(u64::from(u32::MAX)) as u32;
-                guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, &**mapping)
-            }
-        };
-        let Some((&window, ahead)) = windows.split_first() else {
-            return Ok(Missed::Again(reach)); // it became shorter; the caller looks at the size again
-        };
-        let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        let wanted = windows.wanted();
-        let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
-        let filled = self.fill_window(mapping, window, wanted.clone(), need, patience, next);
+        // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
+        let judged = judge_miss(mapping, reader, patience, miss)?.filter(|judged| !judged.windows.is_empty());
+        let Some(Judged { windows, judge }) = judged else { return Ok(Missed::Again(reach)) };
+        // 2 The first window, with the page that is waited for.
+        let is_all = windows.len() == 1;
+        let next = if patience == Patience::Wait && is_all { Next::Reap(index) } else { Next::Anything };
+        let filled = self.begin_miss(mapping, reader, patience, Judged { windows, judge }, next);
         if matches!(filled, Filled::Busy | Filled::NoMemory)
-            && let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock())
+            && let Some(mut state) =
+                patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
         {
             state.on_refused(index);
         }
@@ -375,31 +369,73 @@ impl Filemap {
             Filled::NoMemory if patience != Patience::Wait => Err(would_block()),
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
-                self.fill_ahead(mapping, ahead, wanted, patience);
-                if let Ok(held) = mapping.try_hold(index) {
-                    let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
-                    let readable = self.wait_readable(mapping, &held, miss, patience);
-                    if let Some(since) = stalled {
-                        self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
-                    }
-                    match readable {
-                        Readable::Yes => return Ok(Missed::Ready(held)),
-                        Readable::NotYet => return Err(would_block()),
-                        Readable::Never => {}
-                    }
-                }
-                if next == Next::Reap {
-                    // We may not have waited, and others may wait for what was left to us.
-                    mapping.backend().reap(Reap::Ready, &mut || false);
-                }
-                let failure = batch.take_failure(index);
-                if failure.is_some() && reach == Reach::Window {
-                    let state = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
-                    state.into_iter().for_each(|mut state| state.on_failure());
-                }
-                judge_failure(failure, miss).map(Missed::Again)
+                // 3 Those that nobody waits for.
+                let mut together = Together::of(mapping, reader.behind());
+                let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), patience);
+                together.submit(Next::Anything);
+                // 4 The page.
+                self.await_miss(mapping, reader, patience, miss, &batch, next)
             }
         }
+    }
+
+    /// Starts filling the first window. It is inserted with the judge still held, so that who misses the same page sees
+    /// it on its way, and does not judge once more. Memory is waited for without the judge.
+    fn begin_miss(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
+        patience: Patience,
+        Judged { windows, judge }: Judged<'_>,
+        next: Next,
+    ) -> Filled {
+        let begin = |need, judge: Option<RankedGuard<'_, Readahead>>| {
+            let mut together = Together::of(mapping, reader.behind());
+            let filled = self.insert_window(&mut together, windows[0], windows.wanted(), need, patience);
+            drop(judge); // a fill may end inside the call, and whoever it wakes may want it
+            together.submit(next);
+            filled
+        };
+        match begin(Need::Ahead, judge) {
+            Filled::NoMemory if patience == Patience::Wait => begin(Need::Asked, None),
+            filled => filled,
+        }
+    }
+
+    /// Waits for the page of `miss`, which is in `batch`, if the caller waits at all. If it will not come, says how
+    /// far the next attempt should reach, or why there is none. `next` is what the backend was told that we do.
+    fn await_miss<'m>(
+        &self,
+        mapping: &'m Arc<Mapping>,
+        reader: Reader<'_>,
+        patience: Patience,
+        miss: Miss,
+        batch: &Batch,
+        next: Next,
+    ) -> Result<Missed<'m>, Error> {
+        let Miss { index, position, reach, .. } = miss;
+        if let Ok(held) = mapping.try_hold(index) {
+            let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
+            let readable = self.wait_readable(mapping, &held, miss, patience);
+            if let Some(since) = stalled {
+                self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
+            }
+            match readable {
+                Readable::Yes => return Ok(Missed::Ready(held)),
+                Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
+                Readable::Never => {}
+            }
+        }
+        if next != Next::Anything {
+            // We may not have waited, and others may wait for what was left to us.
+            mapping.backend().reap(Reap::Ready, &mut || false);
+        }
+        let failure = batch.take_failure(index);
+        if failure.is_some() && reach == Reach::Window {
+            let state = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
+            state.into_iter().for_each(|mut state| state.on_failure());
+        }
+        judge_failure(failure, miss).map(Missed::Again)
     }
 
     /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
@@ -407,21 +443,25 @@ impl Filemap {
     pub fn advance(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         page: PageIndex,
         patience: Patience,
     ) {
         if patience == Patience::CacheOnly {
             return;
         }
-        let Some(mut state) = patience.wait_or(|| readahead.lock(), || readahead.try_lock()) else { return };
+        let Some(mut state) =
+            patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
+        else {
+            return;
+        };
         if !mapping.take_marker(page) {
             return;
         }
         let before = *state;
         let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        let mut together = Together::of(mapping);
+        let mut together = Together::of(mapping, reader.behind());
         match self.insert_ahead(&mut together, &windows, windows.wanted(), patience) {
             Ahead::Started => {}
             Ahead::Refused => *state = before, // the stream goes on with a miss
@@ -430,22 +470,8 @@ impl Filemap {
         together.submit(Next::Anything);
     }
 
-    /// Starts filling windows that nobody waits for, until one finds no memory or a lock that is busy. The pages
-    /// in `wanted` were asked for.
-    pub(super) fn fill_ahead(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        windows: &[Window],
-        wanted: Range<PageIndex>,
-        patience: Patience,
-    ) -> Ahead {
-        let mut together = Together::of(mapping);
-        let ahead = self.insert_ahead(&mut together, windows, wanted, patience);
-        together.submit(Next::Anything);
-        ahead
-    }
-
-    /// As [`Filemap::fill_ahead`], but what is inserted goes to the device with the rest of `together`.
+    /// Inserts windows that nobody waits for, until one finds no memory or a lock that is busy; they go to the
+    /// device with the rest of `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
         together: &mut Together<'_>,
@@ -467,15 +493,15 @@ impl Filemap {
     pub fn make_ready(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         position: u64,
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len, reach: Reach::Window };
-        let held = self.hold_reaching(mapping, readahead, Patience::Wait, miss, None)?;
+        let held = self.hold_reaching(mapping, reader, Patience::Wait, miss, None)?;
         if let Some(held) = held {
-            touch(self.arena.view().grown(), held.frame());
+            reader.touch(self.arena.view().grown(), held.frame());
             // A viewer cannot take the page's lock. It looks again when whoever had it is through.
             held.wait_for_writer(index);
         }
@@ -512,8 +538,7 @@ impl Filemap {
     }
 
     pub(super) fn pages_max(&self) -> u64 {
-        let layout = self.arena.view().layout();
-        u64::from(layout.frames_max - layout.frames_meta)
+        self.arena.pages_max()
     }
 }
 
@@ -572,6 +597,37 @@ enum Missed<'m> {
     Ready(Held<'m>),
     /// Look again, and reach so far if it is still not there.
     Again(Reach),
+}
+
+/// What to fetch for a miss, and the judge that said so, if one was asked.
+struct Judged<'r> {
+    windows: Windows,
+    judge: Option<RankedGuard<'r, Readahead>>,
+}
+
+/// What to fetch for `miss`; `None` if that page has come while the caller waited for his turn to ask.
+fn judge_miss<'r>(
+    mapping: &Mapping,
+    reader: Reader<'r>,
+    patience: Patience,
+    miss: Miss,
+) -> Result<Option<Judged<'r>>, Error> {
+    let Miss { index, position, len, reach, .. } = miss;
+    if reach == Reach::Page {
+        let windows = Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1));
+        return Ok(Some(Judged { windows, judge: None }));
+    }
+    let guard = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
+    let Some(mut guard) = guard else { return Err(Repr::WouldBlock { position }.into()) };
+    // Others may have judged, and filled, while we waited for them: what they brought is not a
+    // window that was lost, and is not to be judged as one.
+    if mapping.probe(index) != Err(NotReady::Mismatch) {
+        return Ok(None);
+    }
+    let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
+    let pages = pages.min(u64::from(u32::MAX)) as u32;
+    let windows = guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, mapping);
+    Ok(Some(Judged { windows, judge: Some(guard) }))
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.

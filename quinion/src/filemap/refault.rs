@@ -6,12 +6,15 @@
 //!
 //! ```text
 //!   away for long                    as if it had never been here
-//!   recent                           counts as read twice, WORKINGSET set    activated
-//!   recent, and WORKINGSET before    the same                                the working set does not fit
+//!   recent                           WORKINGSET set: joins the ring of       activated
+//!                                    what is kept, when it is listed
+//!   recent, and WORKINGSET before    as if it had never been here            the working set does not fit
 //! ```
 //!
 //! The last line is the one to watch: a folio that had proved itself was evicted
-//! and is wanted again. A window remembers it, so that time spent waiting for the window
+//! and is wanted again. It had its time among what is kept, and is new again: kept at once, such folios cost
+//! others their first time (up to two points of hits, on the traces of `quinion bench ratio`).
+//! A window remembers it, so that time spent waiting for the window
 //! can be told from time that any first read costs.
 //!
 //! Runs under the tree's lock, between insertion and submission: nobody but the
@@ -48,15 +51,18 @@ impl Filemap {
         match self.reclaim.judge(memory, order) {
             Refault::Old => {}
             Refault::Recent => {
-                descriptor.join_working_set();
+                let had_its_time = memory.standing == Standing::WorkingSet;
+                if !had_its_time {
+                    descriptor.join_working_set();
+                }
                 let pages = u64::from(order.pages());
                 let byte = self.arena.view().referenced(frame).expect("a frame of ours");
-                if referenced::is_unread(byte.swap(referenced::TWICE, Ordering::Relaxed)) {
+                if referenced::is_unread(byte.swap(referenced::ASKED, Ordering::Relaxed)) {
                     // It was fetched ahead, but that it is wanted was known: no guess of ours.
                     self.counters.add(Count::ReadaheadActivated, pages);
                 }
                 seen.activated += pages;
-                seen.working_set += u32::from(memory.standing == Standing::WorkingSet);
+                seen.working_set += u32::from(had_its_time);
             }
         }
     }

@@ -26,15 +26,16 @@
 
 use std::sync::Arc;
 
-use crate::mapping::{Mapping, find};
+use crate::arena::{Grown, referenced};
+use crate::mapping::{Fate, Mapping, find};
 use crate::readahead::{Asked, Readahead};
-use crate::sync::RankedMutex;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
 
 use super::fill::{Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
-use super::read::{Patience, Reading, touch};
+use super::read::{Patience, Reading};
+use super::uncached::Reader;
 
 /// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
 const JOINED_PAGES_MAX: u64 = 256;
@@ -83,15 +84,16 @@ impl Filemap {
     pub(crate) fn look(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         position: u64,
         to: &mut [u8],
     ) -> Progress {
         let view = self.arena.view();
+        let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
         let hits = read_hits_into(view, mapping.cell(), mapping.id(), position, to, touch);
         if let Some(page) = hits.marker {
-            self.advance(mapping, readahead, page, patience);
+            self.advance(mapping, reader, page, patience);
         }
         match hits.stopped {
             Stopped::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
@@ -110,16 +112,16 @@ impl Filemap {
     pub(crate) fn start(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        readahead: &RankedMutex<Readahead>,
+        reader: Reader<'_>,
         patience: Patience,
         spans: &[Span],
     ) {
         if patience == Patience::CacheOnly {
             return;
         }
-        let judge = patience.wait_or(|| readahead.lock(), || readahead.try_lock());
+        let judge = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
         let Some(mut judge) = judge else { return };
-        let mut together = Together::of(mapping);
+        let mut together = Together::of(mapping, reader.behind());
         for &span in spans {
             self.start_span(&mut together, &mut judge, patience, span);
         }
@@ -146,21 +148,24 @@ impl Filemap {
         let wanted = windows.wanted();
         match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
             Filled::Submitted(_) | Filled::Nothing => {
-                self.touch_asked(mapping, span.first, pages);
+                if together.fate() == Fate::Stays {
+                    self.touch_asked(mapping, span.first, pages);
+                }
                 let _ = self.insert_ahead(together, ahead, wanted, patience); // what is refused comes by a miss
             }
             Filled::NoMemory | Filled::Busy => *judge = before, // the finish begins anew
         }
     }
 
-    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them.
+    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them: those
+    /// that nobody has read. What was put in for this batch is waited for as it is.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
         let Some(record) = grown.record(mapping.cell()) else { return };
         for page in 0..u64::from(pages) {
-            // A hint may name the frame of another folio by now; that one is spared once, then.
+            // A hint may name the frame of another folio by now; that one is spared once more, then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {
-                touch(grown, Frame(number));
+                grown.referenced(Frame(number)).into_iter().for_each(referenced::expect_reader);
             }
         }
     }

@@ -183,13 +183,16 @@ impl<'a> Held<'a> {
         self.arena
     }
 
-    /// Turns the hold into a user's pin, to be given back by [`unpin`]. When it returns, nobody is writing the
-    /// folio's bytes, and nobody will until then. May wait as [`Held::copy_out`] may.
-    pub fn into_pin(self) -> (Frame, Ticket) {
-        if self.arena.view().own(self.frame).pin() {
+    /// Turns the hold into a user's pin, to be given back by [`unpin`]; with the folio's order if it is its first.
+    /// When it returns, nobody is writing the folio's bytes, and nobody will until then. May wait as
+    /// [`Held::copy_out`] may.
+    pub fn into_pin(self) -> (Frame, Option<Order>) {
+        let descriptor = self.arena.view().own(self.frame);
+        let first = descriptor.pin();
+        if descriptor.may_have_writers() {
             (0..self.order().pages()).for_each(|page| self.pass_writer(page));
         }
-        let parts = (self.frame, self.ticket);
+        let parts = (self.frame, first.then_some(self.order()));
         std::mem::forget(self);
         parts
     }
@@ -201,10 +204,13 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Gives back a pin made by [`Held::into_pin`].
-pub fn unpin(arena: &Arena, frame: Frame) {
-    arena.view().own(frame).unpin();
+/// Gives back a pin made by [`Held::into_pin`]; the folio's order if it was the last.
+pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
+    let descriptor = arena.view().own(frame);
+    let order = descriptor.word().order();
+    let last = descriptor.unpin();
     put(arena, frame);
+    last.then_some(order)
 }
 
 fn put(arena: &Arena, frame: Frame) {

@@ -20,7 +20,8 @@
 //!  1. The sequence is even exactly while the descriptor names a folio that the index may hold.
 //!  2. Mapping, index and order change only while the sequence is odd.
 //!  3. The bytes of a steady folio do not change while its sequence stays the same; those of a written one change
-//!     page by page, each while its own sequence is odd ([`written`](crate::arena::written)), and not while it is pinned.
+//!     page by page, each while its own sequence is odd ([`written`](crate::arena::written)), and
+//!     not while it is pinned.
 //!  4. A frame is given back to the arena by exactly one party: whoever retires a folio that nobody
 //!     holds, or whoever drops the last hold of a detached one.
 //!  5. Whoever writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
@@ -47,6 +48,8 @@ pub use held::{Held, unpin};
 mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pinned::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub(crate) use pinned::Unpinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod writer;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -4,11 +4,13 @@
 //! changed while it lives. If the file changes outside, the folios leave the
 //! index, new readers read anew, and the pinned bytes stay what they were.
 
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::Arena;
 use crate::sys::fork::ForkGuard;
-use crate::units::Frame;
+use crate::units::{Frame, PageIndex};
 
 use super::held::{Held, unpin};
 
@@ -19,7 +21,17 @@ pub struct Pinned {
     frames: Vec<Frame>,
     extents: Vec<Extent>,
     len: usize,
+    /// Pages of folios that were pinned by this value first, and are not counted yet.
+    uncounted_pages: u64,
     process: ForkGuard,
+    /// Who is told when the pins are gone.
+    after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
+}
+
+/// Who waits for pins to be given back. Handed down by the paths.
+pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
+    /// Folios in `pages` were pinned, and this pin of them is gone. Called with no lock held.
+    fn unpinned(&self, pages: Range<PageIndex>);
 }
 
 /// Consecutive bytes of a pinned range.
@@ -36,7 +48,8 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(crate) fn new(arena: Arc<Arena>, process: ForkGuard) -> Self {
-        Self { arena, frames: Vec::new(), extents: Vec::new(), len: 0, process }
+        let frames = Vec::new();
+        Self { arena, frames, extents: Vec::new(), len: 0, uncounted_pages: 0, process, after: None }
     }
 
     /// How many bytes are pinned; fewer than asked where the file ends.
@@ -56,8 +69,14 @@ impl Pinned {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
         // SAFETY: every extent lies in pages that had come and that this value's pins keep: nobody writes them
         // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
-        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as long as the arena lives, which this value shares.
+        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
+        // long as the arena lives, which this value shares.
         self.extents.iter().map(|extent| unsafe { std::slice::from_raw_parts(extent.first, extent.len) })
+    }
+
+    /// Has `after` told when these pins of folios in `pages` are gone.
+    pub(crate) fn tell(&mut self, after: Arc<dyn Unpinned>, pages: Range<PageIndex>) {
+        self.after = Some((after, pages));
     }
 
     /// Adds what `held` has of the file from `position` on, at most `len` bytes; returns how many.
@@ -71,9 +90,16 @@ impl Pinned {
             Some(last) if std::ptr::eq(unsafe { last.first.add(last.len) }, first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
-        self.frames.push(held.into_pin().0); // it may wait for a writer to leave; the bytes are lent after that
+        let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that
+        self.uncounted_pages += first.map_or(0, |order| u64::from(order.pages()));
+        self.frames.push(frame);
         self.len += bytes;
         bytes
+    }
+
+    /// Counts what was pinned since the last call; how many pages all pins keep now.
+    pub(crate) fn count_pages(&mut self) -> u64 {
+        self.arena.add_pinned(std::mem::take(&mut self.uncounted_pages))
     }
 }
 
@@ -82,8 +108,12 @@ impl Drop for Pinned {
         if self.process.is_forked() {
             return;
         }
-        for &frame in &self.frames {
-            unpin(&self.arena, frame);
+        self.count_pages();
+        let last = self.frames.iter().filter_map(|&frame| unpin(&self.arena, frame));
+        let pages = last.map(|order| u64::from(order.pages())).sum();
+        self.arena.sub_pinned(pages);
+        if let Some((after, pages)) = self.after.take() {
+            after.unpinned(pages);
         }
     }
 }

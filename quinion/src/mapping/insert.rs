@@ -42,7 +42,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::arena::{CellNumber, referenced};
+use crate::arena::{CellNumber, Flags, referenced};
 use crate::backend::FillRun;
 use crate::stats::Count;
 use crate::sync::Locks;
@@ -100,6 +100,18 @@ pub struct Shape {
     pub purpose: Purpose,
     /// What of it was asked for; the rest is fetched ahead.
     pub wanted: AskedFor,
+    /// How long they stay.
+    pub fate: Fate,
+}
+
+/// How long a folio stays.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Fate {
+    /// Until it is evicted.
+    #[default]
+    Stays,
+    /// Until the uncached reader it was made for has passed, unless somebody else wants it.
+    DropsBehind,
 }
 
 /// Which pages of what is inserted somebody asked for. A folio with one such page was asked for.
@@ -121,9 +133,15 @@ impl AskedFor {
     /// What the referenced byte begins with, of a folio of `pages` pages from `index` on.
     #[inline]
     fn first_byte(self, index: PageIndex, pages: u32) -> u8 {
+        if self.meets(index, pages) { referenced::ASKED } else { referenced::AHEAD }
+    }
+
+    /// Whether any of `pages` pages from `index` on was asked for.
+    #[inline]
+    pub fn meets(self, index: PageIndex, pages: u32) -> bool {
         match self {
-            AskedFor::Only { from, end } if !meets(index, pages, from, end) => referenced::AHEAD,
-            AskedFor::All | AskedFor::Only { .. } => referenced::ONCE,
+            AskedFor::All => true,
+            AskedFor::Only { from, end } => meets(index, pages, from, end),
         }
     }
 }
@@ -137,7 +155,7 @@ fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool 
 impl Shape {
     /// Folios for readers, without a marker.
     pub const fn of(orders: Orders) -> Self {
-        Self { orders, marker: None, purpose: Purpose::Read, wanted: AskedFor::All }
+        Self { orders, marker: None, purpose: Purpose::Read, wanted: AskedFor::All, fate: Fate::Stays }
     }
 }
 
@@ -467,21 +485,26 @@ struct Placing<'a> {
     mapping: MappingId,
     marker: Option<PageIndex>,
     wanted: AskedFor,
+    fate: Fate,
     /// Pages placed that nobody had asked for.
     ahead: Cell<u64>,
 }
 
 impl<'a> Placing<'a> {
     fn new(mapping: &'a Mapping, shape: Shape) -> Self {
-        let Shape { marker, wanted, .. } = shape;
-        Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, ahead: Cell::new(0) }
+        let Shape { marker, wanted, fate, .. } = shape;
+        Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, fate, ahead: Cell::new(0) }
     }
 
     /// What the reclaimer knows of the folio from the start.
     #[inline]
     fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
-        let byte = self.wanted.first_byte(index, order.pages());
-        if byte == referenced::AHEAD {
+        let byte = match self.fate {
+            Fate::Stays => self.wanted.first_byte(index, order.pages()),
+            // Asked for or not: only somebody who wants it to stay changes this.
+            Fate::DropsBehind => referenced::AHEAD,
+        };
+        if byte == referenced::AHEAD && self.fate == Fate::Stays {
             self.ahead.set(self.ahead.get() + u64::from(order.pages()));
         }
         let referenced = self.nodes.arena.view().referenced(frame).expect("a frame of ours");
@@ -515,13 +538,20 @@ impl Slab for Placing<'_> {
     fn descended(&self) {
         self.nodes.descended();
     }
+    #[inline]
+    fn split(&self) {
+        self.nodes.split();
+    }
     /// From here on readers may find it; see the table of states in `arena/descriptor.rs`.
     #[inline]
     fn placing(&self, folio: u32, index: u64, order: u8) {
         let (index, order) = (PageIndex(index), Order(order));
         let marked = self.marker.is_some_and(|marker| marker.align_down(order) == index);
+        let marker = if marked { Flags::MARKER } else { 0 };
+        let behind = if self.fate == Fate::DropsBehind { Flags::DROPBEHIND } else { 0 };
         self.set_referenced(Frame(folio), index, order);
-        self.nodes.arena.view().own(Frame(folio)).prepare(self.mapping, index, order, marked);
+        let descriptor = self.nodes.arena.view().own(Frame(folio));
+        descriptor.prepare_with(self.mapping, index, order, marker | behind);
     }
 }
 

@@ -39,6 +39,8 @@
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
+mod drop_behind;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
@@ -53,9 +55,11 @@ mod shadow_nodes;
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
 #[cfg(feature = "std")]
+pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
+#[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
-pub use insert::{Added, AddedFolio, AddedRuns, AskedFor, Consumed, NewFolio, Purpose, Shape};
+pub use insert::{Added, AddedFolio, AddedRuns, AskedFor, Consumed, Fate, NewFolio, Purpose, Shape};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};

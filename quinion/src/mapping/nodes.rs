@@ -57,6 +57,7 @@ pub(super) struct Stock {
     count: AtomicU32,
     locks: AtomicU64,
     descents: AtomicU64,
+    splits: AtomicU64,
     refills: AtomicU64,
 }
 
@@ -67,6 +68,8 @@ pub struct TreeCounts {
     pub locks: u64,
     /// Ways down from the root.
     pub descents: u64,
+    /// Steps by which shadows were cut into smaller ones.
+    pub splits: u64,
     /// Insertions that ran out of nodes, let the lock go and came back with more.
     pub refills: u64,
 }
@@ -80,6 +83,7 @@ impl Stock {
         TreeCounts {
             locks: self.locks.load(Ordering::Relaxed),
             descents: self.descents.load(Ordering::Relaxed),
+            splits: self.splits.load(Ordering::Relaxed),
             refills: self.refills.load(Ordering::Relaxed),
         }
     }
@@ -214,5 +218,9 @@ impl Slab for Nodes<'_> {
     #[inline]
     fn descended(&self) {
         step(&self.stock.descents);
+    }
+    #[inline]
+    fn split(&self) {
+        step(&self.stock.splits);
     }
 }

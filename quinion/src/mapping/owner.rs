@@ -2,15 +2,20 @@
 //!
 //! ```text
 //!   add_folio ...     see insert.rs
-//!   evict             retire if nobody holds it --> a shadow in its place --> frames to the caller, to free
-//!   remove_failed     retire what its fill holds --> erase --> freed when the fill gives its hold back
-//!   remove_all        erase --> retire each --> free those that nobody holds, the others at their last put
+//!   evict             retire if nobody holds it --> a shadow in its place --> off its ring --> frames to the
+//!                     caller, to free
+//!   remove_failed     erase --> off its ring, retire --> freed when the fill gives its hold back
+//!   remove_all        erase --> off its ring, retire --> free those that nobody holds, the others at their last put
 //! ```
 //!
 //! A descriptor is prepared when its entry goes in. It is retired under
 //! the same hold of the tree lock under which the entry goes, before or after.
 //! In between a reader may find the one without the other; it looks at the
 //! descriptor, and the descriptor alone decides.
+//!
+//! Who retires what others hold loses its frames at that moment, for the last
+//! holder may be quick. So it is taken off its ring before, and under the same hold of the lists' lock,
+//! so that nobody lists it in between.
 //!
 //! Locks: the invalidate lock before the tree lock, by rank. The tree lock is
 //! held for a batch and never while anybody waits for a device; the arena's
@@ -27,17 +32,18 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::arena::{
-    Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
+use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Root, Value, XArray};
+use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
@@ -61,6 +67,8 @@ pub struct Mapping {
     pub(super) tuning: Tuning,
     /// The cache's nodes that only remember; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
+    /// The rings in which its folios stand, if there are any.
+    lists: Option<Arc<Lists>>,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -113,6 +121,7 @@ impl Mapping {
             process,
             stock: Stock::default(),
             tuning,
+            lists: None,
             counters: None,
         })
     }
@@ -135,13 +144,56 @@ impl Mapping {
 
     /// The pages of the folio of `order` that `frame` heads, if nobody has read them, and it is known that it
     /// has left. The holder of the tree lock calls this when the folio has been retired.
-    fn take_unread(&self, frame: Frame, order: Order) -> u64 {
+    pub(super) fn take_unread(&self, frame: Frame, order: Order) -> u64 {
         let byte = self.view().referenced(frame).expect("a frame of ours");
         if !referenced::is_unread(byte.load(Ordering::Relaxed)) {
             return 0;
         }
         byte.store(0, Ordering::Relaxed);
-        u64::from(order.pages())
+        // What an uncached read made begins so, read or not.
+        let behind = self.view().own(frame).word().has(Flags::DROPBEHIND);
+        if behind { 0 } else { u64::from(order.pages()) }
+    }
+
+    /// Takes folios that were retired off their rings. They were held by nobody, and their frames are the caller's.
+    fn unlist(&self, folios: &[(Frame, Order)]) {
+        if let Some(lists) = self.lists.as_ref().filter(|_| !folios.is_empty()) {
+            let mut listed = lists.lock();
+            folios.iter().for_each(|&(frame, _)| listed.remove(frame));
+        }
+    }
+
+    /// Takes folios off their rings and retires them, whoever holds them; tells `retired` of each. Returns the pages
+    /// of those that nobody had read. The caller has taken them out of the tree, whose lock it holds.
+    pub(super) fn retire_all(
+        &self,
+        folios: &[(Frame, Order)],
+        mut retired: impl FnMut(Frame, Order, Retire),
+    ) -> u64 {
+        let mut listed = self.lists.as_ref().filter(|_| !folios.is_empty()).map(|lists| lists.lock());
+        let mut unread = 0;
+        for &(frame, order) in folios {
+            if let Some(listed) = &mut listed {
+                listed.remove(frame);
+            }
+            // What is known of it, while it is: held by others, its frames are theirs to free from the next step on.
+            unread += self.take_unread(frame, order);
+            retired(frame, order, self.view().own(frame).retire());
+        }
+        unread
+    }
+
+    /// Retires folios that are out of the tree, frees those that nobody holds, and empties the list of them. Returns
+    /// the pages of those that nobody had read.
+    fn let_go(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
+        let mut free = Vec::with_capacity(folios.len());
+        let unread = self.retire_all(folios, |frame, order, retired| match retired {
+            Retire::Free => free.push((frame, order)),
+            Retire::Held => {}
+        });
+        self.arena.free_all(&free);
+        folios.clear();
+        unread
     }
 
     /// The same mapping, its nodes that only remember listed in `shadow_nodes`, with those of the cache's
@@ -153,9 +205,21 @@ impl Mapping {
         self
     }
 
+    /// The same mapping, whose folios stand in rings of `lists` once somebody has listed them, and are taken off
+    /// when they leave. Without this call they are in none, and nothing reclaims them.
+    #[must_use]
+    pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
+        self.lists = Some(Arc::clone(lists));
+        self
+    }
+
     /// The mapping's number.
     pub fn id(&self) -> MappingId {
         self.id
+    }
+    /// The rings in which its folios stand, if there are any.
+    pub fn lists(&self) -> Option<&Arc<Lists>> {
+        self.lists.as_ref()
     }
     /// Where nodes of its tree are listed that only remember.
     pub fn shadow_nodes(&self) -> &ShadowNodes {
@@ -245,6 +309,13 @@ impl Mapping {
         descriptor.identify(self.id, index).is_ok_and(|ticket| descriptor.take_marker(ticket))
     }
 
+    /// The folio that covers `index`, as its first page and its order, if it goes when an uncached reader has passed.
+    /// A hint, by a look without a lock.
+    pub fn find_behind(&self, index: PageIndex) -> Option<(PageIndex, Order)> {
+        let ticket = self.find(index)?.identify(self.id, index).ok()?;
+        ticket.drops_behind().then(|| (ticket.first, ticket.order()))
+    }
+
     /// The first of `indices` where no folio seems to stand, filled or not: a hint, by looks without a lock.
     pub fn first_missing(&self, mut indices: impl Iterator<Item = PageIndex>) -> Option<PageIndex> {
         let grown = self.view().grown();
@@ -316,9 +387,11 @@ impl Mapping {
         let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
-        let (mut from, mut pages) = (0, 0);
+        let (mut from, mut pages, mut unlisted) = (0, 0, 0);
+        let listed = self.lists.as_ref().map(|lists| lists.lock());
         while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
             if let Kind::Folio(frame) = entry.kind() {
+                unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
@@ -329,6 +402,13 @@ impl Mapping {
         }
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
+        }
+        let promised = listed.map_or(0, |listed| listed.promised());
+        if unlisted > promised {
+            let id = self.id;
+            return Err(format!(
+                "{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"
+            ));
         }
         let (found, listed) = (tree.shadow_only_nodes(), self.shadow_nodes.all_of(self.id));
         if found != listed {
@@ -408,20 +488,45 @@ impl<'a> MappingGuard<'a> {
         frame: Frame,
         leave: impl FnOnce(Word) -> Leave,
     ) -> Option<Order> {
-        let nodes = self.mapping.nodes();
-        let mut tree = self.xarray(&nodes);
-        if tree.load(index.0) != Entry::folio(frame.0) {
-            return None;
-        }
-        let descriptor = self.mapping.view().own(frame);
-        let order = descriptor.try_retire()?;
-        match if self.tree.remembers { leave(descriptor.word()) } else { Leave::Nothing } {
-            Leave::Nothing => tree.erase(index.0),
-            Leave::Shadow(payload) => tree.replace(index.0, Value::shadow(order.0, payload)),
-        };
-        self.tree.pages -= u64::from(order.pages());
-        self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
-        Some(order)
+        let (mut leave, mut gone) = (Some(leave), Vec::with_capacity(1));
+        let leave = |_, word| leave.take().map_or(Leave::Nothing, |leave| leave(word));
+        self.evict_all(&[(index, frame)], leave, &mut gone);
+        gone.first().map(|&(_, order)| order)
+    }
+
+    /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
+    /// would, and adds them to `gone`, in the same order. `leave` is told the place of each among them besides. One
+    /// way down, and the lists' lock once.
+    pub fn evict_all(
+        &mut self,
+        folios: &[(PageIndex, Frame)],
+        mut leave: impl FnMut(usize, Word) -> Leave,
+        gone: &mut Vec<(Frame, Order)>,
+    ) {
+        let (mapping, first) = (self.mapping, gone.len());
+        let nodes = mapping.nodes();
+        let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
+        tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {
+            let (_, frame) = folios[nth];
+            if found != Entry::folio(frame.0) {
+                return Revision::Keep;
+            }
+            let descriptor = mapping.view().own(frame);
+            let Some(order) = descriptor.try_retire() else { return Revision::Keep };
+            gone.push((frame, order));
+            // What only uncached reads wanted leaves nothing, however it leaves.
+            let word = descriptor.word();
+            let remembers = remembers && !word.has(Flags::DROPBEHIND);
+            match if remembers { leave(nth, word) } else { Leave::Nothing } {
+                Leave::Nothing => Revision::Erase,
+                Leave::Shadow(payload) => Revision::Replace(Value::shadow(order.0, payload)),
+            }
+        });
+        let gone = &gone[first..];
+        mapping.unlist(gone);
+        let unread: u64 = gone.iter().map(|&(frame, order)| mapping.take_unread(frame, order)).sum();
+        mapping.count(Count::ReadaheadWasted, unread);
+        self.tree.pages -= gone.iter().map(|(_, order)| u64::from(order.pages())).sum::<u64>();
     }
 
     /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
@@ -466,18 +571,26 @@ impl<'a> MappingGuard<'a> {
     /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range
     /// short: what stands in it is listed first.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
-        let mut gone: Vec<(Frame, Order)> = Vec::new();
-        for (first, entry, order) in self.inside(from, to, end) {
+        let (mut folios, mut gone) = (Vec::new(), Vec::new());
+        for (first, entry, _) in self.inside(from, to, end) {
             match entry.kind() {
-                Kind::Folio(frame) if self.evict(first, Frame(frame), |_| Leave::Nothing).is_some() => {
-                    gone.push((Frame(frame), order));
-                }
+                Kind::Folio(frame) => folios.push((first, Frame(frame))),
                 Kind::Value(value) if !value.is_spill() => self.forget_shadow(first),
                 _ => {}
             }
         }
+        self.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+    }
+
+    /// The folios that lie as a whole in `from..end`, in rising order.
+    pub fn folios_within(&self, from: PageIndex, end: PageIndex) -> Vec<(PageIndex, Frame)> {
+        let folio = |(index, entry, _): (PageIndex, Entry, Order)| match entry.kind() {
+            Kind::Folio(frame) => Some((index, Frame(frame))),
+            _ => None,
+        };
+        self.inside(from, end, end).into_iter().filter_map(folio).collect()
     }
 
     /// The entries that begin in `from..to` and end by `end`.
@@ -495,10 +608,20 @@ impl<'a> MappingGuard<'a> {
         self.xarray(&nodes).erase(index.0);
     }
 
-    /// Whether the first folio of a fill still stands where it was put.
+    /// Whether a folio of a fill still stands where it was put. Some may have been dropped behind a reader, who
+    /// reads what has landed; an invalidation takes them all.
     pub fn holds_run(&self, run: FillRun) -> bool {
         let nodes = self.mapping.nodes();
-        self.xarray(&nodes).load(run.index.0) == Entry::folio(run.frame.0)
+        let tree = self.xarray(&nodes);
+        let mut page = 0;
+        while page < run.pages {
+            let frame = run.frame.plus(page);
+            if tree.load(run.index.0 + u64::from(page)) == Entry::folio(frame.0) {
+                return true;
+            }
+            page += self.mapping.view().own(frame).word().order().pages();
+        }
+        false
     }
 
     /// Takes out the folios of a fill that `came`, told where each lies in the run and its order, says did not come
@@ -507,44 +630,37 @@ impl<'a> MappingGuard<'a> {
     pub fn remove_failed(&mut self, run: FillRun, came: impl Fn(u32, Order) -> bool) -> u64 {
         let nodes = self.mapping.nodes();
         let mut tree = self.xarray(&nodes);
-        let (mut page, mut gone) = (0, 0);
+        let (mut page, mut failed) = (0, Vec::new());
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
-            let descriptor = self.mapping.view().own(frame);
-            let order = descriptor.word().order();
+            let order = self.mapping.view().own(frame).word().order();
             let ours = !came(page, order) && tree.load(index.0) == Entry::folio(frame.0);
             if ours {
-                let retired = descriptor.retire();
-                debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
                 tree.erase(index.0);
                 self.tree.pages -= u64::from(order.pages());
-                gone += u64::from(order.pages());
-                self.mapping.count(Count::ReadaheadWasted, self.mapping.take_unread(frame, order));
+                failed.push((frame, order));
             }
             page += order.pages();
         }
-        gone
+        let unread = self.mapping.retire_all(&failed, |_, _, retired| {
+            debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
+        });
+        self.mapping.count(Count::ReadaheadWasted, unread);
+        failed.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
-        let arena = &self.mapping.arena;
         let nodes = self.mapping.nodes();
-        let (mut free, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
+        let (mut folios, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
         self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
             let Kind::Folio(frame) = entry.kind() else { return };
-            let (frame, order) = (Frame(frame), Order(order));
-            let retired = arena.view().own(frame).retire();
-            unread += self.mapping.take_unread(frame, order);
-            if retired == Retire::Free {
-                free.push((frame, order));
-            }
-            if free.len() == FREE_BATCH {
-                arena.free_all(&free);
-                free.clear();
+            folios.push((Frame(frame), Order(order)));
+            if folios.len() == FREE_BATCH {
+                unread += self.mapping.let_go(&mut folios);
             }
         });
-        arena.free_all(&free);
+        unread += self.mapping.let_go(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
         std::mem::take(&mut self.tree.pages)
     }

@@ -19,6 +19,9 @@
 //! the windows of Linux, to compare with. What both share is here: hints, the
 //! largest window and how trouble shrinks it, the count of what was done.
 //!
+//! A forward stream that has come a long way (1 MiB), or round again, says so with its windows, and what its
+//! reader has passed: when memory is short, that is what goes first ([`Passed`]).
+//!
 //! Trouble is a read that failed, which makes the largest window a quarter, or
 //! a window that was gone before it was read, which halves it. After
 //! `CALM_WINDOWS` windows without trouble it doubles again, up to what was
@@ -43,7 +46,7 @@ mod simulator;
 #[cfg(test)]
 mod tests;
 
-pub use window::{Asked, Cached, NothingCached, Window, Windows};
+pub use window::{Asked, Cached, NothingCached, Passed, Window, Windows};
 
 use crate::units::{Order, Orders, PageIndex};
 
@@ -65,7 +68,8 @@ pub enum Hint {
     Sequential,
     /// They go anywhere: exactly what is asked for is read.
     Random,
-    /// They come once: as [`Hint::Normal`] here, and whoever evicts may look at it.
+    /// They come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and
+    /// such a stream makes room for itself of what it has passed, before anybody else has to.
     NoReuse,
 }
 

@@ -25,7 +25,8 @@
 
 use crate::units::{Order, PageIndex};
 
-use super::window::{Asked, Cached, Limits, Window, Windows, clamp, first_size, next_size};
+use super::Hint;
+use super::window::{Asked, Cached, Limits, Passed, Window, Windows, clamp, first_size, next_size};
 
 /// The smallest window of a stream, in pages.
 pub(super) const PAGES_MIN: u32 = 4;
@@ -39,6 +40,8 @@ const PIECES_FIRST: u32 = 2;
 const PIECES_MAX: u32 = Windows::MAX as u32 - 1;
 /// A stream was at least so long, in pages, if coming back to its origin is a lap.
 const LAP_PAGES_MIN: u64 = 16;
+/// From so many pages on, 1 MiB, a forward stream is one that may never come back.
+const LONG_PAGES_MIN: u64 = 256;
 /// How far a stream looks for its reader behind pages that were cached before, in pages.
 const ISLAND_LOOKS_MAX: u32 = 64;
 /// The order grows by so much with each window that a marker starts.
@@ -139,6 +142,15 @@ impl Stream {
         is_long && self.origin <= index && index <= self.seen
     }
 
+    /// What its reader has passed, if it has shown that it is a stream and no short file: it is long, or in its
+    /// second lap, or was said to be one.
+    pub fn passed(&self, limits: &Limits) -> Option<Passed> {
+        let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
+        let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.laps > 0;
+        let is_stream = self.way == Way::Forward && !self.is_long_request() && (is_said || is_shown);
+        is_stream.then(|| Passed { from: self.origin.min(self.seen), to: self.seen })
+    }
+
     /// Whether its reader, who is at `index`, begins again.
     pub fn begins_again(&self, index: PageIndex) -> bool {
         index == self.origin && self.has_been_at(index)
@@ -204,11 +216,13 @@ impl Stream {
         }
         (self.marker, self.asked_pages) = (None, asked.pages);
         self.order = self.order.max(asked_order(asked.pages, limits));
-        match self.way {
+        let mut windows = match self.way {
             Way::Forward => self.forward_after_miss(limits, asked, cached),
             Way::Backward => self.backward_after_miss(limits, asked, cached),
             Way::Strided { .. } => self.strided_after_miss(limits, asked, cached),
-        }
+        };
+        windows.set_stream(self.passed(limits));
+        windows
     }
 
     /// Its reader met the marker: the windows that come next, none of them asked for.
@@ -221,7 +235,7 @@ impl Stream {
         };
         self.grow(limits);
         self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
-        match self.way {
+        let mut windows = match self.way {
             Way::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
             Way::Backward => self.push_before_all(limits, cached),
             Way::Strided { .. } => {
@@ -229,7 +243,9 @@ impl Stream {
                 self.push_pieces(&mut windows, limits, asked.file_pages, cached);
                 windows
             }
-        }
+        };
+        windows.set_stream(self.passed(limits));
+        windows
     }
 
     /// The windows of this stream become larger, up to the largest.

@@ -513,3 +513,61 @@ proptest! {
         prop_assert!(simulator.misses.len() <= 4, "{:?}", simulator.misses);
     }
 }
+
+// What has been passed.
+
+/// Reads page after page from `from` on, and says after each judgement, of each of its windows, what it passed.
+fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<Passed>)> {
+    let (mut told, mut cached_to, mut marker) = (Vec::new(), from, None);
+    for page in from..from + pages {
+        let asked = Asked { index: PageIndex(page), pages: 1, file_pages: FILE };
+        let windows = match () {
+            () if page >= cached_to => readahead.on_miss(asked, &NothingCached),
+            () if marker == Some(PageIndex(page)) => readahead.on_marker(asked, &NothingCached),
+            () => continue,
+        };
+        for window in windows.iter() {
+            told.push((page, window.stream));
+            cached_to = cached_to.max(window.end().0);
+            marker = window.marker;
+        }
+    }
+    told
+}
+
+#[test]
+fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
+    let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
+    let told = passed_by(&mut Readahead::new(config), 0, 2000);
+    let (short, long): (Vec<_>, Vec<_>) = told.into_iter().partition(|(_, stream)| stream.is_none());
+    assert!(short.iter().all(|&(page, _)| page < 256), "{short:?}");
+    assert!(long.len() > 20 && long.iter().all(|&(page, _)| page >= 256 - 2 * 64), "{long:?}");
+    for (page, stream) in long {
+        assert_eq!(stream, Some(Passed { from: PageIndex(0), to: PageIndex(page) }));
+    }
+}
+
+#[test]
+fn who_says_that_it_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
+    let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
+    for hint in [Hint::Sequential, Hint::NoReuse] {
+        let mut readahead = Readahead::new(config);
+        readahead.set_hint(hint);
+        let told = passed_by(&mut readahead, 0, 20);
+        assert!(!told.is_empty() && told.iter().all(|(_, stream)| stream.is_some()), "{hint:?} {told:?}");
+    }
+    let mut readahead = Readahead::new(config);
+    for at in 0..500 {
+        let index = PageIndex(at * 7919 % FILE);
+        let windows = readahead.on_miss(Asked { index, pages: 1, file_pages: FILE }, &NothingCached);
+        assert!(windows.iter().all(|window| window.stream.is_none()), "{windows:?}");
+    }
+}
+
+#[test]
+fn the_second_lap_is_a_stream_from_its_first_window_on() {
+    let mut readahead = Readahead::new(Config::new(64).orders(Order::ZERO, Order::ZERO));
+    passed_by(&mut readahead, 0, 100);
+    let told = passed_by(&mut readahead, 0, 100);
+    assert!(!told.is_empty() && told.iter().all(|(_, stream)| stream.is_some()), "{told:?}");
+}

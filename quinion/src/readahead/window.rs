@@ -29,12 +29,23 @@ pub struct Window {
     pub order: Order,
     /// The smallest folio that is worth making: the fill rounds the window to whole ones. 0 asks for nothing.
     pub order_min: Order,
+    /// If it is a stream's, and that has shown that it is one: what its reader has passed.
+    pub stream: Option<Passed>,
+}
+
+/// The way of a stream's reader so far: pages that were read once by it, and perhaps by others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Passed {
+    /// The first of them.
+    pub from: PageIndex,
+    /// The page that is read now.
+    pub to: PageIndex,
 }
 
 impl Window {
     /// `pages` pages from `start` on and nothing else: no marker, folios of one page.
     pub const fn exact(start: PageIndex, pages: u32) -> Self {
-        Self { start, pages, marker: None, order: Order::ZERO, order_min: Order::ZERO }
+        Self { start, pages, marker: None, order: Order::ZERO, order_min: Order::ZERO, stream: None }
     }
 
     /// The page after the last one.
@@ -91,6 +102,11 @@ impl Windows {
     /// Gives all of them this smallest folio.
     pub(super) fn set_order_min(&mut self, order_min: Order) {
         self.list[..self.count].iter_mut().for_each(|window| window.order_min = order_min);
+    }
+
+    /// Says of all of them that they are a stream's, or that they are none's.
+    pub(super) fn set_stream(&mut self, stream: Option<Passed>) {
+        self.list[..self.count].iter_mut().for_each(|window| window.stream = stream);
     }
 
     /// The same, for a request of `wanted`.

@@ -16,6 +16,8 @@
 //!  1. The kernel takes entries in the order in which they were pushed, as many for each call as it was told of.
 //!     All calls together tell it of each entry once: the callers' promise. So whose entries a call takes does not
 //!     matter, and each call finds as many as it names.
+//!     It frees their places when it has taken all that a call named, or as many as it will; requests of these may have
+//!     landed before that.
 //!  2. No more requests are in flight than the completion queue has places, so it never overflows: the
 //!     caller's promise, which needs [`ReapHalf::capacity`]. The ring is set up without deferred task
 //!     work. So a completion that exists is in the queue, and looking there needs no system call.

@@ -17,6 +17,17 @@ pub enum Exchanged {
     Found(Entry),
 }
 
+/// What is to become of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Revision {
+    /// It stays.
+    Keep,
+    /// Nothing is there any more.
+    Erase,
+    /// This value of the same order stands there, without marks.
+    Replace(Value),
+}
+
 /// What became of a node that held shadows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forgotten {
@@ -59,6 +70,43 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 removed(first, entry, order);
             }
             from = beyond;
+        }
+        if let Some(home) = last {
+            self.prune(home);
+            self.shrink();
+        }
+    }
+
+    /// Asks `decide` what is to become of the entry that covers each of `indices`, in rising order, and does it.
+    /// It is told the place of the index among them, and the entry, or that nothing is there. One way down, and from
+    /// there from leaf to leaf: indices that are neighbours cost a slot each.
+    ///
+    /// # Panics
+    /// If a value is to replace nothing, or something of another order.
+    pub fn revise(
+        &mut self,
+        indices: impl IntoIterator<Item = u64>,
+        mut decide: impl FnMut(usize, Entry) -> Revision,
+    ) {
+        let (mut last, mut cursor) = (None, Cursor::new(self));
+        for (nth, index) in indices.into_iter().enumerate() {
+            let Some(entry) = cursor.find(self, index, index) else {
+                decide(nth, Entry::EMPTY);
+                continue;
+            };
+            let (at, fate) = (cursor.at, decide(nth, entry));
+            if fate == Revision::Keep {
+                continue;
+            }
+            // The node left behind goes before anything here does, as in `erase_range`.
+            match last.replace(at.home) {
+                Some(home) if home != at.home => self.prune(home),
+                _ => {}
+            }
+            match fate {
+                Revision::Replace(value) => self.swap_run(at, entry, Entry::value(value)),
+                Revision::Keep | Revision::Erase => self.clear_run(at, entry),
+            }
         }
         if let Some(home) = last {
             self.prune(home);

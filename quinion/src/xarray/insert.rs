@@ -494,6 +494,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Turns a shadow of several slots into pieces of order `piece` in the same slots.
     fn split_here(&self, at: At, value: Value, piece: u8) {
+        self.slab.split();
         let first = Self::first_slot(at, value.order());
         let (run, step) = (Self::run_of(value.order()), Self::run_of(piece));
         let marks = self.marks_at(first);
@@ -513,6 +514,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             return Err(Refused::NoNode);
         };
         let Home::Node(parent) = at.home else { unreachable!("an entry in the root's word has order 0") };
+        self.slab.split();
         self.reshaped.set(true);
         let node = self.node(number);
         node.init(at.shift - BITS, Some((parent, at.slot)));

@@ -93,7 +93,7 @@ pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, V
 pub use walk::{Finder, Found, RacySlots, Steps, Walker, load_root, walk};
 
 #[cfg(feature = "std")]
-pub use erase::{Exchanged, Forgotten};
+pub use erase::{Exchanged, Forgotten, Revision};
 #[cfg(feature = "std")]
 pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
 #[cfg(feature = "std")]

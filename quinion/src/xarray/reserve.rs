@@ -83,6 +83,10 @@ impl<S: Slab> Slab for Reserve<'_, S> {
     fn descended(&self) {
         self.slab.descended();
     }
+    #[inline]
+    fn split(&self) {
+        self.slab.split();
+    }
 }
 
 impl<S: Slab> Drop for Reserve<'_, S> {

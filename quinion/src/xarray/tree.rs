@@ -43,6 +43,9 @@ pub trait Slab {
     /// A way down from the root, or from where a batch left off, begins. For counting.
     #[inline]
     fn descended(&self) {}
+    /// A shadow was cut into smaller ones, by one step of a split. For counting.
+    #[inline]
+    fn split(&self) {}
 }
 
 /// How a node stands to the list of nodes that only remember.

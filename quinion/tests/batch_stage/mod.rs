@@ -67,6 +67,11 @@ impl Slab for Cells<'_> {
 
 impl Stage {
     pub fn new() -> Self {
+        Self::with(|_, mapping| mapping)
+    }
+
+    /// A stage whose mapping is changed by `with` before it is used.
+    pub fn with(with: impl FnOnce(&Arc<Arena>, Mapping) -> Mapping) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 512 * PAGE_SIZE]));
         let known = backend.attributes().unwrap();
@@ -74,7 +79,8 @@ impl Stage {
         let mapping =
             Mapping::new(Arc::clone(&arena), MappingId(1), backend, &known, process, Tuning::default())
                 .unwrap();
-        Self { arena, mapping: Arc::new(mapping) }
+        let mapping = Arc::new(with(&arena, mapping));
+        Self { arena, mapping }
     }
 
     /// Puts a folio of generation 1 in; its first frame.

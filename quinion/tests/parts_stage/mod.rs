@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use quinion::Error;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitRoom};
-use quinion::filemap::{Filemap, Patience};
+use quinion::filemap::{Filemap, Patience, Reader};
 use quinion::mapping::Mapping;
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
@@ -173,7 +173,13 @@ impl Rig {
     pub fn try_read(&self, first: u64, pages: u64) -> Result<usize, Error> {
         let mut buffer = vec![0; (pages * PAGE) as usize];
         let (position, patience) = (first * PAGE, Patience::Wait);
-        let bytes = self.filemap.read(&self.mapping, &self.readahead, patience, position, &mut buffer)?;
+        let bytes = self.filemap.read(
+            &self.mapping,
+            Reader::plain(&self.readahead),
+            patience,
+            position,
+            &mut buffer,
+        )?;
         common::verify(&buffer[..bytes], 1, position).unwrap();
         Ok(bytes)
     }

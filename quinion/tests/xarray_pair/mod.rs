@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use crate::xarray_keeper::{Forest, Keeper, Reuse, folio};
 use quinion::xarray::{
-    ENTRY_ORDER_MAX, Entry, Exchanged, Forgotten, Inserted, Kind, Mark, Stop, Stored, Value, XArray,
+    ENTRY_ORDER_MAX, Entry, Exchanged, Forgotten, Inserted, Kind, Mark, Revision, Stop, Stored, Value, XArray,
 };
 
 /// Entries by first index, with order and marks.
@@ -87,19 +87,64 @@ impl Twin {
 /// made to fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    Insert { at: u64, order: u8 },
-    InsertRange { at: u64, orders: Vec<u8> },
-    Store { at: u64, order: u8, what: u8 },
-    Erase { at: u64 },
-    EraseRange { at: u64, pages: u64 },
-    StoreRange { at: u64, pages: u64, spill: bool },
-    Replace { at: u64, spill: bool },
-    Exchange { at: u64, hit: bool, to: u8 },
-    Mark { at: u64, mark: u8 },
-    Unmark { at: u64, mark: u8 },
-    Forget { which: usize },
-    Look { at: u64, pages: u64 },
-    Budget { nodes: u64 },
+    Insert {
+        at: u64,
+        order: u8,
+    },
+    InsertRange {
+        at: u64,
+        orders: Vec<u8>,
+    },
+    Store {
+        at: u64,
+        order: u8,
+        what: u8,
+    },
+    Erase {
+        at: u64,
+    },
+    EraseRange {
+        at: u64,
+        pages: u64,
+    },
+    StoreRange {
+        at: u64,
+        pages: u64,
+        spill: bool,
+    },
+    Replace {
+        at: u64,
+        spill: bool,
+    },
+    /// From `at` on, an index each `step`: kept, erased or replaced.
+    Revise {
+        at: u64,
+        step: u64,
+        fates: Vec<u8>,
+    },
+    Exchange {
+        at: u64,
+        hit: bool,
+        to: u8,
+    },
+    Mark {
+        at: u64,
+        mark: u8,
+    },
+    Unmark {
+        at: u64,
+        mark: u8,
+    },
+    Forget {
+        which: usize,
+    },
+    Look {
+        at: u64,
+        pages: u64,
+    },
+    Budget {
+        nodes: u64,
+    },
 }
 
 /// A tree and its twin.
@@ -179,6 +224,7 @@ impl<const BITS: u32> Pair<BITS> {
             Op::EraseRange { at, pages } => self.erase_range(at, pages),
             Op::StoreRange { at, pages, spill } => self.store_range(at, pages, spill, budget),
             Op::Replace { at, spill } => self.replace(at, spill),
+            Op::Revise { at, step, ref fates } => self.revise(at, step, fates),
             Op::Exchange { at, hit, to } => self.exchange(at, hit, to),
             Op::Mark { at, mark } => self.mark(at, mark),
             Op::Unmark { at, mark } => self.unmark(at, mark),
@@ -262,6 +308,37 @@ impl<const BITS: u32> Pair<BITS> {
         let value = self.new_value(order, spill);
         assert_eq!(self.tree().replace(at, value), entry);
         self.twin.entries.insert(first, (Entry::value(value), order, 0));
+    }
+
+    fn revise(&mut self, at: u64, step: u64, fates: &[u8]) {
+        let indices = (0..fates.len() as u64).map(|nth| at + nth * step).take_while(|&index| index <= LAST);
+        let (mut want, mut values, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, fate) in indices.clone().zip(fates) {
+            let Some((first, entry, order, _)) = self.twin.covering(index) else {
+                want.push(Entry::EMPTY);
+                values.push(Revision::Keep);
+                continue;
+            };
+            want.push(entry);
+            values.push(match fate % 3 {
+                0 => Revision::Keep,
+                1 => Revision::Erase,
+                _ => Revision::Replace(self.new_value(order, false)),
+            });
+            match values.last() {
+                Some(Revision::Erase) => drop(self.twin.entries.remove(&first)),
+                Some(&Revision::Replace(value)) => {
+                    self.twin.entries.insert(first, (Entry::value(value), order, 0));
+                }
+                _ => {}
+            }
+        }
+        self.tree().revise(indices, |nth, entry| {
+            assert_eq!(nth, told.len());
+            told.push(entry);
+            values[nth]
+        });
+        assert_eq!(told, want);
     }
 
     fn exchange(&mut self, at: u64, hit: bool, to: u8) {
@@ -503,6 +580,7 @@ impl Iterator for Bytes<'_> {
             12 => Op::Unmark { at, mark: self.byte() % 3 },
             13 => Op::Forget { which: usize::from(self.byte()) },
             14 => Op::Look { at, pages: self.pages() },
+            _ if what > 240 => Op::Revise { at, step: self.pages() % 70 + 1, fates: self.orders() },
             _ => Op::Budget { nodes: u64::from(self.byte() % 6) },
         })
     }

@@ -13,9 +13,12 @@
 //! to be caught, so one that cannot be is no exception. There is one way to
 //! remove the folder, taken in each run.
 //!
+//! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
+//! be removed once no process is in it any more: those that still are, are workers of ours, and are killed.
+//!
 //! Invariant: the sweeper removes only a folder whose name begins as ours do.
 
-use std::fs::{create_dir, remove_dir_all};
+use std::fs::{create_dir, read_to_string, remove_dir, remove_dir_all};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -23,11 +26,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::harness::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
+/// What a folder has that is a control group.
+pub const GROUP_FILE: &str = "cgroup.procs";
 /// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
-const TRIES: u32 = 50;
+const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A folder for programs to write into.
@@ -80,12 +87,21 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     let mut nothing = Vec::new();
     std::io::stdin().read_to_end(&mut nothing)?;
     for _ in 0..TRIES {
-        match remove_dir_all(folder) {
+        match remove(folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(PAUSE),
             _ => return Ok(()),
         }
     }
     Err(Unmeasured::Failed(format!("{} cannot be removed", folder.display())))
+}
+
+fn remove(folder: &Path) -> std::io::Result<()> {
+    let Ok(workers) = read_to_string(folder.join(GROUP_FILE)) else { return remove_dir_all(folder) };
+    for worker in workers.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+        // They work for nobody now. One that has just ended is what is wanted.
+        let _ = kill_process(worker, Signal::KILL);
+    }
+    remove_dir(folder)
 }
 
 #[cfg(test)]

@@ -23,8 +23,10 @@
 //! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
 //! metric. What could not be measured is not a number, and shows as such.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use super::db_bench::Options;
 use super::rows::{Row, Standing};
@@ -50,6 +52,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// What was said of db_bench's work.
     pub db_bench: Options,
+    /// What was said of traces.
+    pub ratio: super::ratio::Options,
 }
 
 /// How often a case is repeated and counted.
@@ -159,12 +163,33 @@ pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
+    series: Option<(&'static str, Series)>,
 }
+
+/// How the last run of an alternative went, interval by interval. The run writes it.
+pub type Series = Rc<RefCell<Vec<f64>>>;
 
 impl Alternative {
     /// `run` is given the number of the repetition, to seed what is random with.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
-        Self { name, run: Box::new(run) }
+        Self { name, run: Box::new(run), series: None }
+    }
+
+    /// One run, not counted.
+    #[cfg(test)]
+    pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(repetition)
+    }
+
+    /// How the last run went in `metric`, which its rows of that without a peer tell.
+    pub fn with_series(self, metric: &'static str, series: Series) -> Self {
+        Self { series: Some((metric, series)), ..self }
+    }
+
+    /// What its first run answers.
+    #[cfg(test)]
+    pub fn answer(&mut self) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(0)
     }
 }
 
@@ -177,6 +202,8 @@ struct Comparison {
     standing: Standing,
     /// The ratio that is wanted at least.
     goal: Option<f64>,
+    /// Or by how much ours may be less than the peer's.
+    behind_max: Option<f64>,
 }
 
 type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
@@ -236,8 +263,29 @@ impl Case {
         peer: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        self.comparisons.push(Comparison { metric, ours, peer: Some(peer), standing: Standing::Peer, goal });
+        self.comparisons.push(Comparison {
+            metric,
+            ours,
+            peer: Some(peer),
+            standing: Standing::Peer,
+            goal,
+            behind_max: None,
+        });
         self
+    }
+
+    /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
+    /// the row shows is the ratio that this comes to.
+    pub fn within(
+        self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: &'static str,
+        behind_max: f64,
+    ) -> Self {
+        let mut case = self.compare(metric, ours, peer, None);
+        case.comparisons.last_mut().expect("one was put there").behind_max = Some(behind_max);
+        case
     }
 
     /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
@@ -249,7 +297,28 @@ impl Case {
         goal: Option<f64>,
     ) -> Self {
         let standing = Standing::Bound;
-        self.comparisons.push(Comparison { metric, ours, peer: Some(bound), standing, goal });
+        self.comparisons.push(Comparison {
+            metric,
+            ours,
+            peer: Some(bound),
+            standing,
+            goal,
+            behind_max: None,
+        });
+        self
+    }
+
+    /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
+    pub fn told(mut self, metric: &'static str, of: &'static str) -> Self {
+        let standing = Standing::Bound;
+        self.comparisons.push(Comparison {
+            metric,
+            ours: of,
+            peer: None,
+            standing,
+            goal: None,
+            behind_max: None,
+        });
         self
     }
 
@@ -327,23 +396,33 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
+        let series = || {
+            let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
+            let (metric, series) = taken.alternative.series.as_ref()?;
+            (self.peer.is_none() && *metric == self.metric).then(|| series.borrow().clone())
+        };
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
         let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
         let ratio = ratios.map(|ratios| ratios.median);
+        let peer = peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median);
+        let nearly =
+            |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
+        let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
         Row {
             experiment,
             case: format!("{case}: {}", self.ours),
             metric: self.metric,
             unit: metrics[at].unit,
             quinion: Quartiles::of(&ours).map(|ours| ours.median),
-            peer: peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median),
+            peer,
             peer_name: self.peer,
             standing: self.standing,
             ratio,
             spread: spread.map(|spread| [spread.low, spread.high]),
-            goal: self.goal,
-            met: ratio.zip(self.goal).map(|(ratio, goal)| ratio >= goal),
+            goal,
+            met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
+            series: series(),
         }
     }
 }
@@ -360,8 +439,6 @@ fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
-    use std::rc::Rc;
 
     fn settings(repeat: usize) -> Settings {
         let folder = PathBuf::from(".");
@@ -370,6 +447,7 @@ mod tests {
             repeat: Repeat::Usual(repeat),
             folder,
             db_bench: Options::default(),
+            ratio: Default::default(),
         }
     }
 
@@ -415,6 +493,37 @@ mod tests {
         let rows = case.measure("e", &settings(3), || {}).expect("it runs");
         let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
         assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
+    }
+
+    #[test]
+    fn a_gain_may_be_so_far_behind_and_no_further() {
+        let case = |ours: f64| {
+            let case = Case::new("x", &[RATE], move || {
+                let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+                Ok(vec![fixed("ours", ours), fixed("peer", 40.0), fixed("nothing", 0.0)])
+            });
+            let case = case.within("rate", "ours", "peer", 1.0).within("rate", "ours", "nothing", 1.0);
+            let rows = case.measure("e", &settings(1), || {}).expect("it runs");
+            rows.iter().map(|row| (row.goal, row.met)).collect::<Vec<_>>()
+        };
+        assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
+        assert_eq!(case(38.9), [(Some(0.975), Some(false)), (None, None)]);
+    }
+
+    #[test]
+    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+        let case = Case::new("x", &[RATE], || {
+            let series = Series::default();
+            let seen = Rc::clone(&series);
+            let run = move |repetition| {
+                *seen.borrow_mut() = vec![repetition as f64; 2];
+                Ok(vec![6.0])
+            };
+            Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
+        });
+        let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
+        assert_eq!(rows[0].series.as_deref(), Some([3.0, 3.0].as_slice()));
     }
 
     #[test]

@@ -119,6 +119,37 @@ fn read_bytes(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
 }
 
+/// Seconds that threads of the kernel have computed since they were there: all of them, and those that look for
+/// memory (`kswapd`). In steps of a clock tick, mostly 10 ms.
+pub fn kernel_thread_seconds() -> [f64; 2] {
+    let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
+    let mut seconds = [0.0; 2];
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        let Some(KernelThread { is_kswapd, ticks }) = kernel_thread(&stat) else { continue };
+        seconds[0] += ticks as f64 / ticks_per_second;
+        seconds[1] += if is_kswapd { ticks as f64 / ticks_per_second } else { 0.0 };
+    }
+    seconds
+}
+
+#[derive(PartialEq, Eq, Debug)]
+struct KernelThread {
+    is_kswapd: bool,
+    ticks: u64,
+}
+
+/// What a thread of the kernel says of itself; `None` if it is no such thread.
+fn kernel_thread(stat: &str) -> Option<KernelThread> {
+    /// `PF_KTHREAD`, as the kernel's `stat` files show it.
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    let word = |at: usize| rest.split_whitespace().nth(at)?.parse::<u64>().ok();
+    let is_one = word(6)? & KERNEL_THREAD != 0;
+    is_one.then_some(())?;
+    Some(KernelThread { is_kswapd: name.starts_with("kswapd"), ticks: word(11)? + word(12)? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +165,12 @@ mod tests {
         assert_eq!(mounted(mounts, "9:9"), None);
         assert_eq!(read_bytes("rchar: 1\nread_bytes: 8192\nwrite_bytes: 4096\n"), Some(8192));
         assert_eq!(read_bytes("rchar: 1\n"), None);
+        let stat = |name, flags| format!("9 ({name}) S 2 0 0 0 -1 {flags} 0 0 0 0 3 40 0 0 20 0 1 0 7");
+        let thread = |is_kswapd| Some(KernelThread { is_kswapd, ticks: 43 });
+        assert_eq!(kernel_thread(&stat("kswapd0", 0x0022_0840)), thread(true));
+        assert_eq!(kernel_thread(&stat("a) (b", 0x0020_0000)), thread(false));
+        assert_eq!(kernel_thread(&stat("kswapd0", 0x0040_0100)), None);
+        assert_eq!(kernel_thread(""), None);
     }
 
     #[test]
@@ -143,6 +180,7 @@ mod tests {
             repeat: Repeat::Usual(1),
             folder: ".".into(),
             db_bench: Options::default(),
+            ratio: Default::default(),
         };
         let text = described(&settings);
         assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");

@@ -11,7 +11,10 @@
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
+//!   limit        a group with a memory limit            disk      files on a disk in memory
+//!   worker       work in a process of its own           pages     a file that is nowhere
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
+//!   evict  thrash  stream  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -27,12 +30,17 @@ mod callgrind;
 mod cold;
 mod counted;
 mod db_bench;
+mod disk;
+mod evict;
 mod folder;
 mod harness;
 mod hit;
 mod index;
 mod insert;
+mod limit;
 mod machine;
+mod pages;
+mod ratio;
 mod readbatch;
 mod readseq;
 mod ready;
@@ -42,7 +50,10 @@ mod shared;
 mod split;
 mod stage;
 mod statistics;
+mod stream;
+mod thrash;
 mod timing;
+mod worker;
 
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -58,7 +69,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 6] = [
+const EXPERIMENTS: [Experiment; 10] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -95,6 +106,30 @@ const EXPERIMENTS: [Experiment; 6] = [
         starts: Starts::Cold,
         cases: readseq::cases,
     },
+    Experiment {
+        name: "evict",
+        question: "evict: what does it cost to put a new page into a full cache, data included?",
+        starts: Starts::Anyhow,
+        cases: evict::cases,
+    },
+    Experiment {
+        name: "thrash",
+        question: "thrash: what is left of a cache when the file is twice as large as it?",
+        starts: Starts::Anyhow,
+        cases: thrash::cases,
+    },
+    Experiment {
+        name: "stream",
+        question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
+        starts: Starts::Cold,
+        cases: stream::cases,
+    },
+    Experiment {
+        name: ratio::NAME,
+        question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
+        starts: Starts::Anyhow,
+        cases: ratio::cases,
+    },
 ];
 
 /// Repetitions that are counted, if not told otherwise.
@@ -125,11 +160,16 @@ pub struct Arguments {
     /// Run this snippet, inside callgrind.
     #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
     inside: Option<String>,
+    /// Do this piece of work, in a process of its own.
+    #[arg(long, hide = true, exclusive = true, value_name = "ERRAND")]
+    worker: Option<String>,
     /// Which experiments; all if not given.
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(EXPERIMENTS.map(|e| e.name)))]
     experiments: Vec<String>,
     #[command(flatten)]
     db_bench: db_bench::Options,
+    #[command(flatten)]
+    ratio: ratio::Options,
 }
 
 /// Runs the command.
@@ -139,6 +179,9 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
     if let Some(folder) = &arguments.sweep {
         return folder::sweep(folder).map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
+    }
+    if let Some(errand) = &arguments.worker {
+        return crate::print(&worker::main(errand)).map_or_else(|code| code, |()| ExitCode::SUCCESS);
     }
     if arguments.count {
         return count();
@@ -176,7 +219,8 @@ fn settings(arguments: &Arguments) -> Settings {
     let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
     let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
-    Settings { extent, repeat, folder: arguments.scratch.clone(), db_bench: arguments.db_bench.clone() }
+    let (folder, db_bench) = (arguments.scratch.clone(), arguments.db_bench.clone());
+    Settings { extent, repeat, folder, db_bench, ratio: arguments.ratio.clone() }
 }
 
 /// A run of experiments.
@@ -207,6 +251,7 @@ impl Bench {
         for experiment in experiments {
             let rows = self.measure(experiment);
             self.bar.suspend(|| self.print(experiment, &rows))?;
+            self.draw(experiment, &rows);
             self.lost.push_str(&rows::losses(&rows));
         }
         self.bar.finish_and_clear();
@@ -241,8 +286,24 @@ impl Bench {
         }
     }
 
+    /// Draws the rows, if that was asked for and they are such.
+    fn draw(&mut self, experiment: &Experiment, rows: &[Row]) {
+        let Some(out) = self.settings.ratio.out.clone().filter(|_| experiment.name == ratio::NAME) else {
+            return;
+        };
+        match ratio::write_plot(rows, &out) {
+            Ok(path) => self.bar.suspend(|| eprintln!("quinion: the plot is in {}", path.display())),
+            Err(why) => {
+                self.complain(experiment, "the plot", &Unmeasured::Failed(why));
+            }
+        }
+    }
+
     fn print(&self, experiment: &Experiment, rows: &[Row]) -> Result<(), ExitCode> {
         match self.form {
+            Form::Text if experiment.name == ratio::NAME => {
+                crate::print(&format!("\n{}", ratio::table(experiment.question, rows)))
+            }
             Form::Text => crate::print(&format!("\n{}", rows::table(experiment.question, rows))),
             Form::Json => rows.iter().try_for_each(|row| crate::print(&row.json())),
         }

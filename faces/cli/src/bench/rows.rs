@@ -3,7 +3,7 @@
 //! ```text
 //!   {"experiment":"insert","case":"index alone, order 0, 1 thread: batches of 32","metric":"time",
 //!    "unit":"ns/folio","quinion":7.1,"peer":31.2,"peer_name":"one at a time","ratio":4.4,
-//!    "spread":[4.3,4.5],"goal":4.0,"met":true}
+//!    "spread":[4.3,4.5],"goal":4.0,"met":true,"series":null}
 //! ```
 //!
 //! | key | is |
@@ -12,6 +12,7 @@
 //! | `ratio` | the median of the repetitions' ratios; above 1 Quinion is better, whatever the metric |
 //! | `spread` | the quartiles of these ratios, or of the values where there is no peer |
 //! | `goal`, `met` | the ratio that is wanted at least, and whether it is reached; null without a goal |
+//! | `series` | how the last repetition went, interval by interval, where that is asked; else null |
 //!
 //! Invariant: the table has the rows that the lines have, and says nothing else
 //! but the machine and, at the end, where we lose.
@@ -56,6 +57,8 @@ pub struct Row {
     pub goal: Option<f64>,
     /// Whether it is reached.
     pub met: Option<bool>,
+    /// How the last repetition went, interval by interval. Not in the table.
+    pub series: Option<Vec<f64>>,
 }
 
 impl Row {
@@ -64,6 +67,7 @@ impl Row {
         let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
         let text = |text: &str| Value::Text(text.to_owned());
         let spread = |spread: [f64; 2]| Value::List(spread.map(Value::Real).to_vec());
+        let series = |series: &[f64]| Value::List(series.iter().copied().map(Value::Real).collect());
         let mut line = Report::new();
         line.add("experiment", "experiment", text(self.experiment))
             .add("case", "case", text(&self.case))
@@ -75,7 +79,8 @@ impl Row {
             .add("ratio", "ratio", number(self.ratio))
             .add("spread", "spread", self.spread.map_or(Value::Unknown, spread))
             .add("goal", "goal", number(self.goal))
-            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth));
+            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth))
+            .add("series", "series", self.series.as_deref().map_or(Value::Unknown, series));
         line.printed(Form::Json)
     }
 
@@ -162,6 +167,7 @@ mod tests {
             spread: Some([ratio, ratio]),
             goal,
             met: goal.map(|goal| ratio >= goal),
+            series: None,
         }
     }
 
@@ -170,7 +176,7 @@ mod tests {
         let expected = "{\"experiment\":\"insert\",\"case\":\"one thread: batches\",\"metric\":\"time\",\
                         \"unit\":\"ns/folio\",\"quinion\":10.00,\"peer\":50.00,\
                         \"peer_name\":\"one at a time\",\"ratio\":5.000,\"spread\":[5.000,5.000],\
-                        \"goal\":4.000,\"met\":true}\n";
+                        \"goal\":4.000,\"met\":true,\"series\":null}\n";
         assert_eq!(row(5.0, Some(4.0)).json(), expected);
     }
 
@@ -179,7 +185,9 @@ mod tests {
         let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
         let line = nothing.json();
         assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
-        assert!(line.ends_with("\"goal\":null,\"met\":null}\n"), "{line}");
+        assert!(line.ends_with("\"goal\":null,\"met\":null,\"series\":null}\n"), "{line}");
+        let told = Row { series: Some(vec![1.0, 2.5]), ..row(1.0, None) }.json();
+        assert!(told.ends_with("\"series\":[1.000,2.500]}\n"), "{told}");
     }
 
     #[test]

@@ -38,10 +38,7 @@ impl Scratch {
         };
         let mut file =
             open(folder, flags, Mode::RUSR | Mode::WUSR).map(File::from).map_err(|e| wrong(e.into()))?;
-        for start in (0..bytes).step_by(PIECE_BYTES as usize) {
-            file.write_all(&piece(start)).map_err(wrong)?;
-        }
-        file.sync_all().map_err(wrong)?;
+        write_content(&mut file, bytes).map_err(wrong)?;
         Ok(Self { file, bytes })
     }
 
@@ -64,6 +61,15 @@ impl Scratch {
             ))
         })
     }
+}
+
+/// Writes to `file`, which is empty, `bytes` bytes that tell their place, a multiple of 1 MiB, and waits
+/// for the device.
+pub fn write_content(file: &mut File, bytes: u64) -> std::io::Result<()> {
+    for start in (0..bytes).step_by(PIECE_BYTES as usize) {
+        file.write_all(&piece(start))?;
+    }
+    file.sync_all()
 }
 
 /// What stands at `position`, a multiple of 8.

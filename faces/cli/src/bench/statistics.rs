@@ -29,6 +29,13 @@ impl Quartiles {
     }
 }
 
+/// What `share` of some numbers lie below, 0.5 for the middle; not a number if there are none.
+pub fn percentile(numbers: &[f64], share: f64) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    if sorted.is_empty() { f64::NAN } else { interpolated(&sorted, share) }
+}
+
 /// What lies `share` of the way through `sorted`.
 fn interpolated(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
@@ -46,6 +53,8 @@ mod tests {
         assert_eq!(of(&[3.0, 1.0, 2.0, 5.0, 4.0]), Some((2.0, 3.0, 4.0)));
         assert_eq!(of(&[1.0, 2.0]), Some((1.25, 1.5, 1.75)));
         assert_eq!(of(&[7.0]), Some((7.0, 7.0, 7.0)));
+        assert_eq!([0.0, 0.25, 1.0].map(|share| percentile(&[5.0, 1.0, 9.0], share)), [1.0, 3.0, 9.0]);
+        assert!(percentile(&[], 0.5).is_nan());
     }
 
     #[test]

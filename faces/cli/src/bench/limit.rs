@@ -1,0 +1,115 @@
+//! Limit: a group of processes that may use no more than so much memory, the kernel's page cache for them included.
+//!
+//! ```text
+//!   /sys/fs/cgroup/memory/<our own group>/quinion-bench-PID-N     version 1: memory.limit_in_bytes
+//!   /sys/fs/cgroup/<our own group>/quinion-bench-PID-N            version 2: memory.max
+//! ```
+//!
+//! Each measured process gets a group of its own, which begins with nothing in
+//! it. A group is a folder, and swept away as all of our folders are, whoever
+//! kills us. It takes root, or a group that was handed over to us.
+//!
+//! Not an invariant: that nothing else limits us. The group lies in our own, whose limits hold too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::folder::{GROUP_FILE, ScratchFolder};
+use super::harness::Unmeasured;
+
+/// A group with a limit; gone when this is dropped.
+pub struct Limit {
+    folder: ScratchFolder,
+}
+
+impl Limit {
+    /// A group that may use `bytes`.
+    pub fn new(bytes: u64) -> Result<Self, Unmeasured> {
+        let (parent, file) = place()?;
+        let folder = ScratchFolder::new(&parent).map_err(|why| missing(&parent, &why.to_string()))?;
+        let limit = Self { folder };
+        let written = fs::write(limit.folder.path().join(file), bytes.to_string());
+        written.map_err(|error| missing(&parent, &format!("{file} cannot be written: {error}")))?;
+        Ok(limit)
+    }
+
+    /// What a process writes its number to, to belong to it.
+    pub fn door(&self) -> PathBuf {
+        self.folder.path().join(GROUP_FILE)
+    }
+}
+
+fn missing(parent: &Path, why: &str) -> Unmeasured {
+    Unmeasured::Missing(format!(
+        "the kernel's page cache cannot be limited by a group in {}: {why}; it takes root and the memory \
+         controller of cgroups",
+        parent.display()
+    ))
+}
+
+/// The group that we are in, and the file that limits one.
+fn place() -> Result<(PathBuf, &'static str), Unmeasured> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let found = place_in(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+    found.ok_or_else(|| {
+        Unmeasured::Missing(
+            "there is no memory controller of cgroups here, so the kernel's page cache cannot be limited; mount \
+             one, or use a machine that has it"
+                .to_owned(),
+        )
+    })
+}
+
+/// The same, of what `/proc` says: version 1 if its memory controller is mounted.
+fn place_in(mounts: &str, groups: &str) -> Option<(PathBuf, &'static str)> {
+    let group = |is_ours: &dyn Fn(&str) -> bool| {
+        let fields = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        fields.filter(|(controllers, _)| is_ours(controllers)).map(|(_, group)| group.to_owned()).next()
+    };
+    let mount = |kind: &str, option: &str| {
+        let fits = |line: &&str| {
+            let Some((_, tail)) = line.split_once(" - ") else { return false };
+            let mut words = tail.split(' ');
+            words.next() == Some(kind)
+                && (option.is_empty() || words.next_back().is_some_and(|o| o.split(',').any(|o| o == option)))
+        };
+        let line = mounts.lines().find(fits)?;
+        let mut words = line.split(' ').skip(3);
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    // What of the hierarchy is mounted may itself be a group; ours is named from the top.
+    let inside = |(root, at): (String, String), group: String| {
+        let below = group.strip_prefix(root.trim_end_matches('/')).unwrap_or(&group).to_owned();
+        Path::new(&at).join(below.trim_start_matches('/'))
+    };
+    let first = || {
+        let group = group(&|controllers| controllers.split(',').any(|one| one == "memory"))?;
+        Some((inside(mount("cgroup", "memory")?, group), "memory.limit_in_bytes"))
+    };
+    let second = || Some((inside(mount("cgroup2", "")?, group(&str::is_empty)?), "memory.max"));
+    first().or_else(second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+    const CPU: &str = "34 31 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
+    const SECOND: &str = "36 31 0:33 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn our_group_is_found_in_either_version() {
+        let place = |mounts: String, groups: &str| place_in(&mounts, groups);
+        let found = |path: &str, file| Some((PathBuf::from(path), file));
+        let groups = "5:cpu:/x\n4:memory:/a/b\n0::/c\n";
+        let first = found("/sys/fs/cgroup/memory/a/b", "memory.limit_in_bytes");
+        assert_eq!(place(format!("{CPU}{FIRST}{SECOND}"), groups), first);
+        let second = found("/sys/fs/cgroup/c", "memory.max");
+        assert_eq!(place(format!("{CPU}{SECOND}"), groups), second);
+        let nested = FIRST.replace(" / /sys", " /a /sys");
+        assert_eq!(place(nested, groups), found("/sys/fs/cgroup/memory/b", "memory.limit_in_bytes"));
+        assert_eq!(place(CPU.to_owned(), groups), None);
+        assert_eq!(place(String::new(), ""), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! Lists: pages in order, each in one list at most; from any place to the young end in a few steps.
+//!
+//! ```text
+//!   heads    list 0: oldest <-> .. <-> youngest       list 1: ..          a ring through its head each
+//!   pages    younger, older, list: an array each, by the page's number
+//! ```
+
+/// Which list.
+pub type Chain = usize;
+
+const NONE: u8 = u8::MAX;
+
+/// `N` lists over pages that are numbered from 0 on.
+pub struct Chains<const N: usize> {
+    /// Neighbours: of each page, and behind them of each list's head.
+    links: Vec<[u32; 2]>,
+    list: Vec<u8>,
+    lens: [usize; N],
+}
+
+const OLDER: usize = 0;
+const YOUNGER: usize = 1;
+
+impl<const N: usize> Chains<N> {
+    /// Empty lists over `unique` pages.
+    pub fn new(unique: usize) -> Self {
+        let links = (0..unique + N).map(|at| [at as u32; 2]).collect();
+        Self { links, list: vec![NONE; unique], lens: [0; N] }
+    }
+
+    fn head(&self, chain: Chain) -> u32 {
+        (self.list.len() + chain) as u32
+    }
+
+    /// The list that `page` is in.
+    pub fn of(&self, page: u32) -> Option<Chain> {
+        let list = self.list[page as usize];
+        (list != NONE).then_some(usize::from(list))
+    }
+
+    /// How many pages are in `chain`.
+    pub fn len(&self, chain: Chain) -> usize {
+        self.lens[chain]
+    }
+
+    /// The page that has been in `chain` for longest.
+    pub fn oldest(&self, chain: Chain) -> Option<u32> {
+        let oldest = self.links[self.head(chain) as usize][YOUNGER];
+        (oldest != self.head(chain)).then_some(oldest)
+    }
+
+    /// Makes `page` the youngest of `chain`, wherever it was.
+    pub fn put(&mut self, chain: Chain, page: u32) {
+        self.remove(page);
+        let head = self.head(chain);
+        let youngest = self.links[head as usize][OLDER];
+        self.links[page as usize] = [youngest, head];
+        self.links[youngest as usize][YOUNGER] = page;
+        self.links[head as usize][OLDER] = page;
+        self.list[page as usize] = chain as u8;
+        self.lens[chain] += 1;
+    }
+
+    /// Takes the oldest page out of `chain`.
+    pub fn pop_oldest(&mut self, chain: Chain) -> Option<u32> {
+        let page = self.oldest(chain)?;
+        self.remove(page);
+        Some(page)
+    }
+
+    /// Takes `page` out of its list, if it is in one.
+    pub fn remove(&mut self, page: u32) {
+        let Some(chain) = self.of(page) else { return };
+        let [older, younger] = self.links[page as usize];
+        self.links[older as usize][YOUNGER] = younger;
+        self.links[younger as usize][OLDER] = older;
+        self.list[page as usize] = NONE;
+        self.lens[chain] -= 1;
+    }
+}

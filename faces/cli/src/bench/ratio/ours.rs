@@ -1,0 +1,242 @@
+//! Ours: the cache's own policy code over rings as the cache has them, without the cache.
+//!
+//! ```text
+//!   rings     a queue of pages for each class            policy      quinion::policy, as it is
+//!   shadows   an age for each page that left             ages        quinion::workingset, as it is
+//!   nodes     64 places each: shadows are lost with a node that only remembers, the oldest first,
+//!             when such nodes take more than 1.8 % of the memory
+//! ```
+//!
+//! Folios are single pages here. In the cache a stream that needs room first drops
+//! what it has read itself and is behind it; so does this: the youngest page of its ring
+//! that was read once.
+//!
+//! Invariants:
+//!  1. No more pages are held than the cache was made for.
+//!  2. A page has a shadow or is held, never both.
+
+use std::collections::VecDeque;
+
+use quinion::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
+use quinion::reclaim::NODE_BYTES;
+use quinion::units::{Order, PAGE_SIZE};
+use quinion::workingset::{Memory, Refault, Standing, WorkingSet};
+
+use super::peers::Simulated;
+
+/// Places that a node of the index has, as a power of two.
+const NODE_SHIFT: u32 = 6;
+/// Of memory, what nodes that only remember may take: so many thousandths, as in the cache.
+const SHADOW_THOUSANDTHS: u64 = 18;
+
+/// A policy and the rings it judges.
+pub struct Ours {
+    pages_max: u64,
+    policy: Box<dyn Policy>,
+    came: Came,
+    rings: [VecDeque<u32>; CLASSES],
+    held: Weights,
+    /// The ring of each page that is held.
+    class: Vec<Option<Class>>,
+    reads: Vec<u8>,
+    /// Pages that came back soon.
+    standing: Vec<Standing>,
+    ages: WorkingSet,
+    shadows: Shadows,
+}
+
+impl Ours {
+    /// A cache of `pages_max` pages at `places`, all of which come as `came` says.
+    pub fn new(places: &[u64], pages_max: usize, policy: Box<dyn Policy>, came: Came) -> Self {
+        Self {
+            pages_max: pages_max as u64,
+            policy,
+            came,
+            rings: Default::default(),
+            held: Weights::default(),
+            class: vec![None; places.len()],
+            reads: vec![0; places.len()],
+            standing: vec![Standing::Plain; places.len()],
+            ages: WorkingSet::new(pages_max as u64),
+            shadows: Shadows::new(places, pages_max),
+        }
+    }
+
+    /// What the shadow of `page` says, which is consumed.
+    fn refault(&mut self, page: u32) -> Option<Refault> {
+        let memory = self.shadows.take(page)?;
+        let refault = self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held));
+        // What has had its time in Main is new again, as in the cache.
+        Some(refault).filter(|_| memory.standing == Standing::Plain)
+    }
+
+    fn put(&mut self, page: u32, class: Class, reads: u8) {
+        self.rings[class as usize].push_back(page);
+        self.held.pages[class as usize] += 1;
+        self.class[page as usize] = Some(class);
+        self.reads[page as usize] = reads;
+    }
+
+    fn make_room(&mut self) {
+        if self.held.total() < self.pages_max || self.drop_behind() {
+            return;
+        }
+        while self.held.total() >= self.pages_max {
+            let class = self.policy.next(&self.held).expect("a full cache holds something");
+            let page =
+                self.rings[class as usize].pop_front().expect("a policy names a ring that holds something");
+            let verdict = self.policy.judge(class, self.reads[page as usize], 1, &self.held);
+            self.held.pages[class as usize] -= 1;
+            match verdict {
+                Verdict::Keep { class, reads } => self.put(page, class, reads),
+                Verdict::Evict { remember } => self.evict(page, remember),
+            }
+        }
+    }
+
+    /// A stream makes its own room: it gives up the youngest page that it has read, if nobody else did.
+    fn drop_behind(&mut self) -> bool {
+        let stream = Class::Stream as usize;
+        if self.came != Came::Stream {
+            return false;
+        }
+        let Some(&page) = self.rings[stream].back() else { return false };
+        let verdict = self.policy.judge(Class::Stream, self.reads[page as usize], 1, &self.held);
+        if matches!(verdict, Verdict::Keep { .. }) {
+            return false;
+        }
+        let page = self.rings[stream].pop_back().expect("it was looked at");
+        self.held.pages[stream] -= 1;
+        self.class[page as usize] = None;
+        self.shadows.leave(page, None);
+        true
+    }
+
+    fn evict(&mut self, page: u32, remember: bool) {
+        self.class[page as usize] = None;
+        let standing = self.standing[page as usize];
+        let memory = self.ages.remember(Order::ZERO, standing);
+        let remember = remember || standing == Standing::WorkingSet;
+        self.shadows.leave(page, remember.then_some(memory));
+    }
+}
+
+impl Simulated for Ours {
+    fn ask(&mut self, page: u32) -> bool {
+        if self.class[page as usize].is_some() {
+            let reads = &mut self.reads[page as usize];
+            *reads = (*reads + 1).min(READS_MAX);
+            return true;
+        }
+        let refault = self.refault(page);
+        self.make_room();
+        let came_back = refault == Some(Refault::Recent);
+        self.standing[page as usize] = if came_back { Standing::WorkingSet } else { Standing::Plain };
+        let class = self.policy.admit(Arrival { pages: 1, came: self.came, refault }, &self.held);
+        self.shadows.enter(page);
+        self.put(page, class, 0);
+        false
+    }
+
+    fn held(&self) -> usize {
+        self.held.total() as usize
+    }
+}
+
+/// What is remembered of the pages that left, as long as the nodes it stands in are allowed to stay.
+struct Shadows {
+    memory: Vec<Option<Memory>>,
+    /// The node of each page.
+    node: Vec<u32>,
+    /// The pages of node n are those from `first[n]` up to `first[n + 1]`.
+    first: Vec<u32>,
+    /// Pages held, and shadows, of each node.
+    live: Vec<u32>,
+    remembered: Vec<u32>,
+    /// Nodes that only remember, the oldest first, each with the number of its entry here.
+    order: VecDeque<(u32, u32)>,
+    /// The number of each node's entry; 0 if it has none.
+    entry: Vec<u32>,
+    entries: u32,
+    alone: usize,
+    alone_max: usize,
+}
+
+impl Shadows {
+    fn new(places: &[u64], pages_max: usize) -> Self {
+        let mut shadows = Self {
+            memory: vec![None; places.len()],
+            node: Vec::with_capacity(places.len()),
+            first: Vec::new(),
+            live: Vec::new(),
+            remembered: Vec::new(),
+            order: VecDeque::new(),
+            entry: Vec::new(),
+            entries: 0,
+            alone: 0,
+            alone_max: (pages_max as u64 * PAGE_SIZE as u64 * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES)
+                as usize,
+        };
+        let mut last = None;
+        for (page, place) in places.iter().enumerate() {
+            if last.replace(place >> NODE_SHIFT) != Some(place >> NODE_SHIFT) {
+                shadows.first.push(page as u32);
+            }
+            shadows.node.push(shadows.first.len() as u32 - 1);
+        }
+        let nodes = shadows.first.len();
+        shadows.first.push(places.len() as u32);
+        shadows.live = vec![0; nodes];
+        shadows.remembered = vec![0; nodes];
+        shadows.entry = vec![0; nodes];
+        shadows
+    }
+
+    fn take(&mut self, page: u32) -> Option<Memory> {
+        self.memory[page as usize]
+    }
+
+    /// A page is held from now on; its shadow is gone.
+    fn enter(&mut self, page: u32) {
+        let node = self.node[page as usize] as usize;
+        self.live[node] += 1;
+        self.remembered[node] -= u32::from(self.memory[page as usize].take().is_some());
+        self.look_at(node);
+    }
+
+    /// A page is held no more; this is remembered of it.
+    fn leave(&mut self, page: u32, memory: Option<Memory>) {
+        let node = self.node[page as usize] as usize;
+        self.live[node] -= 1;
+        self.remembered[node] += u32::from(memory.is_some());
+        self.memory[page as usize] = memory;
+        self.look_at(node);
+        while self.alone > self.alone_max {
+            let (node, entry) = self.order.pop_front().expect("there are more than none");
+            if self.entry[node as usize] == entry {
+                self.forget(node as usize);
+            }
+        }
+    }
+
+    /// The node has changed: whether it only remembers now.
+    fn look_at(&mut self, node: usize) {
+        let is_alone = self.live[node] == 0 && self.remembered[node] > 0;
+        if is_alone && self.entry[node] == 0 {
+            self.entries += 1;
+            self.entry[node] = self.entries;
+            self.order.push_back((node as u32, self.entries));
+            self.alone += 1;
+        } else if !is_alone && self.entry[node] != 0 {
+            self.entry[node] = 0;
+            self.alone -= 1;
+        }
+    }
+
+    fn forget(&mut self, node: usize) {
+        let pages = self.first[node] as usize..self.first[node + 1] as usize;
+        self.memory[pages].fill(None);
+        self.remembered[node] = 0;
+        self.look_at(node);
+    }
+}

@@ -1,0 +1,223 @@
+//! Work: what a worker does that streams.
+//!
+//! ```text
+//!   1  nothing of the files is in the kernel's memory
+//!   2  the hot file is read, so and so often
+//!   3  jobs stream their parts        one thread notes how far they are       one reads hot pages
+//!   4  what is kept of the hot file
+//! ```
+//!
+//! Only 3 is measured.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::way::{HotFile, Streams, Way};
+use crate::bench::caches::Drops;
+use crate::bench::harness::Unmeasured;
+use crate::bench::scratch::is_from;
+use crate::bench::statistics::percentile;
+use crate::bench::worker::{Answer, Errand, Meter};
+use crate::sys::HugeMemory;
+
+/// What the worker calls it.
+pub const JOB: &str = "stream";
+/// Keys of the answer: MB/s of each whole interval; what our cache says it has read; of the hot file, the part that is
+/// kept, and nanoseconds that reads of its pages took.
+pub const SERIES: &str = "series";
+pub const FROM_DEVICE_BY_CACHE: &str = "from-device-by-cache";
+pub const HOT_KEPT: &str = "hot-kept";
+pub const HOT_P50: &str = "hot-p50";
+pub const HOT_P99: &str = "hot-p99";
+
+const PAGE: usize = 4096;
+const HOT_PAUSE: Duration = Duration::from_micros(250);
+
+/// The key of a path.
+pub fn file_key(number: u64) -> String {
+    format!("file-{number}")
+}
+
+/// A part of a file that one job streams.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Part {
+    file: usize,
+    start: u64,
+    end: u64,
+}
+
+/// The parts of each job: the files in turn, and a file that is alone in as many parts as there are jobs.
+fn parts(files: usize, each: u64, jobs: u64) -> Vec<Vec<Part>> {
+    let pieces = if files == 1 { jobs } else { 1 };
+    let part = |file, piece| Part { file, start: each / pieces * piece, end: each / pieces * (piece + 1) };
+    let all = (0..files).flat_map(|file| (0..pieces).map(move |piece| part(file, piece)));
+    let mut parts = vec![Vec::new(); jobs as usize];
+    all.enumerate().for_each(|(number, part)| parts[number % jobs as usize].push(part));
+    parts
+}
+
+/// What a worker does.
+pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
+    let way = Way::of(errand.text("way")?);
+    let way = way.ok_or_else(|| Unmeasured::Failed("nobody streams that way".to_owned()))?;
+    let (block, depth) = (errand.number("block")? as usize, errand.number("depth")? as usize);
+    let files = (0..errand.number("files")?).map(|file| Ok(PathBuf::from(errand.text(&file_key(file))?)));
+    let files = files.collect::<Result<Vec<PathBuf>, Unmeasured>>()?;
+    make_cold(files.iter().map(PathBuf::as_path).chain(errand.text("hot").map(Path::new)))?;
+    let streams = Streams::new(way, block, errand.number("memory")?, depth)?;
+    let hot = errand.text("hot").ok().map(|path| streams.hot(Path::new(path))).transpose()?;
+    if let Some(hot) = &hot {
+        (0..errand.number("hot-before")?).try_for_each(|_| read_all(hot))?;
+    }
+    let meanwhile = hot.as_ref().filter(|_| errand.number("hot-meanwhile") == Ok(1));
+    let parts = parts(files.len(), errand.number("each")?, errand.number("jobs")?);
+    let interval = Duration::from_millis(errand.number("interval-ms")?);
+    let answer = stream(&streams, &files, &parts, interval, meanwhile)?;
+    let Some(hot) = hot else { return Ok(answer) };
+    Ok(answer.with(HOT_KEPT, [hot.kept()? as f64 / hot.len()? as f64]))
+}
+
+fn make_cold<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<(), Unmeasured> {
+    let files = paths.map(|path| Ok(File::open(path)?)).collect::<Result<Vec<File>, Unmeasured>>()?;
+    Drops::OurFiles.make_cold(&files)
+}
+
+/// Reads a file from end to end.
+fn read_all(hot: &HotFile) -> Result<(), Unmeasured> {
+    let (mut buffer, len) = (HugeMemory::new(64 << 10)?, hot.len()?);
+    for at in (0..len).step_by(buffer.len()) {
+        let bytes = buffer.len().min((len - at) as usize);
+        hot.read(&mut buffer[..bytes], at)?;
+    }
+    Ok(())
+}
+
+fn stream(
+    streams: &Streams,
+    files: &[PathBuf],
+    parts: &[Vec<Part>],
+    interval: Duration,
+    meanwhile: Option<&HotFile>,
+) -> Result<Answer, Unmeasured> {
+    let (far, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let by_cache = || streams.cache.as_ref().map(|cache| cache.stats().device_bytes as f64);
+    let job = |parts: &[Part]| {
+        let seen = |bytes| {
+            far.fetch_add(bytes, Ordering::Relaxed);
+        };
+        parts.iter().try_for_each(|part| streams.read(&files[part.file], part.start, part.end, seen))
+    };
+    let job = &job;
+    thread::scope(|scope| {
+        let noting = scope.spawn(|| note(&far, &is_over, interval));
+        let hot = meanwhile.map(|hot| scope.spawn(|| read_hot(hot, &is_over)));
+        let (before, meter) = (by_cache(), Meter::start());
+        let jobs: Vec<_> = parts.iter().map(|parts| scope.spawn(move || job(parts))).collect();
+        let ended: Vec<_> = jobs.into_iter().map(|job| job.join().expect("it does not panic")).collect();
+        let answer = meter.stop();
+        is_over.store(true, Ordering::Relaxed);
+        noting.thread().unpark();
+        let read = by_cache().zip(before).map(|(after, before)| after - before);
+        let answer = answer.with(SERIES, noting.join().expect("it does not panic"));
+        let answer = answer.with(FROM_DEVICE_BY_CACHE, read.map_or(Vec::new(), |bytes| vec![bytes]));
+        let waits = hot.map(|hot| hot.join().expect("it does not panic")).transpose()?;
+        ended.into_iter().collect::<Result<(), Unmeasured>>()?;
+        let Some(waits) = waits else { return Ok(answer) };
+        let percentiles = [0.5, 0.99].map(|share| percentile(&waits, share));
+        Ok(answer.with(HOT_P50, [percentiles[0]]).with(HOT_P99, [percentiles[1]]))
+    })
+}
+
+/// MB/s of each whole interval until it is over.
+fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<f64> {
+    let (mut series, mut last, mut before) = (Vec::new(), Instant::now(), far.load(Ordering::Relaxed));
+    loop {
+        while last.elapsed() < interval && !is_over.load(Ordering::Relaxed) {
+            thread::park_timeout(interval - last.elapsed().min(interval));
+        }
+        if is_over.load(Ordering::Relaxed) {
+            return series;
+        }
+        let (now, bytes) = (Instant::now(), far.load(Ordering::Relaxed));
+        series.push((bytes - before) as f64 / 1e6 / (now - last).as_secs_f64());
+        (last, before) = (now, bytes);
+    }
+}
+
+/// Nanoseconds of reads of pages here and there, until it is over.
+fn read_hot(hot: &HotFile, is_over: &AtomicBool) -> Result<Vec<f64>, Unmeasured> {
+    let (mut buffer, mut waits, mut state) = (HugeMemory::new(PAGE)?, Vec::new(), 1_u64);
+    let pages = hot.len()? / PAGE as u64;
+    while !is_over.load(Ordering::Relaxed) {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let at = (state >> 33) % pages * PAGE as u64;
+        let start = Instant::now();
+        hot.read(&mut buffer, at)?;
+        waits.push(start.elapsed().as_nanos() as f64);
+        if !is_from(&buffer, at) {
+            return Err(Unmeasured::Failed(format!("what was read is not what stands at {at}")));
+        }
+        thread::sleep(HOT_PAUSE);
+    }
+    Ok(waits)
+}
+
+/// The slowest interval beside the middle one; not a number if there are fewer than three.
+pub fn evenness(series: &[f64]) -> f64 {
+    if series.len() < 3 { f64::NAN } else { percentile(series, 0.0) / percentile(series, 0.5) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_all_of_it_and_each_job_has_as_many() {
+        let part = |file, start, end| Part { file, start, end };
+        assert_eq!(parts(1, 80, 1), [[part(0, 0, 80)]]);
+        assert_eq!(parts(1, 80, 4).concat(), [0, 20, 40, 60].map(|start| part(0, start, start + 20)));
+        let many = parts(32, 8, 2);
+        assert!(many.iter().all(|parts| parts.len() == 16));
+        assert_eq!(many[1][..2], [part(1, 0, 8), part(3, 0, 8)]);
+    }
+
+    #[test]
+    fn evenness_is_the_slowest_beside_the_middle() {
+        assert_eq!(evenness(&[4.0, 1.0, 2.0, 2.0, 8.0]), 0.5);
+        assert!(evenness(&[1.0, 2.0]).is_nan());
+    }
+
+    #[test]
+    fn every_way_reads_all_of_it_and_says_what_is_kept() {
+        let folder = tempfile::tempdir_in(".").expect("a folder");
+        let [path, hot] = ["stream", "hot"].map(|name| folder.path().join(name));
+        for (path, bytes) in [(&path, 24 << 20), (&hot, 2 << 20)] {
+            let mut file = File::create(path).expect("a file");
+            crate::bench::scratch::write_content(&mut file, bytes).expect("room for it");
+        }
+        for way in Way::ALL {
+            let errand = Errand::new(JOB).with("way", way.name()).with("block", 64 << 10).with("jobs", 2);
+            let errand = errand.with("files", 1).with(&file_key(0), path.display()).with("each", 24 << 20);
+            let errand = errand.with("hot", hot.display()).with("hot-before", 2).with("hot-meanwhile", 1);
+            let errand = errand.with("interval-ms", 1).with("depth", 4).with("memory", 16 << 20);
+            match work(&errand) {
+                Ok(answer) => {
+                    let kept = answer.number(HOT_KEPT);
+                    assert!(
+                        (0.0..=1.0).contains(&kept) && answer.number(HOT_P50) > 0.0,
+                        "{way:?}: {answer:?}"
+                    );
+                    let read = answer.number(FROM_DEVICE_BY_CACHE);
+                    assert_eq!(read.is_nan(), !way.is_ours(), "{read}");
+                }
+                // A file system in memory keeps its files, and may have no direct reads.
+                Err(why) => {
+                    assert!(matches!(why, Unmeasured::Missing(_)) || way == Way::Direct, "{way:?}: {why}")
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Shrink: extents of data out of use, and their memory back to the machine.
+//!
+//! ```text
+//!   set_bound     lower: nothing grows any more                        the bound
+//!   choose        which extents cost least to empty; their free        data -> emptying
+//!                 frames leave the buddy, so nobody gets one of them
+//!      (reclaim evicts what they hold; what comes back is noted, and stays)
+//!   punch_empty   all 512 frames back: a hole in the file              emptying -> punched
+//!   sweep         late readers brought a page back: punched again
+//! ```
+//!
+//! Raising the bound is the number alone: extents grow when somebody wants them,
+//! the punched ones first.
+//!
+//! **Why a reader never starts into a punched extent.** He comes to a page by its
+//! folio's descriptor, and the descriptors of a punched extent are odd: all its
+//! folios were retired before its frames came back, and nobody prepares a frame
+//! that nobody can be given. He comes to a node by a tree, and an extent of cells
+//! is never punched. So no table of holes is asked on the way of a hit.
+//!
+//! **Why one that is past his first look does no harm.** He may be in the middle
+//! of his copy when the hole is made, and copies zeros. That is no fault: all of
+//! the file stays mapped, in every process. And it is no wrong data: the sequence
+//! became odd before the hole was made (a fence and a system call lie between), so
+//! who has seen a zero sees that at his second look and throws the copy away. The
+//! same holds for who walks a node that is none any more: what he reads there is a
+//! hint, as ever.
+//!
+//! **What they cost.** A read in a hole of shared memory takes a page again. It is
+//! one for each page that a late reader still touches, so [`Arena::sweep`] comes
+//! some milliseconds later, asks the file for data where there should be none, and
+//! punches again. A reader may sleep longer than that between two steps: there is
+//! a sweep with each later resize, and the upkeep makes one as long as a sweep
+//! has found something. Until then such pages stand beside the account. Who maps
+//! the file and reads all of it on purpose can take memory up to the largest bound; that is a
+//! process of the same user, which has simpler ways to do so.
+//!
+//! Invariants (asserted by [`Arena::check`]):
+//!  1. No frame of an extent that is being emptied or punched is in the buddy, and none of a punched one in use.
+//!  2. A frame is noted as returned once, and only in an extent that is being emptied.
+//!  3. An extent counts as grown until its hole is made: the account is never below what is taken.
+//!  4. Extents of cells and tables are never emptied.
+//!  5. There is more than the bound allows only after it was lowered.
+//!
+//! Not an invariant: that what is chosen can be emptied. A pin keeps its folio for
+//! as long as it likes, and its extent is slack. A better choice that comes up
+//! takes its place.
+//!
+//! Locks: Growth around all that changes what is grown, Arena for the lists.
+#![deny(unsafe_code)]
+
+use super::descriptor::before_bytes;
+use super::owner::{Arena, ArenaError, Stock, extents_within};
+use super::referenced::is_wanted;
+use super::view::View;
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
+use std::sync::atomic::Ordering;
+
+/// Which frames of an extent have come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Returned([u64; EXTENT_PAGES as usize / 64]);
+
+impl Returned {
+    /// Notes `pages` frames from `frame` on, which lie in its extent.
+    fn add(&mut self, frame: Frame, pages: u32) {
+        for at in (frame.0..frame.0 + pages).map(|frame| frame % EXTENT_PAGES) {
+            let (word, bit) = (&mut self.0[at as usize / 64], 1 << (at % 64));
+            assert!(*word & bit == 0, "{frame:?} is freed twice");
+            *word |= bit;
+        }
+    }
+    fn has(&self, frame: Frame) -> bool {
+        let at = frame.0 % EXTENT_PAGES;
+        self.0[at as usize / 64] & 1 << (at % 64) != 0
+    }
+    fn is_all(&self) -> bool {
+        self.0.iter().all(|word| *word == u64::MAX)
+    }
+    fn pages(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+}
+
+/// What emptying an extent would cost; the least is chosen first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Cost {
+    /// Pages that somebody holds and that may never go.
+    held_pages: u32,
+    /// Pages to be evicted; what was read since the last round counts twice.
+    evicted_pages: u32,
+    /// High extents before low ones.
+    below_top: u32,
+}
+
+impl Cost {
+    /// The cost of `extent`, looked up without a lock: an estimate.
+    fn of(view: &View, extent: u32) -> Self {
+        let (mut held_pages, mut evicted_pages) = (0, 0);
+        let (mut at, end) = (extent * EXTENT_PAGES, (extent + 1) * EXTENT_PAGES);
+        while at < end {
+            let (word, frame) = (view.own(Frame(at)).word(), Frame(at));
+            let pages = if word.is_live() { word.order().min(Order::MAX).pages().min(end - at) } else { 1 };
+            let wanted = view.referenced(frame).is_some_and(|byte| is_wanted(byte.load(Ordering::Relaxed)));
+            match () {
+                () if word.holds() > 0 => held_pages += pages,
+                () if word.is_live() => evicted_pages += pages << u32::from(wanted),
+                () => {}
+            }
+            at += pages;
+        }
+        Self { held_pages, evicted_pages, below_top: u32::MAX - extent }
+    }
+}
+
+/// Whether a user's pin keeps some folio of `extent`. An estimate, as it is looked up without a lock.
+fn is_pinned(view: &View, extent: u32) -> bool {
+    (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame).any(|frame| {
+        let descriptor = view.own(frame);
+        descriptor.word().holds() > 0 && descriptor.pins() > 0
+    })
+}
+
+impl Arena {
+    /// Changes the bound, at once: nothing is grown beyond it from now on. What is grown already goes by
+    /// [`Arena::choose_emptying`] and [`Arena::punch_empty`].
+    /// Locks: Growth, Arena; may wait while an extent is grown.
+    pub fn set_bound(&self, memory: u64) -> Result<(), ArenaError> {
+        if memory < self.memory_min() {
+            return Err(ArenaError::TooSmall { asked: memory, min: self.memory_min() });
+        }
+        if memory > self.memory_max() {
+            return Err(ArenaError::AboveMax { asked: memory, max: self.memory_max() });
+        }
+        let _growth = self.growth.lock();
+        let mut stock = self.stock.lock();
+        self.bound.store(memory, Ordering::Relaxed);
+        stock.extents_max = extents_within(memory);
+        stock.note_lowered();
+        while stock.emptying.len() > stock.to_empty(self.extents_meta()) as usize {
+            let (&extent, _) = stock.emptying.first_key_value().expect("there is one");
+            stock.reopen(&self.view, extent);
+        }
+        Ok(())
+    }
+
+    /// Sees to it that as many extents are being emptied as the bound asks for, and no others: the cheapest, and
+    /// where one of them is pinned, another that nobody holds. Returns all of them.
+    /// Locks: Arena. Cost: a look at each frame's descriptor, outside the lock.
+    pub fn choose_emptying(&self) -> Vec<u32> {
+        let meta = self.extents_meta();
+        let (wanted, mut chosen, others) = {
+            let stock = self.stock.lock();
+            let chosen: Vec<u32> = stock.emptying.keys().copied().collect();
+            let others: Vec<u32> = (meta..stock.extents_reached).filter(|e| stock.is_data(*e)).collect();
+            (stock.to_empty(meta) as usize, chosen, others)
+        };
+        let pinned: Vec<u32> = chosen.iter().copied().filter(|e| is_pinned(&self.view, *e)).collect();
+        if wanted <= chosen.len() && pinned.is_empty() {
+            return chosen;
+        }
+        let mut others: Vec<_> =
+            others.into_iter().map(|extent| (Cost::of(&self.view, extent), extent)).collect();
+        others.sort_unstable_by(|a, b| b.cmp(a));
+        let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
+        let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
+        let mut stock = self.stock.lock();
+        for extent in pinned.into_iter().take(to_swap) {
+            stock.reopen(&self.view, extent);
+        }
+        // The bound may have changed meanwhile, and an extent may have become one of cells.
+        while stock.emptying.len() < stock.to_empty(meta) as usize {
+            let Some((_, extent)) = others.pop() else { break };
+            if stock.is_data(extent) {
+                stock.close(&self.view, extent);
+            }
+        }
+        chosen.clear();
+        chosen.extend(stock.emptying.keys());
+        chosen
+    }
+
+    /// Makes holes of the extents that are empty by now; how many. An extent whose hole the system refuses stays,
+    /// as slack.
+    /// Locks: Growth, Arena. Takes a tenth of a millisecond for each.
+    pub fn punch_empty(&self) -> u32 {
+        let mut growth = self.growth.lock();
+        let empty: Vec<u32> = {
+            let stock = self.stock.lock();
+            stock
+                .emptying
+                .iter()
+                .filter(|(_, returned)| returned.is_all())
+                .map(|(extent, _)| *extent)
+                .collect()
+        };
+        // Partner: the Acquire fence in `end_read`. Who reads a zero sees that its folio was retired.
+        before_bytes();
+        let mut punched = 0;
+        for extent in empty {
+            // Nobody has it but us: whoever grows, reopens or punches has the growth lock.
+            if self.arena_segment.punch(extent).is_ok() {
+                self.stock.lock().note_punched(extent);
+                growth.returned += EXTENT_SIZE as u64;
+                punched += 1;
+            }
+        }
+        punched
+    }
+
+    /// Gives back what late readers, or a growth that failed half-way, have taken where nothing is grown; how many
+    /// extents had something.
+    /// Locks: Growth, Arena for a few steps.
+    pub fn sweep(&self) -> u32 {
+        let _growth = self.growth.lock();
+        let is_grown = {
+            let stock = self.stock.lock();
+            let (reached, punched) = (stock.extents_reached, stock.punched.clone());
+            move |extent: u32| extent < reached && !punched.contains(&extent)
+        };
+        let (mut extent, mut found) = (self.extents_meta(), 0);
+        let end = self.view.layout().frames_max / EXTENT_PAGES;
+        while extent < end {
+            if is_grown(extent) {
+                extent += 1;
+                continue;
+            }
+            match self.arena_segment.next_data(extent) {
+                Some(next) if next == extent => {
+                    found += u32::from(self.arena_segment.punch(extent).is_ok());
+                    extent += 1;
+                }
+                Some(next) => extent = next,
+                None => break,
+            }
+        }
+        found
+    }
+
+    /// Extents that are to go and have not gone.
+    pub fn excess_extents(&self) -> u32 {
+        self.stock.lock().excess()
+    }
+
+    /// Whether each extent that is still to go has a folio that a user's pin keeps: waiting is of no use then.
+    pub fn is_excess_pinned(&self) -> bool {
+        let left: Vec<u32> = self.stock.lock().emptying.keys().copied().collect();
+        left.into_iter().all(|extent| is_pinned(&self.view, extent))
+    }
+
+    fn extents_meta(&self) -> u32 {
+        self.view.layout().frames_meta / EXTENT_PAGES
+    }
+}
+
+impl Stock {
+    /// Whether `extent` holds data and is not being emptied. It is not one of the tables.
+    fn is_data(&self, extent: u32) -> bool {
+        extent < self.extents_reached
+            && !self.punched.contains(&extent)
+            && !self.emptying.contains_key(&extent)
+            && !self.cells.has_extent(extent)
+    }
+
+    /// Whether the frame's extent has gone, or the frame has come back in one that is going.
+    pub(super) fn is_going(&self, frame: Frame) -> bool {
+        let extent = frame.extent();
+        self.punched.contains(&extent)
+            || self.emptying.get(&extent).is_some_and(|returned| returned.has(frame))
+    }
+
+    /// Extents of data.
+    fn extents_data(&self, meta: u32) -> u32 {
+        self.extents_grown - meta - self.cells.extents()
+    }
+
+    /// Extents more than the bound and the reserve allow.
+    pub(super) fn excess(&self) -> u32 {
+        let missing = self.reserve().saturating_sub(self.cells.extents());
+        (self.extents_grown + missing).saturating_sub(self.extents_max)
+    }
+
+    /// Extents of data that are to be emptied. Two stay, whatever the bound: else nothing could be read.
+    fn to_empty(&self, meta: u32) -> u32 {
+        self.excess().min(self.extents_data(meta).saturating_sub(2))
+    }
+
+    fn note_lowered(&mut self) {
+        self.is_lowered = self.excess() > 0;
+    }
+
+    /// Takes the free frames of `extent` out of the buddy; what comes back from now on is noted.
+    fn close(&mut self, view: &View, extent: u32) {
+        let mut returned = Returned::default();
+        self.buddy.take_extent(view, Frame(extent * EXTENT_PAGES), |run| returned.add(run.frame, run.pages));
+        self.emptying.insert(extent, returned);
+    }
+
+    /// Gives what has come back of `extent` to the buddy again.
+    fn reopen(&mut self, view: &View, extent: u32) {
+        let Some(returned) = self.emptying.remove(&extent) else { return };
+        let frames = (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame);
+        for frame in frames.filter(|frame| returned.has(*frame)) {
+            self.buddy.free(view, frame, Order::ZERO);
+        }
+    }
+
+    /// Takes frames back: into the buddy, or as returned where their extent is being emptied.
+    pub(super) fn give_back(&mut self, view: &View, frame: Frame, pages: u32) {
+        let (mut frame, end) = (frame, frame.plus(pages));
+        while frame < end {
+            let next = Frame((frame.extent() + 1) * EXTENT_PAGES).min(end);
+            match self.emptying.get_mut(&frame.extent()) {
+                Some(returned) => returned.add(frame, next.0 - frame.0),
+                None => self.buddy.free_run(view, frame, next.0 - frame.0),
+            }
+            frame = next;
+        }
+    }
+
+    /// `extent` has no memory any more.
+    fn note_punched(&mut self, extent: u32) {
+        let returned = self.emptying.remove(&extent);
+        debug_assert!(returned.is_some_and(|returned| returned.is_all()), "extent {extent} was in use");
+        self.huge.remove(&extent);
+        self.punched.insert(extent);
+        self.extents_grown -= 1;
+        self.note_lowered();
+    }
+
+    /// What is wrong with the account of extents, if anything.
+    pub(super) fn check_extents(&self, meta: u32) -> Result<(), String> {
+        if self.extents_grown as usize + self.punched.len() != self.extents_reached as usize {
+            return Err(format!(
+                "{} extents are grown and {} punched of {}",
+                self.extents_grown,
+                self.punched.len(),
+                self.extents_reached
+            ));
+        }
+        if self.excess() > 0 && !self.is_lowered {
+            return Err("there are more extents than the bound and the reserve for cells allow".into());
+        }
+        for extent in self.punched.iter().chain(self.emptying.keys()) {
+            if !(meta..self.extents_reached).contains(extent) || self.cells.has_extent(*extent) {
+                return Err(format!("extent {extent} is emptied and is none of data"));
+            }
+            if self.punched.contains(extent)
+                && (self.emptying.contains_key(extent) || self.huge.contains(extent))
+            {
+                return Err(format!("extent {extent} is punched and in use"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames that have come back in extents that are being emptied.
+    pub(super) fn returned_pages(&self) -> u64 {
+        self.emptying.values().map(|returned| u64::from(returned.pages())).sum()
+    }
+}

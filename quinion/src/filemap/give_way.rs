@@ -1,0 +1,92 @@
+//! Give way: a cache that becomes smaller while the machine is short of memory.
+//!
+//! ```text
+//!   upkeep, twice a second     gauge -> look -> wish -> resize, without waiting
+//!                                                       up to what the user said last
+//! ```
+//!
+//! The numbers and the judgement are in `pressure/`; here the one is taken to the other. What the user said, when
+//! the cache was built or by the last resize, is what it comes back to. A user's resize is in force at once, also
+//! under pressure, and the next look judges from there.
+//!
+//! Not an invariant: that all is given back at a look. What is in flight or pinned then goes at a later one.
+
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::pressure::{Gauge, Look, Pressure, Reading, Sizes, wish};
+use crate::sync::lock::Mutex;
+use crate::upkeep::Duty;
+
+use super::fill::Filemap;
+
+/// From one look to the next.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Looks that follow each other more closely than that say nothing of the time between them.
+const APART_MIN: Duration = Duration::from_millis(100);
+
+/// The duty of looking for pressure.
+#[derive(Debug)]
+pub(crate) struct GiveWay {
+    filemap: Weak<Filemap>,
+    gauge: Gauge,
+    memory_min: u64,
+    seen: Mutex<Seen>,
+}
+
+/// The last look.
+#[derive(Debug)]
+struct Seen {
+    at: Instant,
+    reading: Reading,
+    calm_looks: u32,
+}
+
+impl GiveWay {
+    /// The duty for `filemap`, made known to its upkeep and begun; it is done as long as the value lives.
+    pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
+        let gauge = pressure.gauge.unwrap_or_else(Gauge::of_this_process);
+        let seen = Seen { at: Instant::now(), reading: gauge.read(), calm_looks: 0 };
+        let duty = Arc::new(Self {
+            filemap: Arc::downgrade(filemap),
+            memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
+            gauge,
+            seen: Mutex::new(seen),
+        });
+        let known: Weak<Self> = Arc::downgrade(&duty);
+        filemap.upkeep.add(known);
+        filemap.upkeep.poke();
+        duty
+    }
+
+    /// What there is to be seen, if the last look is long enough ago.
+    fn look(&self, seen: &mut Seen) -> Option<Look> {
+        let apart = seen.at.elapsed();
+        if apart < APART_MIN {
+            return None;
+        }
+        let reading = self.gauge.read();
+        let stalled = reading.stalled_us.zip(seen.reading.stalled_us).map(|(now, then)| {
+            (u128::from(now.saturating_sub(then)) * 1000 / apart.as_micros()).min(1000) as u32
+        });
+        (seen.at, seen.reading) = (Instant::now(), reading);
+        Some(Look { stalled_thousandths: stalled, room: reading.room })
+    }
+}
+
+impl Duty for GiveWay {
+    fn run(&self) -> Option<Duration> {
+        let filemap = self.filemap.upgrade()?;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(look) = self.look(&mut seen) else { return Some(LOOK_AGAIN) };
+        let (stats, max) = (filemap.arena.stats(), filemap.memory_told());
+        let grown = stats.grown_bytes + stats.control_bytes;
+        let sizes = Sizes { bound: stats.bound_bytes, grown, min: self.memory_min.min(max), max };
+        let wished = wish(look, sizes, &mut seen.calm_looks);
+        drop(seen);
+        if wished != sizes.bound {
+            filemap.resize_unless_told(wished, max);
+        }
+        Some(LOOK_AGAIN)
+    }
+}

@@ -1,0 +1,215 @@
+//! Resize: another bound for a cache in use, and memory back to the machine.
+//!
+//! ```text
+//!   resize   1 bound      in force at once: up to it the cache may grow, above it nothing grows any more
+//!            2 forget     nodes that only remember, down to their share of the new bound
+//!            3 choose     extents to be emptied: nobody is given a frame of theirs
+//!            4 evict      what of them can go; what is in flight or held for a moment is waited for,
+//!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
+//!            6 sweep      a moment later: what late readers took there
+//!   later    3 to 6 without waiting, by the upkeep, every tenth of a second, as long as something is left
+//! ```
+//!
+//! What is left in the end is **slack**: extents with a page that a user's pin
+//! keeps, or a device or reader that is slow. It is reported, and goes when the
+//! pins go.
+//!
+//! Invariants:
+//!  1. A resize returns in bounded time: it waits for no pin, and for all else half a second at most.
+//!  2. Readers go on meanwhile, and find the right bytes.
+//!
+//! Not an invariant: that the least-wanted pages go. Whole extents go, the cheapest
+//! first; what else they hold is read anew if it is wanted.
+//!
+//! Locks: Resize, one at a time; under it mappings' locks, as any reclaim.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::arena::ArenaError;
+use crate::backend::Reap;
+use crate::error::{Error, Repr};
+use crate::sync::Locks;
+use crate::sync::lock::Mutex;
+use crate::units::PAGE_SIZE;
+use crate::upkeep::Duty;
+
+use super::fill::Filemap;
+
+/// How long a resize waits for what is in flight, or held by a reader.
+const WAIT_MAX: Duration = Duration::from_millis(500);
+/// Between two looks at it.
+const ROUND: Duration = Duration::from_millis(1);
+/// After which a reader who was in the middle of a copy has most likely ended it.
+const GRACE: Duration = Duration::from_millis(3);
+/// How often the upkeep looks for what is left.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// What became of a wish to resize a cache. All in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Resized {
+    /// The bound in force now.
+    pub memory_bytes: u64,
+    /// What the cache has of the machine's memory now; above the bound by the slack, if there is some.
+    pub grown_bytes: u64,
+    /// What this call gave back to the machine.
+    pub returned_bytes: u64,
+    /// What is still to be given back: whole extents of 2 MiB with something in them that is pinned, or that a
+    /// device is reading into or a reader holds for longer than was waited. It goes when that goes, by itself or
+    /// with the next resize.
+    pub slack_bytes: u64,
+    /// What users' pins keep in the whole cache.
+    pub pinned_bytes: u64,
+}
+
+impl Filemap {
+    /// Changes the bound; see the head of this file.
+    ///
+    /// # Errors
+    /// The bound is below the least or above the most that the arena was built for; nothing was changed.
+    pub fn resize(&self, memory: u64) -> Result<Resized, ArenaError> {
+        let _one = self.resizing.lock();
+        let resized = self.resize_within(memory, WAIT_MAX)?;
+        self.memory_told.store(memory, Ordering::Relaxed);
+        Ok(resized)
+    }
+
+    /// The bound that the user said last, in bytes.
+    pub(super) fn memory_told(&self) -> u64 {
+        self.memory_told.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound without waiting, unless the user has said another than `told` meanwhile.
+    pub(super) fn resize_unless_told(&self, memory: u64, told: u64) {
+        let _one = self.resizing.lock();
+        if self.memory_told() == told {
+            let in_range = self.resize_within(memory, Duration::ZERO);
+            debug_assert!(in_range.is_ok(), "{in_range:?}");
+        }
+    }
+
+    /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of who resizes.
+    fn resize_within(&self, memory: u64, wait_max: Duration) -> Result<Resized, ArenaError> {
+        let before = self.arena.stats().returned_bytes;
+        // 1
+        self.arena.set_bound(memory)?;
+        // 2
+        let remembered = self.reclaim.shadow_nodes().count();
+        let too_many = remembered.saturating_sub(self.reclaim.shadow_nodes_max());
+        self.reclaim.forget_nodes(too_many, Locks::Wait);
+        // 3 to 5
+        self.empty_extents(Instant::now() + wait_max);
+        // 6
+        let stats = self.arena.stats();
+        if stats.returned_bytes > before {
+            std::thread::sleep(GRACE);
+            self.arena.sweep();
+        }
+        if stats.returned_bytes > before || stats.slack_bytes > 0 {
+            self.upkeep.poke();
+        }
+        Ok(Resized {
+            memory_bytes: stats.bound_bytes,
+            grown_bytes: stats.grown_bytes + stats.control_bytes,
+            returned_bytes: stats.returned_bytes - before,
+            slack_bytes: stats.slack_bytes,
+            pinned_bytes: stats.pinned_bytes,
+        })
+    }
+
+    /// Empties and punches what the bound wants gone, until `deadline` or until only pins stand in the way.
+    fn empty_extents(&self, deadline: Instant) {
+        loop {
+            let gone = self.empty_once();
+            let left = self.arena.excess_extents();
+            if left == 0 || Instant::now() >= deadline {
+                return;
+            }
+            if gone == 0 {
+                if self.arena.is_excess_pinned() {
+                    return;
+                }
+                self.let_things_end();
+            }
+        }
+    }
+
+    /// One round: chooses, evicts, punches; how many extents went.
+    fn empty_once(&self) -> u32 {
+        let mut gone = 0;
+        for extent in self.arena.choose_emptying() {
+            self.reclaim.evict_extent(extent);
+            gone += self.arena.punch_empty();
+        }
+        gone
+    }
+
+    /// Fetches completions that nobody else fetches, and waits a moment.
+    fn let_things_end(&self) {
+        if let Some(backend) = self.reclaim.idle_backend() {
+            backend.reap(Reap::Ready, &mut || false);
+        }
+        std::thread::sleep(ROUND);
+    }
+
+    /// What a resize left; returns whether to come again.
+    fn go_on_resizing(&self) -> bool {
+        let _one = self.resizing.lock();
+        if self.arena.excess_extents() > 0 {
+            self.empty_once();
+        }
+        let found = self.arena.sweep();
+        found > 0 || self.arena.excess_extents() > 0
+    }
+
+    /// The most pages that users' pins may keep, by the bound in force.
+    pub(crate) fn pinned_pages_max(&self) -> u64 {
+        let (part, whole) = self.pinned_share;
+        (u128::from(self.arena.bound()) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
+    }
+
+    /// The error of a wish to pin `asked` bytes more than may be.
+    pub(super) fn too_much_pinned(&self, asked: u64) -> Error {
+        let pinned = self.arena.pinned_pages() * PAGE_SIZE as u64;
+        Repr::TooMuchPinned { asked, pinned, max: self.pinned_pages_max() * PAGE_SIZE as u64 }.into()
+    }
+}
+
+/// The upkeep's part: what a resize left, and pages that late readers took.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    filemap: Weak<Filemap>,
+    /// When it was last looked for them.
+    looked: Mutex<Option<Instant>>,
+}
+
+impl Leftovers {
+    /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
+    pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
+        let duty = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
+        let known: Weak<Self> = Arc::downgrade(&duty);
+        filemap.upkeep.add(known);
+        duty
+    }
+}
+
+impl Duty for Leftovers {
+    fn run(&self) -> Option<Duration> {
+        let filemap = self.filemap.upgrade()?;
+        // Every poke comes by here, and most are others': nothing was ever to be given back, or a moment ago.
+        let stats = filemap.arena.stats();
+        if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
+            return None;
+        }
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = looked.and_then(|at| AGAIN.checked_sub(at.elapsed())).filter(|left| !left.is_zero());
+        if early.is_some() {
+            return early;
+        }
+        *looked = Some(Instant::now());
+        drop(looked);
+        filemap.go_on_resizing().then_some(AGAIN)
+    }
+}

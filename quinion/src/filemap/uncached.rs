@@ -1,0 +1,638 @@
+//! Uncached: reads that leave in the cache what others want, and nothing else.
+//!
+//! An uncached read is an ordinary read: it meets the folios of others, waits for
+//! fills, reads ahead. But the folios that it makes are flagged from birth, and
+//! when it has passed them they go.
+//!
+//! ```text
+//!   pages     0   1   2   3   4   5   6   7   8   9  10  11  12
+//!            [ gone  ]  [p] [---- F ----]  [---- G ----] [u] [u]
+//!                       |        ^run     ^              ^
+//!                       |        |        here           read ahead
+//!                       |        a small read began in F
+//!                       somebody else's
+//!            trail:         [4 ------------------------------ 13)     may hold what we made and have not dropped
+//!
+//!   next read of 100 bytes in G     nothing: G is not passed
+//!   reads until page 12             G goes; so does F, since the stream went up from it
+//!   a read at page 900              a new trail; this one waits for its stream to come back
+//!   nobody comes for a second, or the handle is closed, or it has too many trails: all of it goes
+//! ```
+//!
+//! A **trail** is a range of pages in which this handle's uncached reads may have
+//! made folios, or met flagged ones, that are still there. Each stream of a handle has one
+//! or a few, so threads that share a handle do not drop each other's. A
+//! trail grows where a window is made or a flagged folio is met, and shrinks where its reader passes. The
+//! **run** of a trail is the bytes read last that follow each other, in whatever pieces: a folio is passed
+//! when the run covers it, or when the run began inside it and went up beyond.
+//!
+//! | | here | the kernel's RWF_DONTCACHE |
+//! |---|---|---|
+//! | a read of 100 bytes of a large folio | leaves it: the next one finds it | drops it: the next one asks the device again |
+//! | read ahead and never read | goes when the stream ends, pauses, or jumps often | stays |
+//! | a plain read of a left-over | adopts it: it stays | drops it, at the plain reader's cost |
+//! | cached before | is used, and neither dropped nor flagged | the same |
+//! | not supported | an error, and nothing is read | the same |
+//!
+//! Who wants a folio to stay says so by reading it: a plain read sets the referenced
+//! byte as always, an uncached one sets none, of any folio. What was flagged and is found touched
+//! when it would go, is adopted. The test is `mapping/drop_behind.rs`'s, under the
+//! tree lock.
+//!
+//! Invariants:
+//!  1. A flagged folio lies in a trail, or is pinned, or is being filled while somebody waits for it, or a drop of it
+//!     is under way. (One that a race left behind is met by who reads it next, and ages as any other.)
+//!  2. A page in front of a forward stream is not dropped: only what its run covers, what it began in, and what
+//!     lies far behind.
+//!  3. The lock of the trails is held for a few steps, and nothing is taken under it.
+//!  4. When a handle is closed its trails are gone.
+//!
+//! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
+//! Whoever passes a flagged folio first drops it; another reader finishes from its hold.
+//!
+//! Not yet: folios are not split while they live, so no flag is copied (D17), and there are no dirty ones
+//! (D06, D07, D14 to D16; `judge_behind` is where they will be kept).
+//!
+//! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
+//! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the upkeep's
+//! thread, so no read looks at a clock.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::arena::{Flags, Grown};
+use crate::folio::Unpinned;
+use crate::mapping::{Leaving, Mapping};
+use crate::readahead::Readahead;
+use crate::sync::lock::Mutex;
+use crate::sync::{Locks, RankedMutex};
+use crate::sys::fork::ForkGuard;
+use crate::units::{Frame, Order, PageIndex};
+use crate::upkeep::Duty;
+
+use super::fill::Filemap;
+use super::read::touch;
+
+/// The most trails of a handle. A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
+pub const TRAILS_MAX: usize = 24;
+/// How long a stream pauses before what it left behind goes, at least; at most twice as long.
+pub const PAUSE: Duration = Duration::from_secs(1);
+/// Left-overs stay so many pages behind their reader at most, and half of that at least: pieces may be read out of
+/// order. At most 1 part in 64 of the cache.
+const LAG_PAGES_MAX: u64 = 1024;
+const LAG_PAGES_MIN: u64 = 16;
+/// The largest folio.
+const FOLIO_BYTES_MAX: u64 = Order::MAX.bytes() as u64;
+
+type Pages = Range<PageIndex>;
+
+/// Who reads: one handle's readahead state, and where an uncached read leaves its traces.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'r> {
+    readahead: &'r RankedMutex<Readahead>,
+    passing: Option<&'r Passing<'r>>,
+}
+
+impl<'r> Reader<'r> {
+    /// A reader with this readahead state; with `passing`, of an uncached read.
+    pub fn new(readahead: &'r RankedMutex<Readahead>, passing: Option<&'r Passing<'r>>) -> Self {
+        Self { readahead, passing }
+    }
+    /// A reader whose folios stay.
+    pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
+        Self::new(readahead, None)
+    }
+    pub(super) fn readahead(self) -> &'r RankedMutex<Readahead> {
+        self.readahead
+    }
+    pub(super) fn behind(self) -> Option<&'r Behind> {
+        self.passing.map(|passing| &**passing.behind)
+    }
+    pub(super) fn shared_behind(self) -> Option<&'r Arc<Behind>> {
+        self.passing.map(|passing| passing.behind)
+    }
+
+    /// The folio that `frame` heads was read. A plain read notes that; an uncached one leaves no trace, and sees
+    /// whether it is one to be dropped.
+    #[inline]
+    pub(super) fn touch(self, grown: Grown<'_>, frame: Frame) {
+        match self.passing {
+            None => touch(grown, frame),
+            Some(passing) => passing.meet(grown, frame),
+        }
+    }
+
+    /// The read of this reader has ended: it gave `bytes` bytes from byte `position` on. Drops what it has passed, if
+    /// it is an uncached one. May wait for the mapping's lock, if `locks` says so; if not, and it is
+    /// busy, what was passed goes later.
+    pub fn end_drop_behind(self, position: u64, bytes: usize, locks: Locks) {
+        if let Some(passing) = self.passing {
+            passing.behind.end_drop_behind(passing.take_met(), position, bytes, locks);
+        }
+    }
+
+    /// What the read has met so far, if it is to be dropped some time: for who keeps it longer than the read lasts.
+    pub(super) fn met(self) -> Option<(Arc<Behind>, Pages)> {
+        let passing = self.passing?;
+        let (first, end) = passing.met.get()?;
+        Some((Arc::clone(passing.behind), first..end))
+    }
+}
+
+/// One uncached read on its way.
+#[derive(Debug)]
+pub struct Passing<'r> {
+    behind: &'r Arc<Behind>,
+    /// What covers the flagged folios it has met: the first page, and the one after the last.
+    met: Cell<Option<(PageIndex, PageIndex)>>,
+}
+
+impl<'r> Passing<'r> {
+    /// A read that has met nothing.
+    pub fn new(behind: &'r Arc<Behind>) -> Self {
+        Self { behind, met: Cell::new(None) }
+    }
+
+    fn meet(&self, grown: Grown<'_>, frame: Frame) {
+        let Some(descriptor) = grown.descriptor(frame) else { return };
+        // It may be another folio's by now: then what is noted is a place to look at, and nothing else.
+        let word = descriptor.word();
+        if word.is_live() && word.has(Flags::DROPBEHIND) {
+            let first = descriptor.index();
+            let end = first.plus(u64::from(word.order().pages()));
+            let (from, to) = self.met.get().unwrap_or((first, end));
+            self.met.set(Some((from.min(first), to.max(end))));
+        }
+    }
+
+    fn take_met(&self) -> Option<Pages> {
+        self.met.take().map(|(first, end)| first..end)
+    }
+}
+
+/// A read that ends otherwise, or not yet: what it met is dropped with its trail.
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        if let Some(met) = self.take_met() {
+            self.behind.note(&met, Noted::Met);
+        }
+    }
+}
+
+/// What the uncached reads of one handle have made and not dropped yet.
+#[derive(Debug)]
+pub struct Behind {
+    filemap: Arc<Filemap>,
+    mapping: Arc<Mapping>,
+    process: ForkGuard,
+    trails: Mutex<Trails>,
+}
+
+impl Behind {
+    /// Nothing yet, of a handle of `mapping`.
+    pub fn new(filemap: &Arc<Filemap>, mapping: &Arc<Mapping>, process: ForkGuard) -> Arc<Self> {
+        let lag = (filemap.pages_max() / 64).clamp(LAG_PAGES_MIN, LAG_PAGES_MAX);
+        let behind = Arc::new(Self {
+            filemap: Arc::clone(filemap),
+            mapping: Arc::clone(mapping),
+            process,
+            trails: Mutex::new(Trails::new(lag)),
+        });
+        let duty: Weak<Self> = Arc::downgrade(&behind);
+        filemap.upkeep.add(duty);
+        behind
+    }
+
+    /// Folios were made here by an uncached read.
+    pub(super) fn note_made(&self, pages: Pages) {
+        self.note(&pages, Noted::Made);
+    }
+
+    /// Step 8 of a read: `bytes` bytes from byte `position` on were read, and `met` are flagged folios among them.
+    fn end_drop_behind(&self, met: Option<Pages>, position: u64, bytes: usize, locks: Locks) {
+        let mut trails = self.lock();
+        if let Some(met) = met {
+            trails.note(&met, Noted::Met);
+        }
+        // The last folio may reach over the file's end, where nobody reads it to its own.
+        let end = position + bytes as u64;
+        let end = if end >= self.mapping.size() { end.next_multiple_of(FOLIO_BYTES_MAX) } else { end };
+        let passed = match bytes {
+            0 => None,
+            _ => trails.pass(position..end, |index| self.mapping.find_behind(index)),
+        };
+        let left = std::mem::take(&mut trails.leaving);
+        let watch = trails.wants_watch();
+        drop(trails);
+        if let Some(pages) = passed {
+            self.drop_pages(pages, Leaving::Passed, locks);
+        }
+        for pages in left {
+            self.drop_pages(pages, Leaving::LeftOver, locks);
+        }
+        if watch {
+            self.filemap.upkeep.poke();
+        }
+    }
+
+    /// The stream is over: all that it left behind goes, now. What is on its way goes when it has come. What others
+    /// wait for, or have pinned, is theirs.
+    pub fn end(&self) {
+        if self.process.is_forked() {
+            return;
+        }
+        let left = self.lock().take_all();
+        for pages in left {
+            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+        }
+    }
+
+    fn note(&self, pages: &Pages, noted: Noted) {
+        let mut trails = self.lock();
+        trails.note(pages, noted);
+        let watch = trails.wants_watch();
+        drop(trails);
+        if watch {
+            self.filemap.upkeep.poke();
+        }
+    }
+
+    /// Drops what is flagged and may go of `pages`. What was passed and cannot go yet is noted again; what was left
+    /// over and cannot go is somebody's who will meet it.
+    fn drop_pages(&self, pages: Pages, leaving: Leaving, locks: Locks) {
+        let mut rest = pages;
+        while rest.start < rest.end {
+            let Some(done) = self.mapping.drop_behind(rest.clone(), leaving, locks) else {
+                return self.note(&rest, Noted::Met); // busy, and not to be waited for
+            };
+            if let Some(kept) = done.kept
+                && leaving == Leaving::Passed
+            {
+                self.note(&kept, Noted::Met);
+            }
+            rest.start = done.next;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Trails> {
+        self.trails.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whatever was noted after the handle was closed, by an errand of a future that was dropped, goes here.
+impl Drop for Behind {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Looks for streams that have paused.
+impl Duty for Behind {
+    fn run(&self) -> Option<Duration> {
+        let mut trails = self.lock();
+        let left = trails.take_paused(Instant::now());
+        let again = trails.is_watched.then_some(PAUSE);
+        drop(trails);
+        for pages in left {
+            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+        }
+        again
+    }
+}
+
+/// Folios that an uncached read pinned: now that they are not, those go that the stream has passed meanwhile.
+impl Unpinned for Behind {
+    fn unpinned(&self, pages: Pages) {
+        let left = self.lock().outside(pages);
+        for pages in left {
+            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+        }
+    }
+}
+
+/// Why a range is noted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Noted {
+    /// Folios were made there.
+    Made,
+    /// Flagged ones were found there, or could not go.
+    Met,
+}
+
+/// Pages in which there may be flagged folios, and what one stream does there.
+#[derive(Clone, Debug)]
+struct Trail {
+    pages: Pages,
+    /// The bytes read last that follow each other.
+    run: Range<u64>,
+    /// Where the flagged folio begins in whose middle the run began, until the run has gone up from it.
+    edge: Option<PageIndex>,
+    /// Where what was made last ends.
+    newest_end: PageIndex,
+    /// When it was seen that nobody came; none if somebody did since.
+    idle_since: Option<Instant>,
+}
+
+/// The trails of one handle; the one used last stands last.
+#[derive(Debug)]
+struct Trails {
+    list: Vec<Trail>,
+    /// What is to be dropped by whoever comes by.
+    leaving: Vec<Pages>,
+    lag: u64,
+    /// Whether the upkeep looks after them.
+    is_watched: bool,
+}
+
+impl Trails {
+    fn new(lag: u64) -> Self {
+        Self { list: Vec::new(), leaving: Vec::new(), lag, is_watched: false }
+    }
+
+    /// There may be flagged folios in `pages`: a trail that touches them grows, and takes in others that it then
+    /// meets; or a new one begins.
+    fn note(&mut self, pages: &Pages, noted: Noted) {
+        let touches = |trail: &Trail| trail.pages.start <= pages.end && pages.start <= trail.pages.end;
+        let mut trail = match self.list.iter().rposition(touches) {
+            Some(at) => self.list.remove(at),
+            None => {
+                Trail { pages: pages.clone(), run: 0..0, edge: None, newest_end: pages.end, idle_since: None }
+            }
+        };
+        trail.pages = hull(&trail.pages, pages);
+        if noted == Noted::Made {
+            (trail.newest_end, trail.idle_since) = (pages.end, None);
+        }
+        self.list.retain(|other| {
+            let meets = other.pages.start < trail.pages.end && trail.pages.start < other.pages.end;
+            if meets {
+                trail.pages = hull(&trail.pages, &other.pages);
+            }
+            !meets
+        });
+        self.list.push(trail);
+        if self.list.len() > TRAILS_MAX {
+            self.leaving.push(self.list.remove(0).pages);
+        }
+    }
+
+    /// The bytes `read` were read: what can go of what has been passed. What lies far behind is added to what is
+    /// leaving. `behind` looks for a flagged folio that covers a page.
+    fn pass(
+        &mut self,
+        read: Range<u64>,
+        behind: impl Fn(PageIndex) -> Option<(PageIndex, Order)>,
+    ) -> Option<Pages> {
+        let (first, end) = (PageIndex::of_byte(read.start), PageIndex::of_byte(read.end));
+        let touched = first..end.max(first.plus(1));
+        let meets = |trail: &Trail| trail.pages.start < touched.end && touched.start < trail.pages.end;
+        let at = self.list.iter().rposition(meets)?;
+        let mut trail = self.list.remove(at);
+        trail.idle_since = None;
+        let passed = trail.pass(&read, &behind);
+        self.leaving.extend(trail.cut_far_behind(first..end, self.lag, &behind));
+        if trail.pages.start < trail.pages.end {
+            self.list.push(trail);
+        }
+        passed
+    }
+
+    /// Takes the trails to which nobody has come for a while. None left: nobody need look any more.
+    fn take_paused(&mut self, now: Instant) -> Vec<Pages> {
+        let mut left = std::mem::take(&mut self.leaving);
+        self.list.retain_mut(|trail| {
+            let since = *trail.idle_since.get_or_insert(now);
+            let paused = now.duration_since(since) >= PAUSE;
+            if paused {
+                left.push(trail.pages.clone());
+            }
+            !paused
+        });
+        self.is_watched = !self.list.is_empty();
+        left
+    }
+
+    fn take_all(&mut self) -> Vec<Pages> {
+        let mut left = std::mem::take(&mut self.leaving);
+        left.extend(self.list.drain(..).map(|trail| trail.pages));
+        left
+    }
+
+    /// Whether the upkeep should look after them and does not yet: it does from now on.
+    fn wants_watch(&mut self) -> bool {
+        let wants = !self.is_watched && !self.list.is_empty();
+        self.is_watched |= wants;
+        wants
+    }
+
+    /// What of `pages` lies in no trail.
+    fn outside(&self, pages: Pages) -> Vec<Pages> {
+        let mut outside = vec![pages];
+        for Trail { pages: inside, .. } in &self.list {
+            let cut = outside.into_iter().flat_map(|part| {
+                let before = part.start..part.end.min(inside.start);
+                let after = part.start.max(inside.end)..part.end;
+                [before, after].into_iter().filter(|part| part.start < part.end)
+            });
+            outside = cut.collect();
+        }
+        outside
+    }
+}
+
+impl Trail {
+    /// The stream has read `read`: takes out of the trail what it has passed, to be dropped.
+    fn pass(
+        &mut self,
+        read: &Range<u64>,
+        behind: &impl Fn(PageIndex) -> Option<(PageIndex, Order)>,
+    ) -> Option<Pages> {
+        // 1 The run goes on at one of its ends, or begins anew, perhaps in the middle of a folio.
+        let first = PageIndex::of_byte(read.start);
+        let run = self.run.clone();
+        let goes_up =
+            run.start <= read.start && read.start <= run.end && run.end < read.end && !run.is_empty();
+        let goes_down = read.start < run.start && run.start <= read.end && read.end <= run.end;
+        let before = behind(first);
+        if goes_up || goes_down {
+            self.run = run.start.min(read.start)..run.end.max(read.end);
+        } else {
+            self.run = read.clone();
+            self.edge = before.map(|(start, _)| start).filter(|start| start.first_byte() < read.start);
+        }
+        // 2 To the last folio that ends where this read does, or before; or behind it, but in the run.
+        let mut end = PageIndex::of_byte(read.end);
+        if let Some((start, order)) = behind(end) {
+            let next = start.plus(u64::from(order.pages()));
+            let covered = goes_down && next.first_byte() <= self.run.end;
+            end = if covered { next } else { start };
+        }
+        let end = end.min(self.pages.end);
+        // 3 From the first folio of this read that the run covers, or the one that it began in and went up from.
+        let mut from = match before {
+            Some((start, order)) if start.first_byte() < self.run.start => {
+                start.plus(u64::from(order.pages()))
+            }
+            Some((start, _)) => start,
+            None => first,
+        };
+        if goes_up && let Some(edge) = self.edge.filter(|edge| *edge < end) {
+            (from, self.edge) = (from.min(edge), None);
+        }
+        let from = from.max(self.pages.start);
+        if from >= end {
+            return None;
+        }
+        if from == self.pages.start {
+            self.pages.start = end;
+        } else if end == self.pages.end {
+            self.pages.end = from;
+        }
+        Some(from..end)
+    }
+
+    /// Cuts off what lies far behind a reader of the pages `at`: below him; or above, if what he made last is below,
+    /// where a stream that goes down has its pages in front.
+    fn cut_far_behind(
+        &mut self,
+        at: Pages,
+        lag: u64,
+        behind: &impl Fn(PageIndex) -> Option<(PageIndex, Order)>,
+    ) -> Option<Pages> {
+        let whole = |page: PageIndex| behind(page).map_or(page, |(start, _)| start);
+        let Pages { start, end } = self.pages;
+        if at.start < self.newest_end && at.start.0.saturating_sub(start.0) > lag {
+            let cut = whole(PageIndex(at.start.0 - lag / 2)).max(start);
+            self.pages.start = cut;
+            return Some(start..cut);
+        }
+        if self.newest_end <= at.end && end.0.saturating_sub(at.end.0) > lag {
+            let cut = whole(at.end.plus(lag / 2)).min(end);
+            self.pages.end = cut;
+            return Some(cut..end);
+        }
+        None
+    }
+}
+
+/// The least range that covers both.
+fn hull(a: &Pages, b: &Pages) -> Pages {
+    a.start.min(b.start)..a.end.max(b.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn pages(start: u64, end: u64) -> Pages {
+        PageIndex(start)..PageIndex(end)
+    }
+    /// Trails where `made` was made, by a stream that lags 32 pages at most.
+    fn trails(made: &[Pages]) -> Trails {
+        let mut trails = Trails::new(32);
+        made.iter().for_each(|made| trails.note(made, Noted::Made));
+        trails
+    }
+    fn all(trails: &Trails) -> Vec<Pages> {
+        trails.list.iter().map(|trail| trail.pages.clone()).collect()
+    }
+    /// Every page is of a flagged folio of `order`.
+    fn folios(order: u8) -> impl Fn(PageIndex) -> Option<(PageIndex, Order)> + Copy {
+        move |index| Some((index.align_down(Order(order)), Order(order)))
+    }
+
+    #[test]
+    fn a_trail_grows_where_it_is_touched_and_takes_in_what_it_meets() {
+        let mut trails = trails(&[pages(0, 4), pages(8, 12), pages(20, 24)]);
+        assert_eq!(all(&trails), [pages(0, 4), pages(8, 12), pages(20, 24)]);
+        trails.note(&pages(4, 6), Noted::Made);
+        assert_eq!(all(&trails), [pages(8, 12), pages(20, 24), pages(0, 6)], "the one used last stands last");
+        trails.note(&pages(5, 21), Noted::Met);
+        assert_eq!(all(&trails), [pages(0, 24)]);
+    }
+
+    #[test]
+    fn a_stream_takes_out_what_it_has_passed_and_no_more() {
+        let mut trails = trails(&[pages(0, 32)]);
+        assert_eq!(trails.pass(0..PAGE, folios(0)), Some(pages(0, 1)));
+        assert_eq!(trails.pass(PAGE..PAGE + 100, folios(0)), None);
+        assert_eq!(trails.pass(PAGE + 100..4 * PAGE + 1, folios(0)), Some(pages(1, 4)));
+        assert_eq!(all(&trails), [pages(4, 32)]);
+        assert_eq!(trails.pass(4 * PAGE + 1..32 * PAGE, folios(0)), Some(pages(4, 32)));
+        assert_eq!(all(&trails), []);
+        assert_eq!(trails.pass(32 * PAGE..33 * PAGE, folios(0)), None, "nothing was made there");
+    }
+
+    #[test]
+    fn a_folio_is_passed_when_the_run_covers_it_from_either_side() {
+        let mut trails = trails(&[pages(0, 16)]);
+        assert_eq!(
+            trails.pass(3 * PAGE..8 * PAGE, folios(2)),
+            Some(pages(4, 8)),
+            "its first may be read yet"
+        );
+        assert_eq!(trails.pass(PAGE..3 * PAGE, folios(2)), None);
+        assert_eq!(trails.pass(0..PAGE, folios(2)), Some(pages(0, 4)), "it was read downward");
+        assert_eq!(trails.pass(9 * PAGE..12 * PAGE, folios(2)), None, "the run began anew, inside a folio");
+        assert_eq!(trails.pass(12 * PAGE..13 * PAGE, folios(2)), Some(pages(8, 12)), "and went up from it");
+    }
+
+    #[test]
+    fn a_run_of_before_says_nothing_of_what_is_made_anew() {
+        let mut trails = trails(&[pages(0, 64)]);
+        assert_eq!(trails.pass(0..16 * PAGE, folios(0)), Some(pages(0, 16)));
+        trails.note(&pages(0, 16), Noted::Made);
+        assert_eq!(trails.pass(0..PAGE, folios(0)), Some(pages(0, 1)));
+        assert_eq!(trails.pass(PAGE..2 * PAGE, folios(0)), Some(pages(1, 2)));
+    }
+
+    #[test]
+    fn what_lies_far_behind_goes_and_what_lies_in_front_does_not() {
+        let mut trails = trails(&[pages(0, 200)]);
+        assert_eq!(trails.pass(40 * PAGE..41 * PAGE, folios(3)), None);
+        assert_eq!(trails.leaving, [pages(0, 24)], "up to a whole folio");
+        assert_eq!(all(&trails), [pages(24, 200)]);
+        trails.leaving.clear();
+        // Downward: what was made last lies below.
+        trails.note(&pages(10, 24), Noted::Made);
+        assert_eq!(trails.pass(60 * PAGE..61 * PAGE, folios(0)), Some(pages(60, 61)));
+        assert_eq!(trails.leaving, [pages(77, 200)]);
+        assert_eq!(all(&trails), [pages(10, 77)]);
+    }
+
+    #[test]
+    fn the_oldest_of_too_many_trails_leaves() {
+        let mut trails = Trails::new(32);
+        for nth in 0..=TRAILS_MAX as u64 {
+            trails.note(&pages(nth * 10, nth * 10 + 5), Noted::Made);
+            assert_eq!(trails.pass(0..1, folios(0)), None, "the first is the one used last");
+        }
+        assert_eq!((trails.leaving.len(), trails.list.len()), (1, TRAILS_MAX));
+        assert_eq!(trails.leaving, [pages(10, 15)]);
+    }
+
+    #[test]
+    fn a_trail_leaves_when_nobody_came_for_a_pause() {
+        let mut trails = trails(&[pages(0, 8), pages(100, 108)]);
+        assert!(trails.wants_watch() && !trails.wants_watch());
+        let start = Instant::now();
+        assert!(trails.take_paused(start).is_empty());
+        trails.pass(100 * PAGE..101 * PAGE, folios(0));
+        assert_eq!(trails.take_paused(start + PAUSE), [pages(0, 8)]);
+        assert!(trails.is_watched);
+        assert_eq!(trails.take_paused(start + 2 * PAUSE), [pages(101, 108)]);
+        assert!(!trails.is_watched, "nobody need look any more");
+    }
+
+    #[test]
+    fn what_was_unpinned_goes_where_no_trail_is() {
+        let trails = trails(&[pages(4, 8), pages(12, 16)]);
+        assert_eq!(trails.outside(pages(0, 20)), [pages(0, 4), pages(8, 12), pages(16, 20)]);
+        assert_eq!(trails.outside(pages(5, 8)), []);
+        assert_eq!(trails.outside(pages(6, 10)), [pages(8, 10)]);
+    }
+}

@@ -1,0 +1,296 @@
+//! Lists: the rings in which every folio of the cache stands, from its insertion to its end.
+//!
+//! ```text
+//!   insertion    promise --> tree lock, inserted --> list       a place for each folio, before it is there
+//!   reclaim      pop --> judged --> push                        one hold of the lock for many
+//!                    \--> a victim --> evicted, or listed again
+//!   removal      tree lock --> remove, retire                   and only then are its frames freed
+//! ```
+//!
+//! A ring is a queue of frame numbers, oldest first, in **chunks** of the size of a cell; `rings.rs` is
+//! how. A folio's place in it stands in the descriptor of its first frame, in the
+//! two numbers that are the arena's while the frame is free. So a folio
+//! that leaves by another door than the head of its ring is taken off before its
+//! frames are given back.
+//!
+//! **One lock** guards all rings. Under it nothing is allocated: whoever will list
+//! something has a [`Promise`] of the room for it first, for which chunks are
+//! taken from the arena if they are missing. A frame that is popped keeps the room that
+//! it had, as a promise, until it is listed again or known to be gone. So there is room
+//! for every live folio, and what is not listed is promised:
+//!
+//! ```text
+//!   folios of the trees that are not listed  <=  entries promised
+//! ```
+//!
+//! Who lists and who removes may meet: a folio can be retired between its insertion
+//! (or its relisting) and the list. Only what is live is listed, and what is to be retired
+//! is retired under the lock, or removed after it: so it is either seen dead, or listed, and then found.
+//!
+//! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
+//!  1. Those of `rings.rs`.
+//!  2. A listed frame heads a folio of the order that its entry says.
+//!  3. The inequality above, whenever a tree's lock and this one are held.
+//!
+//! Not an invariant: that a listed folio can go, or that it stands in the ring where it would be put today.
+//!
+//! Cost: 4.2 bytes for each folio, and at most as much again where many left by another door; they are cells and
+//! so within the bound. The lock is held for some steps an entry.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+use crate::arena::{Arena, CellNumber, NO_PLACE, View};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
+use crate::sys::fork::ForkGuard;
+use crate::units::{Frame, Order};
+
+mod rings;
+
+use rings::{Keeper, Position, Rings};
+
+/// Words of a cell.
+const SLOTS: usize = 64;
+/// Chunks taken beyond those that are missing, for the next ones.
+const CHUNKS_AHEAD: u64 = 8;
+/// Chunks given back under one hold of the arena's lock.
+const GIVE_BACK_BATCH: usize = 64;
+
+/// The rings of one cache.
+#[derive(Debug)]
+pub struct Lists {
+    arena: Arc<Arena>,
+    rings: RankedMutex<Rings<SLOTS>>,
+    /// Entries for which there is room and no promise.
+    room: AtomicI64,
+    process: ForkGuard,
+}
+
+/// Room for so many entries. What of it is not used goes back.
+#[derive(Debug)]
+pub struct Promise<'a> {
+    lists: &'a Lists,
+    entries: u32,
+}
+
+impl Promise<'_> {
+    /// For how many entries there is room.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.lists.room.fetch_add(i64::from(self.entries), Ordering::Relaxed);
+    }
+}
+
+/// The view, as the rings want it.
+struct Places<'a>(&'a View);
+
+impl Keeper for Places<'_> {
+    #[inline]
+    fn words(&self, chunk: u32) -> &[AtomicU32] {
+        self.0.slots(CellNumber(chunk)).expect("a chunk of ours is a cell")
+    }
+    #[inline]
+    fn position(&self, frame: Frame) -> Option<Position> {
+        let [chunk, slot] = self.0.own(frame).links();
+        (chunk != NO_PLACE).then_some((chunk, slot))
+    }
+    #[inline]
+    fn set_position(&self, frame: Frame, position: Option<Position>) {
+        let (chunk, slot) = position.unwrap_or((NO_PLACE, 0));
+        self.0.own(frame).set_link(0, chunk);
+        self.0.own(frame).set_link(1, slot);
+    }
+}
+
+impl Lists {
+    /// `rings` empty rings for folios of `arena`.
+    pub fn new(arena: Arc<Arena>, rings: usize) -> Self {
+        let rings = Rings::new(rings);
+        let room = AtomicI64::new(rings.room());
+        Self { arena, rings: RankedMutex::new(Rank::Lists, rings), room, process: ForkGuard::new() }
+    }
+
+    /// Room for `entries` more, or `None` if the arena has no cell for it. May wait for the arena's lock, if `locks`
+    /// says so, and holds that of the lists for some steps. To be called before a tree is locked.
+    pub fn promise(&self, entries: u32, locks: Locks) -> Option<Promise<'_>> {
+        let wanted = i64::from(entries);
+        let take = |room: i64| (room >= wanted).then_some(room - wanted);
+        loop {
+            // Relaxed: the chunks behind the room are behind the lock.
+            match self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+                Ok(_) => return Some(Promise { lists: self, entries }),
+                Err(room) if !self.grow((wanted - room) as u64, locks) => return None,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A promise of nothing, to which what is popped adds.
+    pub fn no_promise(&self) -> Promise<'_> {
+        Promise { lists: self, entries: 0 }
+    }
+
+    /// Takes chunks for at least so many entries more; whether there were any.
+    fn grow(&self, entries: u64, locks: Locks) -> bool {
+        let missing = entries.div_ceil(Rings::<SLOTS>::ENTRIES);
+        let mut cells = Vec::new();
+        let wanted = (missing + CHUNKS_AHEAD) as usize;
+        match locks {
+            Locks::Wait => self.arena.alloc_cells(wanted, &mut cells),
+            Locks::Try => self.arena.try_alloc_cells(wanted, &mut cells),
+        };
+        if (cells.len() as u64) < missing {
+            self.arena.free_cells(cells);
+            return false;
+        }
+        let mut rings = self.rings.lock();
+        cells.iter().for_each(|cell| rings.put_spare(&Places(self.arena.view()), cell.0));
+        let more = cells.len() as i64 * Rings::<SLOTS>::ENTRIES as i64;
+        self.room.fetch_add(more, Ordering::Relaxed); // under the lock: who sees the room finds the chunks
+        true
+    }
+
+    /// Gives chunks back that nobody needs, but for a few.
+    pub fn give_back(&self) {
+        let entries = Rings::<SLOTS>::ENTRIES as i64;
+        let (one, kept) = (entries, CHUNKS_AHEAD as i64 * entries);
+        loop {
+            let mut cells = Vec::with_capacity(GIVE_BACK_BATCH);
+            let mut rings = self.rings.lock();
+            while cells.len() < GIVE_BACK_BATCH {
+                let take = |room: i64| (room >= kept + one).then_some(room - one);
+                if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+                    break;
+                }
+                let chunk = rings.take_spare(&Places(self.arena.view()));
+                cells.push(CellNumber(chunk.expect("what is not needed is spare")));
+            }
+            drop(rings);
+            let given = cells.len();
+            self.arena.free_cells(cells);
+            if given < GIVE_BACK_BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Takes the lock; waits for it.
+    pub fn lock(&self) -> ListsGuard<'_> {
+        self.guard(self.rings.lock())
+    }
+    /// Takes the lock, or not if that means waiting and `locks` says no.
+    pub fn lock_as(&self, locks: Locks) -> Option<ListsGuard<'_>> {
+        self.rings.lock_as(locks).map(|rings| self.guard(rings))
+    }
+    fn guard<'a>(&'a self, rings: RankedGuard<'a, Rings<SLOTS>>) -> ListsGuard<'a> {
+        ListsGuard { room: rings.room(), lists: self, rings }
+    }
+
+    /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
+    pub fn check(&self) -> Result<(), String> {
+        let (rings, view) = (self.rings.lock(), self.arena.view());
+        rings.check(&Places(view), |frame, order| {
+            let word = view.own(frame).word();
+            (word.order() != order).then(|| format!("it heads {word:?}, and {order:?} is listed"))
+        })?;
+        let (left, all) = (self.room.load(Ordering::Relaxed), rings.room());
+        if left > all {
+            return Err(format!("room for {left} entries is counted, and there is room for {all}"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lists {
+    fn drop(&mut self) {
+        if self.process.is_forked() {
+            return; // the arena is not mapped here
+        }
+        let rings = self.rings.get_mut();
+        debug_assert_eq!(rings.listed(), 0, "lists are dropped when no folio is left");
+        let spares = || rings.take_spare(&Places(self.arena.view())).map(CellNumber);
+        let spares: Vec<_> = std::iter::from_fn(spares).collect();
+        self.arena.free_cells(spares);
+    }
+}
+
+/// The lock of the rings, held.
+#[derive(Debug)]
+pub struct ListsGuard<'a> {
+    lists: &'a Lists,
+    rings: RankedGuard<'a, Rings<SLOTS>>,
+    /// Entries for which there was room when `Lists::room` was last right.
+    room: i64,
+}
+
+impl ListsGuard<'_> {
+    /// Pages listed in `ring`.
+    pub fn pages(&self, ring: usize) -> u64 {
+        self.rings.pages(ring)
+    }
+    /// Folios listed in all rings.
+    pub fn listed(&self) -> u64 {
+        self.rings.listed()
+    }
+    /// Whether the folio that `frame` heads is listed. The frame is a folio's.
+    pub fn holds(&self, frame: Frame) -> bool {
+        self.places().position(frame).is_some()
+    }
+    /// The ring in which the folio that `frame` heads is listed, if it is.
+    pub fn ring_of(&self, frame: Frame) -> Option<usize> {
+        self.rings.ring_of(&self.places(), frame)
+    }
+    /// Entries that are promised.
+    pub fn promised(&self) -> u64 {
+        (self.rings.room() - self.lists.room.load(Ordering::Relaxed)).max(0) as u64
+    }
+
+    fn places(&self) -> Places<'_> {
+        Places(self.lists.arena.view())
+    }
+
+    /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
+    /// the promise then.
+    pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut Promise<'_>) {
+        let word = self.lists.arena.view().own(frame).settled_word();
+        if word.is_live() && !self.holds(frame) {
+            promise.entries -= 1;
+            self.push(frame, word.order(), ring);
+            self.room -= 1;
+        }
+    }
+
+    /// Takes the oldest of `ring` out. The room that it had is promised from now on.
+    pub fn pop(&mut self, ring: usize, promise: &mut Promise<'_>) -> Option<(Frame, Order)> {
+        let places = Places(self.lists.arena.view());
+        let popped = self.rings.pop(&places, ring)?;
+        promise.entries += 1;
+        self.room += 1;
+        Some(popped)
+    }
+
+    fn push(&mut self, frame: Frame, order: Order, ring: usize) {
+        let places = Places(self.lists.arena.view());
+        self.rings.push(&places, ring, frame, order);
+    }
+
+    /// Takes the folio that `frame` heads out of its ring, if it is in one. It is retired under this lock, or was
+    /// before; its frames are not free yet.
+    pub fn remove(&mut self, frame: Frame) {
+        let places = Places(self.lists.arena.view());
+        self.rings.remove(&places, frame);
+    }
+}
+
+impl Drop for ListsGuard<'_> {
+    /// What was freed under the lock, dead entries among it, is room for all.
+    fn drop(&mut self) {
+        let freed = self.rings.room() - self.room;
+        self.lists.room.fetch_add(freed, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,230 @@
+//! Drop behind: folios that only uncached reads wanted leave, a range of them under one hold of the lock.
+//!
+//! ```text
+//!   index    0   1   2   3   4   5   6   7   8   9         u  made by an uncached read, and flagged
+//!            [u] [p] [---- u ----] [u] [u] [s] [u]         p  somebody else's     s  a shadow
+//!    range   |---------------------------------|
+//!   looks     go  -     go          go  read    -          the one that somebody else has read is adopted:
+//!   erased   [x]    [------ x ------]                      its flag goes, and it stays
+//! ```
+//!
+//! The range is walked once. Neighbours that may go are a run: their entries are
+//! erased together, and each is retired as its entry goes. The frames are freed
+//! together when the lock has been let go.
+//!
+//! | the folio is | passed by its reader | left over |
+//! |---|---|---|
+//! | not flagged | is not looked at further | the same |
+//! | read by somebody else, as its referenced byte says | adopted | adopted |
+//! | pinned, by an uncached handle | left to it, flagged | the same |
+//! | being filled, and all of it has landed, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
+//! | being filled otherwise | kept, flagged | goes if nobody holds it but its fill, else kept, flagged |
+//! | held by readers | goes; the last of them frees it | the same |
+//! | dirty, or being written back | (there is no such folio yet; it would be kept, flagged) | the same |
+//!
+//! All of this is looked at under the tree lock. A hold that is taken between the look and
+//! the retirement finds a folio that is detached, and its holder seeks the page anew.
+//!
+//! Invariants:
+//!  1. What leaves here leaves no shadow, and takes none with it.
+//!  2. A folio that is not flagged is as it was.
+//!  3. No folio is erased that reaches over an edge of the range.
+//!
+//! Cost: one walk over the range, one way down for each run of neighbours that go.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use crate::arena::{Flags, Retire, referenced};
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{Frame, Order, PageIndex};
+use crate::xarray::{Kind, Slab, XArray};
+
+use super::lookup::NODE_BITS;
+use super::owner::{Mapping, MappingGuard};
+
+/// The most folios that are looked at under one hold of the lock.
+pub const BEHIND_FOLIOS_MAX: usize = 512;
+
+/// Why a range is dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaving {
+    /// A reader has read it and moved on.
+    Passed,
+    /// Nobody will come for it: its stream has ended, or gone elsewhere.
+    LeftOver,
+}
+
+/// What became of a range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DroppedBehind {
+    /// What covers all the flagged folios that should be tried again; `None` if there are none.
+    pub kept: Option<Range<PageIndex>>,
+    /// Where the next call should begin; the end of the range if it is done.
+    pub next: PageIndex,
+}
+
+/// What is done with one folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Go,
+    Adopt,
+    /// Later.
+    Keep,
+    /// When its pins are gone; who gives them back sees to it.
+    Leave,
+}
+
+impl Mapping {
+    /// Drops the flagged folios that lie wholly in `pages`, at most [`BEHIND_FOLIOS_MAX`] of them. `None`: the lock
+    /// is busy and `locks` does not wait.
+    pub fn drop_behind(
+        &self,
+        pages: Range<PageIndex>,
+        leaving: Leaving,
+        locks: Locks,
+    ) -> Option<DroppedBehind> {
+        let folios = (pages.end.0.saturating_sub(pages.start.0)).min(BEHIND_FOLIOS_MAX as u64);
+        let mut gone = Vec::with_capacity(folios as usize); // before the lock
+        let behind = self.lock_as(locks)?.drop_behind(pages, leaving, &mut gone);
+        self.arena().free_all(&gone);
+        Some(behind)
+    }
+}
+
+impl MappingGuard<'_> {
+    /// As [`Mapping::drop_behind`]; adds to `free` the folios whose frames are the caller's to free.
+    pub fn drop_behind(
+        &mut self,
+        pages: Range<PageIndex>,
+        leaving: Leaving,
+        free: &mut Vec<(Frame, Order)>,
+    ) -> DroppedBehind {
+        let mapping = self.mapping;
+        let nodes = mapping.nodes();
+        let mut tree = self.xarray(&nodes);
+        let mut walk = Walk { from: pages.start, pages, leaving, seen: 0, adopted: 0, kept: None };
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
+        loop {
+            let (run, then) = walk.next_run(mapping, &tree);
+            tree.erase_range(run.start, run.end, |_, entry, order| {
+                if let Kind::Folio(frame) = entry.kind() {
+                    gone.push((Frame(frame), Order(order)));
+                }
+            });
+            if then == Then::Stop {
+                break;
+            }
+        }
+        // Retired when the entries are gone: the last holder may free the frames at once, and an entry is
+        // erased by the order of its folio.
+        let dropped: u64 = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
+        let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
+            Retire::Free => free.push((frame, order)),
+            Retire::Held => {}
+        });
+        debug_assert_eq!(unread, 0, "a flagged folio is not counted as fetched ahead");
+        self.tree.pages -= dropped;
+        mapping.count_behind(leaving, dropped, walk.adopted);
+        DroppedBehind { kept: walk.kept, next: walk.from }
+    }
+}
+
+/// A walk over a range.
+#[derive(Debug)]
+struct Walk {
+    pages: Range<PageIndex>,
+    leaving: Leaving,
+    /// Where it is.
+    from: PageIndex,
+    /// Folios that were judged.
+    seen: usize,
+    /// Pages that were adopted.
+    adopted: u64,
+    kept: Option<Range<PageIndex>>,
+}
+
+/// Whether a walk goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Then {
+    GoOn,
+    Stop,
+}
+
+impl Walk {
+    /// The next neighbours that go, none at the end, and adopts and keeps what comes before them.
+    fn next_run<S: Slab>(
+        &mut self,
+        mapping: &Mapping,
+        tree: &XArray<'_, S, NODE_BITS>,
+    ) -> (Range<u64>, Then) {
+        let mut run = self.from.0..self.from.0;
+        for (first, entry, order) in tree.range(self.from.0, self.pages.end.0.saturating_sub(1)) {
+            let end = first + (1 << order);
+            let Kind::Folio(frame) = entry.kind() else { continue };
+            let (frame, order) = (Frame(frame), Order(order));
+            let inside = self.pages.start.0 <= first && end <= self.pages.end.0;
+            if !inside || !mapping.view().own(frame).word().has(Flags::DROPBEHIND) {
+                continue;
+            }
+            let full = self.seen == BEHIND_FOLIOS_MAX;
+            if full || !(run.is_empty() || run.end == first) {
+                self.from = PageIndex(first);
+                return (run, if full { Then::Stop } else { Then::GoOn });
+            }
+            self.seen += 1;
+            match mapping.judge_behind(frame, order, self.leaving) {
+                Verdict::Go if run.is_empty() => run = first..end,
+                Verdict::Go => run.end = end,
+                Verdict::Adopt => {
+                    mapping.view().own(frame).adopt();
+                    self.adopted += u64::from(order.pages());
+                }
+                Verdict::Leave => {}
+                Verdict::Keep => self.keep(PageIndex(first)..PageIndex(end)),
+            }
+        }
+        self.from = self.pages.end;
+        (run, Then::Stop)
+    }
+
+    fn keep(&mut self, pages: Range<PageIndex>) {
+        self.kept = Some(match self.kept.take() {
+            Some(kept) => kept.start.min(pages.start)..kept.end.max(pages.end),
+            None => pages,
+        });
+    }
+}
+
+impl Mapping {
+    /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
+    fn judge_behind(&self, frame: Frame, order: Order, leaving: Leaving) -> Verdict {
+        let view = self.view();
+        let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));
+        if referenced::was_read(byte.load(Ordering::Relaxed)) {
+            return Verdict::Adopt;
+        }
+        if descriptor.pins() > 0 {
+            return Verdict::Leave;
+        }
+        let word = descriptor.word();
+        if !word.has(Flags::LOCKED) {
+            return Verdict::Go;
+        }
+        let has_come = || view.landed_in_row(frame, order.pages()) == order.pages();
+        if word.holds() == 1 && (leaving == Leaving::LeftOver || has_come()) {
+            Verdict::Go
+        } else {
+            Verdict::Keep
+        }
+    }
+
+    fn count_behind(&self, leaving: Leaving, dropped: u64, adopted: u64) {
+        self.count(Count::DroppedBehind, dropped);
+        if leaving == Leaving::LeftOver {
+            self.count(Count::LeftOver, dropped);
+        }
+        self.count(Count::Adopted, adopted);
+    }
+}

@@ -1,0 +1,346 @@
+//! Policy: which folio stays.
+//!
+//! Pure judgement. The cache keeps its folios in four rings, each in the order
+//! of arrival, and asks a policy: which ring does a folio join, which ring's
+//! oldest folio is looked at next, and what becomes of it. A policy sees
+//! weights and counts; it sees no folio, does no I/O, takes no lock, reads no clock,
+//! allocates nothing.
+//!
+//! ```text
+//!    arrival --admit--> [ Uncached ]   of DONTCACHE reads; leaves first
+//!                       [ Stream   ]   of a sequential way through a file; leaves next
+//!                       [ Probation]   new here: read again, or leave
+//!                       [ Main     ]   has proved itself
+//!                           |  next: which ring     judge: its oldest folio
+//!                           v
+//!                       Keep { class, reads }: to the young end of a ring;    Evict { remember }
+//! ```
+//!
+//! What is remembered of an eviction is a shadow in the index, with the cache's
+//! age (`workingset.rs`). [`Policy::reach`] says up to which distance a return
+//! counts as [`Refault::Recent`]; so the ghosts of the literature cost nothing
+//! here. The age counts every eviction, also those that leave no shadow.
+//!
+//! | policy | is |
+//! |---|---|
+//! | [`S3Fifo`] | ours, and the default |
+//! | [`TwoList`] | Linux's active and inactive lists with refault distance, to compare with |
+//!
+//! Invariants of every policy, asserted by the tests at the end of this file:
+//!  1. `next` names a ring that holds something, and `None` only if none does.
+//!  2. A folio that nobody reads is evicted after it was judged [`JUDGED_MAX`] times at most.
+//!
+//! Not an invariant: that a judgement evicts. Whoever makes room asks again, and bounds his turns.
+
+use core::fmt::Debug;
+
+pub use crate::tuning::PolicyKind;
+use crate::workingset::Refault;
+
+mod s3fifo;
+mod two_list;
+
+pub use s3fifo::S3Fifo;
+pub use two_list::TwoList;
+
+/// How many rings there are.
+pub const CLASSES: usize = 4;
+/// Reads beyond the first that are counted at most.
+pub const READS_MAX: u8 = 3;
+/// How often a folio is judged at most, nobody reading it meanwhile, until it is evicted: out of Probation, and
+/// once for each of its reads, and once more.
+pub const JUDGED_MAX: u32 = READS_MAX as u32 + 2;
+
+/// In which ring a folio is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Class {
+    /// Read by somebody who asked that it not be cached.
+    Uncached = 0,
+    /// Read by a stream, which is unlikely to come back before it is gone.
+    Stream = 1,
+    /// New: it has not proved that it is read again.
+    Probation = 2,
+    /// It was read again, or came back soon.
+    Main = 3,
+}
+
+impl Class {
+    /// All of them, in their order.
+    pub const ALL: [Self; CLASSES] = [Self::Uncached, Self::Stream, Self::Probation, Self::Main];
+}
+
+/// Pages listed in each ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Weights {
+    /// Indexed by [`Class`].
+    pub pages: [u64; CLASSES],
+}
+
+impl Weights {
+    /// The pages of one ring.
+    pub fn of(&self, class: Class) -> u64 {
+        self.pages[class as usize]
+    }
+
+    /// The pages of all rings.
+    pub fn total(&self) -> u64 {
+        self.pages.iter().sum()
+    }
+
+    fn holds(&self, class: Class) -> bool {
+        self.of(class) > 0
+    }
+
+    /// The same, as if there were no streams.
+    fn without_streams(mut self) -> Self {
+        self.pages[Class::Stream as usize] = 0;
+        self
+    }
+
+    /// The rings whose folios are not meant to stay, in the order in which they go; if one of them holds something.
+    fn passing(&self) -> Option<Class> {
+        [Class::Uncached, Class::Stream].into_iter().find(|class| self.holds(*class))
+    }
+}
+
+/// How a folio came to be fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// Somebody asked for just this.
+    Asked,
+    /// By readahead of a short run.
+    Ahead,
+    /// By a stream.
+    Stream,
+    /// For a read that asked not to cache it.
+    Uncached,
+}
+
+/// A folio that enters the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// Its pages.
+    pub pages: u32,
+    /// How it came.
+    pub came: Came,
+    /// What its shadow says, if it left one.
+    pub refault: Option<Refault>,
+}
+
+/// What becomes of a folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It leaves.
+    Evict {
+        /// Whether it leaves a shadow.
+        remember: bool,
+    },
+    /// It joins the young end of a ring.
+    Keep {
+        /// Of this one.
+        class: Class,
+        /// With so many reads to its credit: 0 to [`READS_MAX`].
+        reads: u8,
+    },
+}
+
+/// The rules of eviction. Numbers in, decisions out; nothing here waits or allocates.
+pub trait Policy: Send + Debug {
+    /// What it is called.
+    fn name(&self) -> &'static str;
+
+    /// The ring that a folio joins, which is not listed in `held` yet.
+    fn admit(&mut self, arrival: Arrival, held: &Weights) -> Class;
+
+    /// Up to which refault distance, in pages, a return counts as recent.
+    fn reach(&self, held: &Weights) -> u64;
+
+    /// The ring whose oldest folio is judged next; `None` if all are empty.
+    fn next(&mut self, held: &Weights) -> Option<Class>;
+
+    /// What becomes of the oldest folio of `class`, of `pages` pages, which was read `reads` times (0 to
+    /// [`READS_MAX`]) since it was put there. It is still counted in `held`.
+    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> Verdict;
+}
+
+impl PolicyKind {
+    /// A policy of this kind that has seen nothing yet.
+    pub fn build(self) -> Box<dyn Policy> {
+        match self {
+            Self::S3Fifo => Box::new(S3Fifo::new()),
+            Self::TwoList => Box::new(TwoList::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, VecDeque};
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const KINDS: [PolicyKind; 2] = [PolicyKind::S3Fifo, PolicyKind::TwoList];
+
+    /// A folio of a small cache.
+    #[derive(Clone, Copy, Debug)]
+    struct Folio {
+        page: u32,
+        pages: u32,
+        reads: u8,
+        /// Judgements since somebody read it.
+        judged: u32,
+    }
+
+    /// A cache of rings and nothing else, which is the naive way to do what a policy says.
+    #[derive(Debug)]
+    struct Rings {
+        policy: Box<dyn Policy>,
+        rings: [VecDeque<Folio>; CLASSES],
+        evicted: u64,
+        /// What each page that left a shadow counts from.
+        shadows: HashMap<u32, u64>,
+    }
+
+    impl Rings {
+        fn new(kind: PolicyKind) -> Self {
+            Self { policy: kind.build(), rings: Default::default(), evicted: 0, shadows: HashMap::new() }
+        }
+
+        fn held(&self) -> Weights {
+            Weights { pages: [0, 1, 2, 3].map(|ring: usize| weight(&self.rings[ring])) }
+        }
+
+        /// One judgement; how many pages left.
+        fn turn(&mut self) -> u32 {
+            let held = self.held();
+            let class = self.policy.next(&held).expect("something is held");
+            let mut folio =
+                self.rings[class as usize].pop_front().expect("the policy names a ring with something");
+            folio.judged += 1;
+            assert!(folio.judged <= JUDGED_MAX, "{folio:?} of {class:?} stays for ever");
+            match self.policy.judge(class, folio.reads, folio.pages, &held) {
+                Verdict::Keep { class, reads } => {
+                    assert!(reads <= READS_MAX);
+                    self.rings[class as usize].push_back(Folio { reads, ..folio });
+                    0
+                }
+                Verdict::Evict { remember } => {
+                    if remember {
+                        self.shadows.insert(folio.page, self.evicted);
+                    }
+                    self.evicted += u64::from(folio.pages);
+                    folio.pages
+                }
+            }
+        }
+
+        /// Turns until `pages` pages fit into a cache of `pages_max`; how many that took.
+        fn make_room(&mut self, pages: u32, pages_max: u64) -> u32 {
+            let mut turns = 0;
+            while self.held().total() + u64::from(pages) > pages_max {
+                self.turn();
+                turns += 1;
+            }
+            turns
+        }
+
+        fn read(&mut self, page: u32, pages: u32, came: Came, pages_max: u64) {
+            if let Some(folio) = self.rings.iter_mut().flatten().find(|folio| folio.page == page) {
+                folio.reads = (folio.reads + 1).min(READS_MAX);
+                folio.judged = 0;
+                return;
+            }
+            let (folios, reach) =
+                (self.rings.iter().map(VecDeque::len).sum::<usize>(), self.policy.reach(&self.held()));
+            let turns = self.make_room(pages, pages_max);
+            assert!(turns as usize <= folios * JUDGED_MAX as usize, "{turns} turns for {folios} folios");
+            let distance = self.shadows.remove(&page).map(|left| self.evicted - left);
+            let refault = distance.map(|far| if far <= reach { Refault::Recent } else { Refault::Old });
+            let held = self.held();
+            let class = self.policy.admit(Arrival { pages, came, refault }, &held);
+            self.rings[class as usize].push_back(Folio { page, pages, reads: 0, judged: 0 });
+        }
+
+        fn has(&self, page: u32) -> bool {
+            self.rings.iter().flatten().any(|folio| folio.page == page)
+        }
+    }
+
+    fn weight(ring: &VecDeque<Folio>) -> u64 {
+        ring.iter().map(|folio| u64::from(folio.pages)).sum()
+    }
+
+    #[test]
+    fn w04_a_scan_of_twice_the_cache_leaves_what_was_read_often() {
+        for kind in KINDS {
+            let mut cache = Rings::new(kind);
+            for _ in 0..4 {
+                (0..30).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            }
+            (1000..1200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            assert!((0..30).all(|page| cache.has(page)), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn w04_what_a_scan_pushed_out_is_activated_when_it_comes_back() {
+        for kind in KINDS {
+            let mut cache = Rings::new(kind);
+            // Half of the cache has proved itself, which is what two lists measure a distance by.
+            for _ in 0..4 {
+                (0..50).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            }
+            (100..200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            let gone: Vec<u32> = (100..200).filter(|page| !cache.has(*page)).collect();
+            let back = *gone.last().expect("not all of the scan fits");
+            cache.read(back, 1, Came::Asked, 100);
+            let main = &cache.rings[Class::Main as usize];
+            assert!(main.iter().any(|folio| folio.page == back), "{kind:?}: {main:?}");
+        }
+    }
+
+    #[test]
+    fn a_stream_takes_an_eighth_and_then_goes_before_anything_else_does() {
+        let mut cache = Rings::new(PolicyKind::S3Fifo);
+        (0..100).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+        (1000..1010).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        let before: Vec<u32> = (0..100).filter(|page| cache.has(*page)).collect();
+        (1010..5000).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        let left = before.iter().filter(|page| cache.has(**page)).count();
+        assert!(before.len() >= 90 && left >= 86, "{left} of {before:?}");
+    }
+
+    fn came() -> impl Strategy<Value = Came> {
+        prop_oneof![
+            5 => Just(Came::Asked),
+            2 => Just(Came::Ahead),
+            2 => Just(Came::Stream),
+            1 => Just(Came::Uncached),
+        ]
+    }
+
+    proptest! {
+        /// The bounds are asserted where a ring is named and a folio judged.
+        #[test]
+        fn every_policy_makes_room_in_bounded_turns(
+            pages_max in 8..40_u64,
+            reads in prop::collection::vec((0..60_u32, 0..4_u32, came()), 1..300),
+        ) {
+            for kind in KINDS {
+                let mut cache = Rings::new(kind);
+                for (page, order, came) in &reads {
+                    cache.read(*page, 1 << order, *came, pages_max);
+                    prop_assert!(cache.held().total() <= pages_max);
+                }
+                let held = cache.held().total();
+                while cache.held().total() > 0 {
+                    cache.turn();
+                }
+                prop_assert!(cache.policy.next(&Weights::default()).is_none());
+                prop_assert!(cache.evicted >= held, "a full cache can be emptied");
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Two lists: Linux's inactive and active lists, with refault distance, to compare with.
+//!
+//! ```text
+//!    new -----> Probation (inactive) ---- not read again ----> out, with a shadow
+//!                   ^        | read again
+//!      too many     |        v
+//!      in Main      +---- Main (active) <---- came back within the pages of Main
+//! ```
+//!
+//! Linux activates a page at its second read. Here nothing is moved by a read:
+//! the page is found to have been read when its turn comes. That is the one
+//! difference, and the price of reads that store nothing.
+//!
+//! Main gives pages back while it is larger than `inactive_ratio` times
+//! Probation: 1 below a GiB, the root of ten times the GiB above.
+//!
+//! Source: mm/vmscan.c (`inactive_is_low`), mm/workingset.c of Linux; the rules, not the code.
+
+use super::{Arrival, Came, Class, Policy, Verdict, Weights};
+use crate::units::PAGE_SIZE;
+use crate::workingset::Refault;
+
+const GIB_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
+
+/// Linux's two lists.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TwoList(());
+
+impl TwoList {
+    /// Two empty lists.
+    pub fn new() -> Self {
+        Self(())
+    }
+}
+
+/// How many times Probation Main may be, in a cache of so many pages.
+fn inactive_ratio(pages: u64) -> u64 {
+    match pages / GIB_PAGES {
+        0 => 1,
+        gib => (10 * gib).isqrt(),
+    }
+}
+
+impl Policy for TwoList {
+    fn name(&self) -> &'static str {
+        "two lists"
+    }
+
+    fn admit(&mut self, arrival: Arrival, _held: &Weights) -> Class {
+        match (arrival.came, arrival.refault) {
+            (Came::Uncached, _) => Class::Uncached,
+            (_, Some(Refault::Recent)) => Class::Main,
+            // Linux knows no streams: what they bring stands in line with the rest.
+            _ => Class::Probation,
+        }
+    }
+
+    fn reach(&self, held: &Weights) -> u64 {
+        held.of(Class::Main)
+    }
+
+    fn next(&mut self, held: &Weights) -> Option<Class> {
+        let (inactive, active) = (held.of(Class::Probation), held.of(Class::Main));
+        match held.passing() {
+            Some(class) => Some(class),
+            None if inactive + active == 0 => None,
+            None if inactive * inactive_ratio(inactive + active) < active => Some(Class::Main),
+            None if inactive == 0 => Some(Class::Main),
+            None => Some(Class::Probation),
+        }
+    }
+
+    fn judge(&mut self, class: Class, reads: u8, _pages: u32, _held: &Weights) -> Verdict {
+        match class {
+            Class::Uncached => Verdict::Evict { remember: false },
+            Class::Main => Verdict::Keep { class: Class::Probation, reads: 0 },
+            Class::Stream | Class::Probation if reads > 0 => Verdict::Keep { class: Class::Main, reads: 0 },
+            Class::Stream | Class::Probation => Verdict::Evict { remember: true },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(probation: u64, main: u64) -> Weights {
+        Weights { pages: [0, 0, probation, main] }
+    }
+
+    #[test]
+    fn w01_up_to_the_pages_of_the_active_list_a_return_is_recent() {
+        assert_eq!(TwoList::new().reach(&held(70, 30)), 30);
+        let came = |refault| Arrival { pages: 1, came: Came::Asked, refault };
+        assert_eq!(TwoList::new().admit(came(Some(Refault::Recent)), &held(1, 1)), Class::Main);
+        assert_eq!(TwoList::new().admit(came(Some(Refault::Old)), &held(1, 1)), Class::Probation);
+        assert_eq!(TwoList::new().admit(came(None), &held(1, 1)), Class::Probation);
+    }
+
+    #[test]
+    fn the_active_list_gives_back_what_it_has_too_much() {
+        let next = |held| TwoList::new().next(&held);
+        assert_eq!(next(held(50, 50)), Some(Class::Probation));
+        assert_eq!(next(held(49, 51)), Some(Class::Main));
+        assert_eq!(next(held(0, 1)), Some(Class::Main));
+        assert_eq!(next(held(0, 0)), None);
+        assert_eq!([0, GIB_PAGES - 1, GIB_PAGES, 10 * GIB_PAGES].map(inactive_ratio), [1, 1, 3, 10]);
+        assert_eq!(next(held(GIB_PAGES, 3 * GIB_PAGES)), Some(Class::Probation));
+    }
+
+    #[test]
+    fn one_more_read_activates() {
+        let judge = |class, reads| TwoList::new().judge(class, reads, 1, &held(1, 1));
+        assert_eq!(judge(Class::Probation, 0), Verdict::Evict { remember: true });
+        assert_eq!(judge(Class::Probation, 1), Verdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Main, 3), Verdict::Keep { class: Class::Probation, reads: 0 });
+    }
+}

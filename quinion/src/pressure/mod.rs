@@ -1,0 +1,214 @@
+//! Pressure: what a cache should be bounded to while the machine is short of memory.
+//!
+//! ```text
+//!    share of the time that somebody        memory left to
+//!    waited for memory (PSI)                the group or machine
+//!
+//!    100/1000 or more                  or   less than 1/16              pressed: less by 1/8, or by what is missing
+//!        in between                                                  stay
+//!    less than 10/1000                 and  more than 1/4               calm: after 20 looks a little larger
+//! ```
+//!
+//! A kernel that is out of memory kills a process, and a cache is the one user of
+//! memory that can give some back without harm. So one that was told to
+//! ([`Builder::pressure`](crate::Builder)) looks twice a second, gives way at once and by large steps, and comes
+//! back late and by small ones: of two caches that see each other's gain as room of their own,
+//! neither then swings.
+//!
+//! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
+//! clock, no lock. [`Gauge`] in `gauge.rs` finds the numbers in files of the system. The upkeep's thread takes
+//! the one to the other, in `filemap/give_way.rs`.
+//!
+//! Invariants:
+//!  1. The answer is between the least and the most that it was given, whatever the numbers.
+//!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
+//!  3. What cannot be read is no pressure, and is not calm either: with no numbers at all nothing changes.
+//!
+//! Not an invariant: that the kernel never kills. Who takes a gigabyte within half a second is not seen in time.
+
+mod gauge;
+pub use gauge::{Gauge, Group, Reading};
+
+use crate::units::EXTENT_SIZE;
+
+/// From so many thousandths of the time on that somebody waited for memory, there is pressure.
+const STALLED_PRESSED: u32 = 100;
+/// Below so many there is none.
+const STALLED_CALM: u32 = 10;
+/// Looks without pressure before the cache grows again.
+const CALM_LOOKS: u32 = 20;
+
+/// How a cache gives way when the machine is short of memory; for [`Builder::pressure`](crate::Builder::pressure).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pressure {
+    pub(crate) memory_min: u64,
+    /// `None`: this process's.
+    pub(crate) gauge: Option<Gauge>,
+}
+
+impl Pressure {
+    /// It shrinks to `memory_min` bytes at the least (and never below what a cache needs), and back to what it was
+    /// told when there is room again.
+    #[must_use]
+    pub fn shrink_to(memory_min: u64) -> Self {
+        Self { memory_min, gauge: None }
+    }
+
+    /// It looks at these files, instead of those of this process's control groups and of the machine.
+    #[must_use]
+    pub fn with_gauge(mut self, gauge: Gauge) -> Self {
+        self.gauge = Some(gauge);
+        self
+    }
+}
+
+/// Memory that is left below a limit. In bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// What can still be had.
+    pub free: u64,
+    /// The limit.
+    pub limit: u64,
+}
+
+/// What a look at the system gave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Look {
+    /// Thousandths of the time since the last look in which some task waited for memory.
+    pub stalled_thousandths: Option<u32>,
+    /// The tightest limit.
+    pub room: Option<Room>,
+}
+
+/// A cache's memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// The bound in force.
+    pub bound: u64,
+    /// What it has of the machine's memory.
+    pub grown: u64,
+    /// The least bound.
+    pub min: u64,
+    /// What it is to have where there is no pressure.
+    pub max: u64,
+}
+
+/// How the machine is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Weather {
+    Pressed,
+    Between,
+    Calm,
+}
+
+impl Look {
+    fn weather(self) -> Weather {
+        let stalled = |from: u32| self.stalled_thousandths.is_some_and(|stalled| stalled >= from);
+        let is_left = |parts: u64| self.room.is_none_or(|room| room.free >= room.limit / parts);
+        match () {
+            () if stalled(STALLED_PRESSED) || !is_left(16) => Weather::Pressed,
+            () if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) => Weather::Between,
+            () => Weather::Calm,
+        }
+    }
+}
+
+/// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure from one
+/// call to the next.
+pub fn wish(look: Look, sizes: Sizes, calm_looks: &mut u32) -> u64 {
+    let extent = EXTENT_SIZE as u64;
+    let weather = look.weather();
+    *calm_looks = if weather == Weather::Calm { calm_looks.saturating_add(1) } else { 0 };
+    let wished = match weather {
+        Weather::Pressed => {
+            // Of what it has: a bound that was never reached gives nothing back by being lower.
+            let held = sizes.grown.min(sizes.bound);
+            let missing = look.room.map_or(0, |room| (room.limit / 8).saturating_sub(room.free));
+            held.saturating_sub((held / 8).max(missing).max(extent))
+        }
+        Weather::Calm if *calm_looks >= CALM_LOOKS => {
+            // Half of what is there beyond the quarter that makes it calm: others may want the same.
+            let spare = look.room.map_or(u64::MAX, |room| (room.free - room.limit / 4) / 2);
+            sizes.bound.saturating_add((sizes.max / 32).max(extent).min(spare))
+        }
+        _ => sizes.bound,
+    };
+    wished.max(sizes.min).min(sizes.max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+    const SIZES: Sizes = Sizes { bound: 800 * MIB, grown: 800 * MIB, min: 100 * MIB, max: 1000 * MIB };
+
+    fn look(stalled: u32, free: u64) -> Look {
+        Look { stalled_thousandths: Some(stalled), room: Some(Room { free, limit: 1600 * MIB }) }
+    }
+
+    #[test]
+    fn it_gives_way_at_once_by_an_eighth_or_by_what_is_missing() {
+        for (stalled, free, wished) in [
+            (100, 800 * MIB, 700 * MIB), // stalls alone
+            (0, 99 * MIB, 699 * MIB),    // 200 are to be free, 99 are
+            (0, 0, 600 * MIB),
+            (1000, 0, 600 * MIB),
+            (99, 100 * MIB, 800 * MIB), // neither
+        ] {
+            assert_eq!(wish(look(stalled, free), SIZES, &mut 0), wished, "{stalled} {free}");
+        }
+        // Of a bound that was never reached, what is there counts; and never below the least.
+        let idle = Sizes { grown: 160 * MIB, ..SIZES };
+        assert_eq!(wish(look(500, 800 * MIB), idle, &mut 0), 140 * MIB);
+        let small = Sizes { bound: 101 * MIB, grown: 101 * MIB, ..SIZES };
+        assert_eq!(wish(look(500, 0), small, &mut 0), 100 * MIB);
+    }
+
+    #[test]
+    fn it_comes_back_late_and_slowly_and_not_beyond_what_it_was_told() {
+        let (mut calm, mut sizes, mut looks) = (0, SIZES, 0);
+        while sizes.bound < sizes.max {
+            let wished = wish(look(0, 1000 * MIB), sizes, &mut calm);
+            assert!(wished - sizes.bound <= sizes.max / 32);
+            (sizes.bound, looks) = (wished, looks + 1);
+        }
+        assert_eq!((sizes.bound, looks), (sizes.max, 19 + 7));
+        assert_eq!(wish(look(0, 1000 * MIB), sizes, &mut calm), sizes.max);
+        // One look that is not calm, and the patience begins anew.
+        sizes.bound = SIZES.bound;
+        assert_eq!(wish(look(50, 1000 * MIB), sizes, &mut calm), sizes.bound);
+        assert_eq!((calm, wish(look(0, 1000 * MIB), sizes, &mut calm)), (0, sizes.bound));
+    }
+
+    #[test]
+    fn what_cannot_be_read_changes_nothing() {
+        let mut calm = 1000;
+        assert_eq!(wish(Look::default(), SIZES, &mut calm), SIZES.bound);
+        assert_eq!(calm, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_wish_is_in_its_range_and_moves_one_way(
+            stalled in prop::option::of(0..2000u32),
+            room in prop::option::of((any::<u64>(), any::<u64>())),
+            mut sizes in prop::array::uniform4(0..u64::MAX / 2),
+            mut calm in 0..100u32,
+        ) {
+            sizes[2..].sort_unstable();
+            let [grown, bound, min, max] = sizes;
+            let bound = bound.clamp(min, max);
+            let sizes = Sizes { bound, grown, min, max };
+            let look = Look { stalled_thousandths: stalled, room: room.map(|(free, limit)| Room { free, limit }) };
+            let wished = wish(look, sizes, &mut calm);
+            prop_assert!((min..=max).contains(&wished));
+            match look.weather() {
+                Weather::Pressed => prop_assert!(wished <= bound),
+                Weather::Between => prop_assert_eq!(wished, bound),
+                Weather::Calm => prop_assert!(wished >= bound),
+            }
+        }
+    }
+}

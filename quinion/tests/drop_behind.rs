@@ -1,0 +1,695 @@
+//! Drop behind: what uncached reads leave in the cache, and what they do not.
+//!
+//! The statements D01 to D20 by their numbers, each by our rule where that
+//! differs from the kernel's; a sequential pass that never asks the device twice;
+//! a naive twin that knows only who wanted which page; and a crowd.
+//!
+//! D06, D07 and D14 to D16 are about dirty folios, and D17 about the split of a living
+//! one: there are neither yet.
+
+mod device;
+mod runtime;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use device::{Device, content, verify};
+use proptest::prelude::*;
+use quinion::backend::{Attributes, Backend, Fill};
+use quinion::{BatchRead, Cache, ErrorKind, File, Hint, ReadOptions};
+use runtime::block_on;
+
+const PAGE: u64 = 4096;
+
+/// A small cache that makes folios of one order, if there is room.
+fn cache(readahead: u64, order: u8) -> Cache {
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead);
+    builder.folio_order_max(order).folio_order_min(order).build().expect("a small cache")
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).expect("the device opens")
+}
+
+fn uncached(cache: &Cache, device: &Arc<Device>) -> File {
+    let file = open(cache, device);
+    file.set_uncached(true).unwrap();
+    file
+}
+
+fn read(file: &File, device: &Device, position: u64, len: usize) {
+    read_with(file, device, position, len, ReadOptions::new());
+}
+
+fn read_with(file: &File, device: &Device, position: u64, len: usize, options: ReadOptions) {
+    let mut buffer = vec![0; len];
+    let bytes = file.read_at_with(&mut buffer, position, options).unwrap();
+    let left = device.size.load(Ordering::Relaxed).saturating_sub(position);
+    assert_eq!(bytes as u64, left.min(len as u64));
+    verify(&buffer[..bytes], device, position);
+}
+
+/// The pages that are cached. Asked last: it is a plain read of them.
+fn cached(file: &File) -> Vec<u64> {
+    let options = ReadOptions::new().cached_only(true).uncached(false);
+    let pages = 0..file.len().div_ceil(PAGE);
+    pages.filter(|page| file.read_at_with(&mut [0], page * PAGE, options).is_ok()).collect()
+}
+
+/// A device that cannot drop anything behind a reader.
+#[derive(Debug)]
+struct Once(Arc<Device>);
+
+impl Backend for Once {
+    fn name(&self) -> &'static str {
+        "once"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.0.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.0.submit(fills);
+    }
+    fn can_drop_behind(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn d01_a_backend_that_does_not_support_it_says_so_and_transfers_nothing() {
+    let (cache, device) = (cache(0, 0), Device::new(8 * PAGE));
+    let file = cache.open_backend(Arc::new(Once(Arc::clone(&device)))).unwrap();
+    let options = ReadOptions::new().uncached(true);
+    let refused = |error: &quinion::Error| error.kind() == ErrorKind::Unsupported;
+    let mut buffer = [7; 100];
+    assert!(refused(&file.read_at_with(&mut buffer, 0, options).unwrap_err()));
+    assert!(refused(&block_on(file.read_at_async_with(&mut buffer, 0, options)).unwrap_err()));
+    let mut reads = [BatchRead::new(&mut buffer, 0)];
+    file.read_batch_with(&mut reads, options);
+    assert!(refused(reads[0].result().unwrap_err()));
+    assert!(refused(&file.set_uncached(true).unwrap_err()));
+    assert!(!file.is_uncached() && buffer == [7; 100] && device.reads().is_empty());
+    read(&file, &device, 0, 100);
+    assert_eq!(file.cached_pages(), 1);
+}
+
+#[test]
+fn d02_a_range_that_was_read_fully_is_gone_when_the_call_returns() {
+    for order in 0..=4 {
+        let (cache, device) = (cache(0, order), Device::new(64 * PAGE));
+        let file = open(&cache, &device);
+        let options = ReadOptions::new().uncached(true);
+        read_with(&file, &device, 16 * PAGE, 32 * PAGE as usize, options);
+        assert_eq!(file.cached_pages(), 0, "order {order}");
+        let times: Vec<u32> = (0..64).map(|page| u32::from((16..48).contains(&page))).collect();
+        assert_eq!(device.times_read(), times);
+        assert_eq!(cache.stats().dropped_behind_pages, 32);
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn d02_the_last_folio_goes_with_the_end_of_the_file() {
+    let (cache, device) = (cache(0, 3), Device::new(10 * PAGE + 5));
+    let file = uncached(&cache, &device);
+    read(&file, &device, 0, 20 * PAGE as usize);
+    assert_eq!(file.cached_pages(), 0);
+}
+
+#[test]
+fn d03_what_others_cached_is_used_and_neither_dropped_nor_flagged() {
+    let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
+    let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
+    read(&plain, &device, 8 * PAGE, 4096);
+    read(&file, &device, 0, 16 * PAGE as usize);
+    assert_eq!(file.cached_pages(), 1);
+    assert_eq!(device.times_read(), [1; 16]);
+    read(&file, &device, 8 * PAGE, 4096);
+    drop(file);
+    assert_eq!(cached(&plain), [8]);
+    assert_eq!(cache.stats().adopted_pages, 0, "it was never flagged");
+}
+
+/// A stream of `reads` reads of a page each; what readahead left then.
+fn with_left_overs(cache: &Cache, device: &Arc<Device>) -> File {
+    let file = uncached(cache, device);
+    (0..4).for_each(|page| read(&file, device, page * PAGE, 4096));
+    assert!(file.cached_pages() > 0, "readahead is ahead");
+    file
+}
+
+#[test]
+fn d04_left_overs_go_when_the_handle_is_closed() {
+    for order in [0, 3] {
+        let (cache, device) = (cache(64 << 10, order), Device::new(256 * PAGE));
+        let plain = open(&cache, &device);
+        drop(with_left_overs(&cache, &device));
+        assert_eq!(plain.cached_pages(), 0);
+        assert!(cache.stats().left_over_pages > 0);
+        let file = with_left_overs(&cache, &device);
+        file.set_uncached(false).unwrap();
+        assert_eq!(plain.cached_pages(), 0, "nor when it is uncached no longer");
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn d04_what_is_on_its_way_at_the_close_goes_and_its_frames_come_back() {
+    let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
+    let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
+    let free = cache.stats().free_bytes;
+    device.hold();
+    let nowait = ReadOptions::new().nowait(true);
+    for page in 0..4 {
+        let error = file.read_at_with(&mut [0; 4096], page * PAGE, nowait).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    }
+    assert!(plain.cached_pages() > 0);
+    drop(file);
+    assert_eq!(plain.cached_pages(), 0);
+    device.release();
+    assert_eq!(cache.stats().in_flight, 0);
+    let stats = cache.stats();
+    assert_eq!(stats.free_bytes, stats.data_bytes, "every frame is free; it began with {free}");
+    cache.check().unwrap();
+}
+
+#[test]
+fn d04_a_handle_keeps_so_many_trails_and_the_oldest_goes() {
+    let (cache, device) = (cache(0, 0), Device::new(4096 * PAGE));
+    let file = uncached(&cache, &device);
+    for nth in 0..100 {
+        read(&file, &device, nth * 40 * PAGE, 100); // a page that is not passed
+        let most = quinion::filemap::TRAILS_MAX as u64;
+        assert_eq!(file.cached_pages(), (nth + 1).min(most));
+    }
+    drop(file);
+    let plain = open(&cache, &device);
+    assert_eq!(plain.cached_pages(), 0);
+}
+
+#[test]
+fn d04_a_stream_that_pauses_leaves_nothing() {
+    let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
+    let file = with_left_overs(&cache, &device);
+    while file.cached_pages() > 0 {
+        thread::yield_now();
+    }
+    (4..8).for_each(|page| read(&file, &device, page * PAGE, 4096));
+    assert!(file.cached_pages() > 0, "and goes on as it began");
+}
+
+#[test]
+fn d05_a_plain_reader_of_a_left_over_adopts_it() {
+    let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
+    let (plain, file) = (open(&cache, &device), with_left_overs(&cache, &device));
+    plain.advise(Hint::Random).unwrap();
+    read(&plain, &device, 5 * PAGE, 4096);
+    read(&file, &device, 4 * PAGE, 4 * 4096);
+    read(&plain, &device, 9 * PAGE, 1);
+    drop(file);
+    assert_eq!(cached(&plain), [5, 9]);
+    assert_eq!(cache.stats().adopted_pages, 2);
+    assert!(device.times_read().iter().all(|&times| times <= 1));
+}
+
+#[test]
+fn d08_two_uncached_readers_of_a_folio_and_a_third() {
+    let (cache, device) = (cache(0, 2), Device::new(16 * PAGE));
+    let (one, two) = (uncached(&cache, &device), uncached(&cache, &device));
+    // The second has it in its hands while the first drops it.
+    let pinned = open(&cache, &device);
+    read(&two, &device, 0, 100);
+    read(&one, &device, 0, 4 * 4096);
+    assert_eq!((one.cached_pages(), device.times_read()[0]), (0, 1), "the first to pass it drops it");
+    read(&two, &device, 100, 4 * 4096);
+    assert_eq!(device.times_read()[0], 2, "the next reads the device");
+    drop((one, two));
+    assert_eq!(pinned.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d08_readers_who_wait_for_one_fill_all_get_their_bytes() {
+    let (cache, device) = (cache(0, 4), Device::new(16 * PAGE));
+    let file = uncached(&cache, &device);
+    device.hold();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (file, device) = (file.clone(), &device);
+            scope.spawn(move || read(&file, device, 0, 16 * 4096));
+        }
+        device.wait_for_fills(1);
+        device.release();
+    });
+    assert_eq!(file.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d09_what_is_locked_when_it_is_passed_is_skipped_and_goes_later() {
+    let (cache, device) = (cache(0, 0), Device::new(64 * PAGE));
+    let (file, other) = (uncached(&cache, &device), uncached(&cache, &device));
+    device.hold();
+    let nowait = ReadOptions::new().nowait(true);
+    assert!(other.read_at_with(&mut [0; 4096], 3 * PAGE, nowait).is_err());
+    // Somebody waits for it, and the stream that made it ends.
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&file, &device, 3 * PAGE, 100));
+        device.wait_for_fills(1);
+        drop(other);
+        device.release();
+        waiting.join().unwrap();
+    });
+    assert!(file.cached_pages() <= 1);
+    read(&file, &device, 3 * PAGE + 100, 8192);
+    drop(file);
+    assert_eq!(open(&cache, &device).cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+/// A device of which the first half of each request lands at once, and the rest when it is let go.
+#[derive(Debug)]
+struct Halves {
+    device: Arc<Device>,
+    held: Mutex<Vec<Fill>>,
+}
+
+impl Backend for Halves {
+    fn name(&self) -> &'static str {
+        "halves"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.device.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        for mut fill in fills {
+            let mut bytes = vec![0; fill.len()];
+            content(&self.device, fill.position(), &mut bytes);
+            fill.write(0, &bytes);
+            fill.landed(0..fill.len() / 2);
+            self.held.lock().unwrap().push(fill);
+        }
+    }
+}
+
+#[test]
+fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
+    let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
+    let halves = Arc::new(Halves { device: Arc::clone(&device), held: Mutex::default() });
+    let file = cache.open_backend(Arc::clone(&halves) as _).unwrap();
+    file.set_uncached(true).unwrap();
+    let nowait = ReadOptions::new().nowait(true);
+    let mut buffer = vec![0; 32 * 4096];
+    let bytes = file.read_at_with(&mut buffer, 32 * PAGE, nowait).unwrap();
+    assert_eq!(bytes, 16 * 4096);
+    verify(&buffer[..bytes], &device, 32 * PAGE);
+    assert_eq!(file.cached_pages(), 16, "the second half");
+    assert_eq!(halves.held.lock().unwrap().len(), 1);
+    for fill in halves.held.lock().unwrap().drain(..) {
+        let bytes = fill.len();
+        fill.complete(Ok(bytes));
+    }
+    read(&file, &device, 48 * PAGE, 16 * 4096);
+    assert_eq!(file.cached_pages(), 0);
+    assert!(halves.held.lock().unwrap().is_empty(), "nothing was asked for again");
+    drop(file);
+    let stats = cache.stats();
+    assert_eq!(stats.free_bytes, stats.data_bytes);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d10_what_somebody_pinned_stays_and_is_his() {
+    let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
+    let (plain, file) = (open(&cache, &device), with_left_overs(&cache, &device));
+    plain.advise(Hint::Random).unwrap();
+    let pinned = plain.pin(5 * PAGE, 4096).unwrap();
+    read(&file, &device, 4 * PAGE, 4 * 4096);
+    drop(file);
+    verify(pinned.chunks().next().unwrap(), &device, 5 * PAGE);
+    drop(pinned);
+    assert_eq!(cached(&plain), [5]);
+    assert_eq!(cache.stats().adopted_pages, 1);
+}
+
+#[test]
+fn d10_what_an_uncached_handle_pinned_goes_with_the_pin_or_the_stream_whichever_is_later() {
+    let (cache, device) = (cache(0, 2), Device::new(256 * PAGE));
+    let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
+    let whole = file.pin(0, 8 * 4096).unwrap();
+    assert_eq!(plain.cached_pages(), 8);
+    verify(whole.chunks().next().unwrap(), &device, 0);
+    drop(whole);
+    assert_eq!(plain.cached_pages(), 0, "the stream had passed it");
+    let part = file.pin(16 * PAGE, 100).unwrap();
+    drop(part);
+    assert_eq!(plain.cached_pages(), 4, "the stream is in it");
+    let part = file.pin(16 * PAGE + 100, 100).unwrap();
+    read(&file, &device, 16 * PAGE + 200, 4 * 4096);
+    assert!(plain.cached_pages() >= 4, "it is pinned");
+    drop(file);
+    assert_eq!(plain.cached_pages(), 4, "and outlives the handle");
+    drop(part);
+    assert_eq!(plain.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
+    let (cache, device) = (cache(512 << 10, 0), Device::new(10 * Cache::MEMORY_MIN));
+    let hot = Device::with_number(2, 1 << 20);
+    let (kept, file) = (open(&cache, &hot), uncached(&cache, &device));
+    read(&kept, &hot, 0, 1 << 20);
+    let before = cache.stats();
+    for at in (0..10 * Cache::MEMORY_MIN).step_by(1 << 20) {
+        read(&file, &device, at, 1 << 20);
+    }
+    let after = cache.stats();
+    assert_eq!(kept.cached_pages(), 256);
+    assert_eq!((after.evicted_pages, after.shadowed_pages), (before.evicted_pages, before.shadowed_pages));
+    assert_eq!(after.shadow_bytes, 0);
+    assert!(device.times_read().iter().all(|&times| times == 1));
+    read(&file, &device, 0, 1 << 20);
+    assert_eq!(cache.stats().refaulted_pages, 0, "what comes back is a stranger");
+}
+
+#[test]
+fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {
+    let (cache, device) = (cache(0, 4), Device::new(64 * PAGE));
+    let file = uncached(&cache, &device);
+    let mut at = 0;
+    while at + 100 < 16 * PAGE {
+        read(&file, &device, at, 100);
+        at += 100;
+        assert_eq!(file.cached_pages(), 16, "at byte {at}");
+    }
+    read(&file, &device, at, 100);
+    assert_eq!(file.cached_pages(), 16, "the next one");
+    assert!(device.times_read()[..32].iter().all(|&times| times == 1));
+}
+
+#[test]
+fn d13_a_folio_in_which_a_stream_began_goes_when_it_has_gone_up_from_it() {
+    let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
+    let file = uncached(&cache, &device);
+    read(&file, &device, PAGE + 7, 4 * 4096);
+    assert_eq!(file.cached_pages(), 8, "it may go down from here");
+    read(&file, &device, 5 * PAGE + 7, 3 * 4096);
+    assert_eq!(file.cached_pages(), 4, "it went up");
+}
+
+#[test]
+fn d13_a_stream_that_goes_down_reads_each_page_once() {
+    for order in 0..=4 {
+        let (cache, device) = (cache(64 << 10, order), Device::new(512 * PAGE));
+        let file = uncached(&cache, &device);
+        for page in (0..512).rev() {
+            read(&file, &device, page * PAGE, 4096);
+            assert!(file.cached_pages() <= 200, "{} pages at {page}", file.cached_pages());
+        }
+        let times = device.times_read();
+        assert!(times.iter().all(|&times| times == 1), "order {order}: {:?} {times:?}", device.reads());
+    }
+}
+
+#[test]
+fn d18_an_error_is_told_once_and_nothing_is_cached() {
+    let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
+    let file = uncached(&cache, &device);
+    device.fail(5);
+    assert_eq!(file.read_at(&mut [0; 4096], 5 * PAGE).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(file.cached_pages(), 0);
+    device.mend(5);
+    read(&file, &device, 5 * PAGE, 4096);
+    assert_eq!(file.cached_pages(), 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d19_nowait_on_a_cold_page_says_again_and_leaves_nothing() {
+    let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
+    let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
+    device.hold();
+    let nowait = ReadOptions::new().nowait(true);
+    let again = |file: &File| file.read_at_with(&mut [0; 4096], 0, nowait).unwrap_err().kind();
+    assert_eq!(again(&file), ErrorKind::WouldBlock);
+    assert_eq!(again(&file), ErrorKind::WouldBlock);
+    device.release();
+    read_with(&file, &device, 0, 4096, nowait);
+    assert_eq!((plain.cached_pages(), device.times_read()[0]), (0, 1));
+    device.hold();
+    assert_eq!(again(&file), ErrorKind::WouldBlock);
+    device.release();
+    drop(file);
+    assert_eq!(plain.cached_pages(), 0, "nobody came for it");
+    cache.check().unwrap();
+}
+
+#[test]
+fn d20_folios_of_every_route_are_born_with_the_flag() {
+    // By a miss with its window, by the marker's window, by a batch, by a future and by its errand.
+    let (cache, device) = (cache(256 << 10, 0), Device::new(2048 * PAGE));
+    let (plain, file) = (open(&cache, &device), open(&cache, &device));
+    let options = ReadOptions::new().uncached(true);
+    (0..64).for_each(|page| read_with(&file, &device, page * PAGE, 4096, options));
+    let mut buffers = [[0; 4096]; 8];
+    let mut reads: Vec<_> =
+        buffers.iter_mut().zip(500..).map(|(b, page)| BatchRead::new(b, page * PAGE)).collect();
+    file.read_batch_with(&mut reads, options);
+    reads.iter().for_each(|read| verify(read.bytes(), &device, read.position()));
+    let mut buffer = vec![0; 5000];
+    block_on(file.read_at_async_with(&mut buffer, 1000 * PAGE, options)).unwrap();
+    verify(&buffer, &device, 1000 * PAGE);
+    device.fail(1501);
+    assert!(block_on(file.read_at_async_with(&mut [0; 4096], 1501 * PAGE, options)).is_err());
+    assert!(plain.cached_pages() > 0, "something is left over");
+    drop(file);
+    assert_eq!(plain.cached_pages(), 0);
+    assert!(cache.stats().adopted_pages == 0 && cache.stats().readahead_wasted_pages == 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_clone_begins_as_its_original_and_leaves_its_own_behind() {
+    let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
+    let file = uncached(&cache, &device);
+    let clone = file.clone();
+    assert!(clone.is_uncached());
+    read(&clone, &device, 0, 100);
+    read(&file, &device, 5 * PAGE, 100);
+    drop(clone);
+    assert_eq!(file.cached_pages(), 1);
+    file.set_uncached(false).unwrap();
+    assert_eq!(file.cached_pages(), 0);
+    read(&file, &device, 0, 100);
+    assert_eq!(file.cached_pages(), 1);
+}
+
+#[test]
+fn one_sequential_pass_never_reads_a_byte_twice_and_leaves_nothing() {
+    for order in 0..=9 {
+        for (len, start) in
+            [(4096, 0), (65536, 0), (1 << 20, 0), (100, 0), (4096, 77), (65536, 1000), (777, 4095)]
+        {
+            let builder = Cache::builder().memory(32 << 20).folio_order_max(order);
+            let cache = builder.build().unwrap();
+            let device = Device::new((4 << 20) + 321);
+            let file = uncached(&cache, &device);
+            let mut at = start;
+            while at < device.size.load(Ordering::Relaxed) {
+                read(&file, &device, at, len);
+                at += len as u64;
+            }
+            let times = device.times_read();
+            assert!(times.iter().all(|&times| times == 1), "order {order}, {len} bytes from {start}");
+            let kept = file.cached_pages();
+            drop(file);
+            assert!(kept <= 1024, "{kept} pages");
+            assert_eq!(open(&cache, &device).cached_pages(), 0, "order {order}, {len} bytes from {start}");
+        }
+    }
+}
+
+#[test]
+fn streams_that_share_a_handle_do_not_disturb_each_other() {
+    let (cache, device) = (cache(64 << 10, 0), Device::new(4096 * PAGE));
+    let file = uncached(&cache, &device);
+    for step in 0..256 {
+        for stream in 0..8 {
+            read(&file, &device, (stream * 512 + step) * PAGE, 4096);
+        }
+    }
+    let times = device.times_read();
+    assert!(times.iter().enumerate().all(|(page, &times)| times == 1 || page % 512 >= 256));
+    drop(file);
+    assert_eq!(open(&cache, &device).cached_pages(), 0);
+}
+
+/// What the twin does.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    /// A plain read.
+    Plain { at: u64, len: usize },
+    /// A read of the uncached handle, or an uncached one of the third.
+    Uncached { at: u64, len: usize, third: bool },
+    /// The uncached handle is closed and opened again.
+    Reopen,
+    /// A plain pin, given back at once.
+    Pin { at: u64, len: usize },
+}
+
+const TWIN_PAGES: u64 = 96;
+
+fn ops() -> impl Strategy<Value = Op> {
+    let range = || {
+        let aligned = (0..TWIN_PAGES, 1..20usize).prop_map(|(page, pages)| (page * PAGE, pages * 4096));
+        prop_oneof![aligned, (0..TWIN_PAGES * PAGE, 1..30_000usize)]
+    };
+    prop_oneof![
+        2 => range().prop_map(|(at, len)| Op::Plain { at, len }),
+        6 => (range(), any::<bool>()).prop_map(|((at, len), third)| Op::Uncached { at, len, third }),
+        1 => Just(Op::Reopen),
+        1 => range().prop_map(|(at, len)| Op::Pin { at, len }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_left_is_what_a_plain_reader_wanted(
+        ops in prop::collection::vec(ops(), 1..40),
+        order in 0..4u8,
+        readahead in prop_oneof![Just(0u64), Just(64 << 10)],
+    ) {
+        let (cache, device) = (cache(readahead, order), Device::new(TWIN_PAGES * PAGE - 1000));
+        let (plain, third) = (open(&cache, &device), open(&cache, &device));
+        plain.advise(Hint::Random).unwrap(); // what it reads is what it wants
+        third.advise(Hint::Random).unwrap();
+        let mut file = uncached(&cache, &device);
+        let mut wanted = vec![false; TWIN_PAGES as usize];
+        let mut want = |at: u64, len: usize| {
+            let end = (at + len as u64).min(device.size.load(Ordering::Relaxed));
+            if at < end {
+                let block = 1 << order;
+                let pages = at / PAGE / block * block..((end - 1) / PAGE / block + 1) * block;
+                pages.for_each(|page| wanted[page as usize] = true);
+            }
+        };
+        for op in ops {
+            match op {
+                Op::Plain { at, len } => {
+                    read(&plain, &device, at, len);
+                    want(at, len);
+                }
+                Op::Pin { at, len } => {
+                    drop(plain.pin(at, len).unwrap());
+                    want(at, len);
+                }
+                Op::Uncached { at, len, third: false } => read(&file, &device, at, len),
+                Op::Uncached { at, len, third: true } => {
+                    read_with(&third, &device, at, len, ReadOptions::new().uncached(true));
+                }
+                Op::Reopen => file = uncached(&cache, &device),
+            }
+            cache.check().unwrap();
+        }
+        drop((file, third));
+        let pages = wanted.iter().filter(|wanted| **wanted).count() as u64;
+        prop_assert_eq!(plain.cached_pages(), pages);
+        let in_file = (0..TWIN_PAGES).filter(|page| wanted[*page as usize]).collect::<Vec<_>>();
+        prop_assert_eq!(cached(&plain), in_file);
+    }
+}
+
+/// A read of whole folios, plain or not, by one of two handles.
+#[derive(Clone, Copy, Debug)]
+struct WholeRead {
+    first: u64,
+    folios: u64,
+    is_plain: bool,
+    other: bool,
+}
+
+proptest! {
+    #[test]
+    fn of_whole_folios_each_call_leaves_and_fetches_exactly_what_the_twin_says(
+        reads in prop::collection::vec(
+            (0..24u64, 1..8u64, prop::bool::weighted(0.2), any::<bool>())
+                .prop_map(|(first, folios, is_plain, other)| WholeRead { first, folios, is_plain, other }),
+            1..60,
+        ),
+        order in 0..4u8,
+    ) {
+        let block = 1u64 << order;
+        let (cache, device) = (cache(0, order), Device::new(32 * block * PAGE));
+        let handles = [open(&cache, &device), open(&cache, &device)];
+        let mut stays = [false; 32];
+        let mut times = [0; 32];
+        for WholeRead { first, folios, is_plain, other } in reads {
+            let options = ReadOptions::new().uncached(!is_plain);
+            let (at, len) = (first * block * PAGE, (folios * block * PAGE) as usize);
+            read_with(&handles[usize::from(other)], &device, at, len, options);
+            for folio in first as usize..(first + folios) as usize {
+                times[folio] += u32::from(!stays[folio]);
+                stays[folio] |= is_plain;
+            }
+            let staying = stays.iter().filter(|stays| **stays).count() as u64;
+            prop_assert_eq!(handles[0].cached_pages(), staying * block);
+        }
+        let read: Vec<u32> = times.iter().flat_map(|&times| vec![times; block as usize]).collect();
+        prop_assert_eq!(device.times_read(), read);
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn a_crowd_reads_right_bytes_and_leaves_only_what_plain_readers_wanted() {
+    let pages = 6000; // more than the cache holds
+    let (cache, device) = (cache(128 << 10, 0), Device::new(pages * PAGE));
+    let (shared, stop) = (uncached(&cache, &device), AtomicBool::new(false));
+    let reads = if std::env::var_os("QUINION_SOAK").is_some() { 20_000 } else { 1_000 };
+    let region = pages / 2; // no plain reader comes behind it
+    thread::scope(|scope| {
+        let (cache, device, shared, stop) = (&cache, &device, &shared, &stop);
+        let readers: Vec<_> = (0..4u64)
+            .map(|nth| {
+                scope.spawn(move || {
+                    let own = shared.clone();
+                    let file = if nth % 2 == 0 { shared } else { &own };
+                    let mut at = nth * 900 * PAGE;
+                    for turn in 0..reads {
+                        let len = [100, 4096, 65536, 30_000][(turn + nth) as usize % 4];
+                        read(file, device, at, len);
+                        at = (at + len as u64) % ((pages - 16) * PAGE);
+                        if turn % 97 == 0 {
+                            at = turn * 7919 % (pages - 16) * PAGE;
+                        }
+                        if turn % 31 == 0 {
+                            drop(own.pin(at, 9000).unwrap());
+                        }
+                    }
+                })
+            })
+            .collect();
+        for nth in 0..2u64 {
+            scope.spawn(move || {
+                let plain = open(cache, device);
+                plain.advise(Hint::Random).unwrap();
+                let mut turn = nth;
+                while !stop.load(Ordering::Relaxed) {
+                    turn += 2;
+                    read(&plain, device, turn * 6151 % (region * PAGE - 10_000), 9_999);
+                }
+            });
+        }
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+    });
+    drop(shared);
+    cache.check().unwrap();
+    let plain = open(&cache, &device);
+    let behind: Vec<_> = cached(&plain).into_iter().filter(|page| *page >= region).collect();
+    assert_eq!(behind, Vec::<u64>::new(), "nobody wanted these to stay");
+}

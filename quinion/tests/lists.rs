@@ -1,0 +1,257 @@
+//! Lists: who stands in which ring, and what becomes of a hot set, of a scan and of small reads.
+//!
+//! ```text
+//!   hot   a few hundred pages, read some times      scan   ten times the memory, each page once
+//!
+//!   read hot three times ... scan ...  hot is there          (S3-FIFO's point)
+//!   read hot once        ... scan ...  hot is gone           (it was a scan as well)
+//!   read a file by 64 bytes ... scan ...  it is gone         (one access for each folio)
+//! ```
+
+mod device;
+
+use std::sync::Arc;
+
+use device::{Device, verify};
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Backend, FillRun};
+use quinion::mapping::{Fate, Mapping, Shape};
+use quinion::policy::{Came, Class};
+use quinion::reclaim::Reclaim;
+use quinion::stats::{Count, Counters};
+use quinion::sync::Locks;
+use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
+use quinion::{Cache, File, Tuning};
+
+const PAGE: u64 = 4096;
+const HOT: u64 = 256;
+
+// ---- a whole cache ------------------------------------------------------------------------------------
+
+fn cache(readahead: u64) -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(readahead).build().unwrap()
+}
+
+fn open(cache: &Cache, device: &Arc<Device>) -> File {
+    cache.open_backend(Arc::clone(device) as _).unwrap()
+}
+
+/// Reads `len` bytes at `position`, in pieces.
+fn read(file: &File, device: &Device, position: u64, len: u64, piece: u64) {
+    let mut buffer = vec![0; piece as usize];
+    for at in (position..position + len).step_by(piece as usize) {
+        assert_eq!(file.read_at(&mut buffer, at).unwrap(), buffer.len());
+        verify(&buffer, device, at);
+    }
+}
+
+/// Reads ten times the memory in pages that are scattered over a large file, each once.
+fn scan(cache: &Cache) {
+    let pages = 10 * Cache::MEMORY_MIN / PAGE;
+    let device = Device::with_number(99, pages * 7 * PAGE);
+    let file = open(cache, &device);
+    // 7 is prime to the number of pages, and a step of 4801 leaves no two neighbours.
+    (0..pages).for_each(|i| read(&file, &device, i * 4801 % pages * 7 * PAGE, PAGE, PAGE));
+    assert!(cache.stats().evicted_pages > pages / 2);
+}
+
+/// How much of a file that was read `times` times in pieces of `piece` bytes is there after a scan.
+fn left_after_scan(readahead: u64, times: u32, piece: u64) -> u64 {
+    let (cache, device) = (cache(readahead), Device::with_number(1, HOT * PAGE));
+    let file = open(&cache, &device);
+    (0..times).for_each(|_| read(&file, &device, 0, HOT * PAGE, piece));
+    assert_eq!(file.cached_pages(), HOT);
+    scan(&cache);
+    cache.check().unwrap();
+    let left = file.cached_pages();
+    assert_eq!(device.times_read(), [1; HOT as usize], "what was there was not asked for again");
+    left
+}
+
+#[test]
+fn a_hot_set_outlives_a_scan_of_ten_times_the_memory() {
+    assert_eq!(left_after_scan(0, 3, PAGE), HOT);
+    assert_eq!(left_after_scan(1 << 20, 3, PAGE), HOT, "fetched ahead or not");
+}
+
+#[test]
+fn what_was_read_once_or_twice_is_no_hot_set() {
+    assert_eq!(left_after_scan(0, 1, PAGE), 0);
+    assert_eq!(left_after_scan(1 << 20, 2, PAGE), 0);
+}
+
+#[test]
+fn d11_a_scan_by_64_byte_reads_promotes_nothing() {
+    assert_eq!(left_after_scan(0, 1, 64), 0, "a miss and 63 hits in each folio");
+    assert_eq!(left_after_scan(1 << 20, 1, 64), 0, "large folios, most of them fetched ahead");
+    assert_eq!(left_after_scan(0, 3, 64), HOT, "three such scans are three accesses");
+}
+
+#[test]
+fn a_folio_that_is_pinned_stays_and_one_that_is_not_goes_for_it() {
+    let (cache, device) = (cache(0), Device::with_number(1, HOT * PAGE));
+    let file = open(&cache, &device);
+    let pinned = file.pin(0, (HOT * PAGE) as usize).unwrap();
+    scan(&cache);
+    cache.check().unwrap();
+    assert_eq!(file.cached_pages(), HOT);
+    verify(&pinned.chunks().flatten().copied().collect::<Vec<u8>>(), &device, 0);
+    drop(pinned);
+    scan(&cache);
+    assert_eq!(file.cached_pages(), 0);
+}
+
+// ---- rings of some folios -----------------------------------------------------------------------------
+
+struct Rings {
+    arena: Arc<Arena>,
+    reclaim: Reclaim,
+    mapping: Arc<Mapping>,
+    counters: Arc<Counters>,
+}
+
+impl Rings {
+    fn new() -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
+        let counters = Arc::new(Counters::default());
+        let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
+        let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
+        let known = device.attributes().unwrap();
+        let mapping =
+            Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, Tuning::default())
+                .unwrap()
+                .with_lists(reclaim.lists());
+        let mapping = Arc::new(mapping);
+        reclaim.add_mapping(Arc::clone(&mapping));
+        Self { arena, reclaim, mapping, counters }
+    }
+
+    /// Inserts a folio and fills it; nobody lists it.
+    fn insert(&self, index: u64, order: u8) -> Frame {
+        self.insert_as(index, order, Fate::Stays)
+    }
+    fn insert_as(&self, index: u64, order: u8, fate: Fate) -> Frame {
+        let frame = self.arena.alloc(Order(order)).unwrap();
+        let run = FillRun { index: PageIndex(index), frame, pages: 1 << order };
+        let shape = Shape { fate, ..Shape::of(Orders { min: Order::ZERO, max: Order(order) }) };
+        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        assert_eq!(added.pages, 1 << order);
+        self.arena.view().own(frame).complete(true);
+        frame
+    }
+    fn list(&self, frame: Frame, came: Came) {
+        let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
+        self.reclaim.list([(frame, came)], promise);
+    }
+    fn add(&self, index: u64, order: u8, came: Came) -> Frame {
+        let fate = if came == Came::Uncached { Fate::DropsBehind } else { Fate::Stays };
+        let frame = self.insert_as(index, order, fate);
+        self.list(frame, came);
+        frame
+    }
+    fn pages(&self, class: Class) -> u64 {
+        self.check();
+        self.reclaim.weights().of(class)
+    }
+    fn check(&self) {
+        self.mapping.check().unwrap();
+        self.reclaim.check().unwrap();
+        self.arena.check().unwrap();
+    }
+    fn reclaim(&self, pages: u32) -> u32 {
+        self.reclaim.reclaim(pages, Locks::Wait)
+    }
+}
+
+#[test]
+fn folios_weigh_their_pages() {
+    let rings = Rings::new();
+    rings.add(0, 9, Came::Asked);
+    rings.add(512, 0, Came::Ahead);
+    rings.add(1024, 3, Came::Stream);
+    rings.add(1032, 2, Came::Uncached);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 8, 513, 0]);
+    // What is not to be kept goes first. It is asked once whether its reader has come.
+    assert_eq!(rings.reclaim(1), 4);
+    assert_eq!(rings.reclaim(1), 8);
+    assert_eq!(rings.counters.sum(Count::Shadows), 8, "what was not to be kept is not remembered");
+    assert_eq!(rings.reclaim(1), 512);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 1, 0]);
+    assert_eq!(rings.reclaim(1000), 1);
+    assert_eq!(rings.reclaim(1000), 0);
+}
+
+#[test]
+fn a_folio_is_listed_once_and_one_that_is_not_is_seen() {
+    let rings = Rings::new();
+    let frame = rings.insert(0, 4);
+    assert!(rings.mapping.check().unwrap_err().contains("stand in no ring"));
+    rings.list(frame, Came::Asked);
+    rings.list(frame, Came::Stream);
+    assert_eq!((rings.pages(Class::Probation), rings.pages(Class::Stream)), (16, 0));
+}
+
+#[test]
+fn what_leaves_by_another_door_is_taken_off() {
+    let rings = Rings::new();
+    for round in 0..20 {
+        (0..500).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+        let held = rings.mapping.try_hold(PageIndex(7)).unwrap();
+        match round % 3 {
+            0 => assert_eq!(rings.mapping.lock().remove_all(), 500),
+            1 => {
+                assert_eq!(rings.mapping.lock().drop_range(PageIndex(0), PageIndex(500), PageIndex(500)), 499)
+            }
+            _ => assert_eq!(rings.reclaim(1000), 499),
+        }
+        assert_eq!(rings.pages(Class::Probation), u64::from(round % 3 != 0));
+        drop(held);
+        rings.mapping.lock().remove_all();
+        assert_eq!(rings.pages(Class::Probation), 0);
+    }
+}
+
+#[test]
+fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
+    let rings = Rings::new();
+    std::thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let rings = &rings;
+            scope.spawn(move || {
+                for round in 0..40 {
+                    for index in 0..60 {
+                        // A promise first, as a fill has: what is inserted and not listed yet is accounted for.
+                        let promise = rings.reclaim.lists().promise(1, Locks::Wait).unwrap();
+                        let frame = rings.insert((thread * 1000 + round) * 64 + index, 0);
+                        rings.reclaim.list([(frame, Came::Asked)], promise);
+                    }
+                    match (thread + round) % 4 {
+                        0 => drop(rings.reclaim(50)),
+                        1 => drop(rings.mapping.lock().remove_all()),
+                        2 => drop(rings.reclaim.reclaim_extent()),
+                        _ => rings.mapping.check().unwrap(),
+                    }
+                }
+            });
+        }
+    });
+    rings.check();
+    let pages = rings.mapping.lock().pages();
+    assert_eq!(rings.reclaim.weights().total(), pages);
+    while rings.reclaim(1000) > 0 {}
+    assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
+    rings.reclaim.lists().give_back();
+    rings.check();
+}
+
+#[test]
+fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
+    let rings = Rings::new();
+    let adopted = rings.add(0, 2, Came::Uncached);
+    rings.add(4, 2, Came::Uncached);
+    quinion::arena::referenced::touch(rings.arena.view().referenced(adopted).unwrap());
+    assert_eq!(rings.reclaim(1), 4);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 4, 0]);
+    assert_eq!(rings.counters.sum(Count::Adopted), 4);
+    assert_eq!(rings.counters.sum(Count::Shadows), 0);
+}

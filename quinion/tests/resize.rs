@@ -1,0 +1,339 @@
+//! Resize: memory really goes back to the machine, from a cache in use, and readers notice nothing but misses.
+//!
+//! What the system says of the file and of its mapping is looked at from
+//! outside, as in `bound.rs`. Readers are threads of this process and a viewer in
+//! another one, at work all the time; each byte they get is judged.
+
+#![allow(unsafe_code, reason = "a viewer maps files")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use quinion::arena::CellNumber;
+use quinion::arena::control::Operation;
+use quinion::pressure::Gauge;
+use quinion::serve::Service;
+use quinion::units::MappingId;
+use quinion::viewer::{Mapped, ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure};
+
+mod common;
+mod device;
+use common::{Dice, fill_content, verify};
+use device::Device;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 80 * MIB;
+const LARGE: u64 = 64 * MIB;
+const SMALL: u64 = 24 * MIB;
+const PAGE: u64 = 4096;
+
+fn content() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let mut bytes = vec![0; SIZE as usize];
+    fill_content(&mut bytes, 1, 0, 1);
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+/// Bytes that the system has given to the cache's two files.
+fn taken(cache: &Cache) -> u64 {
+    let arena = cache.share();
+    let blocks =
+        [arena.arena_fd(), arena.control_fd()].map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
+    blocks.iter().sum::<i64>() as u64 * 512
+}
+
+/// `Rss` of the arena's mapping in this process, in bytes.
+fn resident(cache: &Cache) -> u64 {
+    let inode = rustix::fs::fstat(cache.share().arena_fd()).unwrap().st_ino.to_string();
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines().skip_while(|line| line.split_whitespace().nth(4) != Some(&inode));
+    let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("the arena is mapped here");
+    rss.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// Waits for what happens by itself.
+fn eventually(what: &str, happened: impl Fn() -> bool) {
+    for _ in 0..6000 {
+        if happened() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("a minute has passed: {what}");
+}
+
+fn read_about(file: &File, seed: u64, stop: &AtomicBool) -> u64 {
+    let (mut dice, mut buffer, mut reads) = (Dice::new(seed), vec![0; 200_000], 0);
+    while !stop.load(Ordering::Relaxed) {
+        let (position, len) = (dice.below(SIZE), 1 + dice.below(200_000) as usize);
+        let bytes = file.read_at(&mut buffer[..len], position).unwrap();
+        assert_eq!(bytes as u64, (SIZE - position).min(len as u64));
+        verify(&buffer[..bytes], 1, position).unwrap();
+        reads += 1;
+    }
+    reads
+}
+
+/// The second process: started by the test below as the same program, with what it needs in its environment.
+#[test]
+fn viewer_process() {
+    let Ok(told) = std::env::var("QUINION_RESIZE_VIEWER") else { return };
+    let told: Vec<&str> = told.split(' ').collect();
+    let map = |path: &str, writable: bool| {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = fs::OpenOptions::new().read(true).write(writable).open(path).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
+        let base = unsafe {
+            let access = ProtFlags::READ | write;
+            mmap(std::ptr::null_mut(), bytes as usize, access, MapFlags::SHARED, file, 0).unwrap()
+        };
+        Mapped { base: NonNull::new(base.cast()).unwrap(), bytes }
+    };
+    // SAFETY: the mappings stay.
+    let viewer = unsafe {
+        let (data, control) = (map(told[0], false), map(told[1], true));
+        Viewer::attach(data, control, told[2].parse().unwrap(), std::process::id()).unwrap()
+    };
+    let file = fs::File::open(told[3]).unwrap();
+    let data = file.metadata().unwrap();
+    let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
+    let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
+    let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (stop, mut reads) = (AtomicBool::new(false), 0u64);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Our standard input ends when the test does, or says that it is over.
+            let _ = std::io::stdin().read(&mut [0]);
+            stop.store(true, Ordering::Relaxed);
+        });
+        let (mut dice, mut buffer) = (Dice::new(77), vec![0; 200_000]);
+        while !stop.load(Ordering::Relaxed) {
+            let (position, len) = (dice.below(SIZE), 1 + dice.below(200_000) as usize);
+            let file = ViewedFile {
+                handle,
+                cell: CellNumber(place as u32),
+                id: MappingId((place >> 32) as u32),
+                marker_told: &marker,
+                touched: &touched,
+            };
+            // SAFETY: the buffer is a slice of at least `len` bytes.
+            let outcome = unsafe { viewer.read(&file, position, buffer.as_mut_ptr(), len) };
+            let fine = match outcome.end {
+                ReadEnd::Full | ReadEnd::EndOfFile(_) => true,
+                ReadEnd::Failed(error) => error == RequestError::Fruitless,
+                _ => false,
+            };
+            assert!(fine, "{outcome:?}");
+            verify(&buffer[..outcome.bytes], 1, position).unwrap();
+            reads += u64::from(outcome.bytes > 0);
+        }
+    });
+    println!("viewer read {reads} times");
+}
+
+fn start_viewer(cache: &Cache, path: &Path) -> std::process::Child {
+    let share = cache.share();
+    let us = std::process::id();
+    let [arena, control] = [share.arena_fd(), share.control_fd()].map(|fd| fd.as_raw_fd());
+    let token = share.token();
+    let told = format!("/proc/{us}/fd/{arena} /proc/{us}/fd/{control} {token} {}", path.display());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "viewer_process", "--nocapture"]).env("QUINION_RESIZE_VIEWER", told);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn memory_goes_back_while_threads_and_another_process_read() {
+    let (_folder, path) = content();
+    let cache = Cache::builder().memory(LARGE).folio_order_max(4).build().unwrap();
+    let owner = Arc::new(CacheOwner::new(cache.clone()));
+    let service = Service::start(owner, 2).unwrap();
+    let file = cache.open(&path).unwrap();
+    let mut viewer = start_viewer(&cache, &path);
+    let stop = AtomicBool::new(false);
+    let reads: u64 = thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|seed| {
+                let (file, stop) = (file.clone(), &stop);
+                scope.spawn(move || read_about(&file, seed, stop))
+            })
+            .collect();
+        for round in 0..4 {
+            eventually("the cache grows to its bound", || taken(&cache) > LARGE - 8 * MIB);
+            let before = (taken(&cache), resident(&cache));
+            let resized = cache.resize(SMALL).unwrap();
+            assert_eq!(resized.memory_bytes, SMALL);
+            assert!(resized.returned_bytes + resized.slack_bytes >= before.0 - SMALL, "{resized:?}");
+            eventually("slack goes", || cache.stats().slack_bytes == 0);
+            eventually("late readers' pages go", || taken(&cache) <= SMALL);
+            let after = (taken(&cache), resident(&cache));
+            println!("round {round}: taken and resident {before:?} -> {after:?}, {resized:?}");
+            assert!(after.1 <= SMALL && before.1 > LARGE / 2, "{before:?} {after:?}");
+            assert!(cache.stats().grown_bytes <= SMALL, "{:?}", cache.stats());
+            cache.share().check().unwrap();
+            cache.resize(LARGE).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).sum()
+    });
+    viewer.stdin.take().unwrap().write_all(b".").unwrap();
+    let output = viewer.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let theirs = said.lines().find_map(|line| line.strip_prefix("viewer read ")).expect("it says how often");
+    println!("{reads} reads here, the viewer {theirs}");
+    assert!(reads > 100 && !theirs.starts_with("0 "), "somebody did not read");
+    drop(service);
+    cache.check().unwrap();
+}
+
+/// Pins a page in every 32, so that no extent is without one; the device has a byte for each.
+fn pin_everywhere(file: &File) -> Vec<quinion::Pinned> {
+    (0..LARGE / PAGE / 32)
+        .map_while(|nth| file.pin(nth * 32 * PAGE, 32 * 4096).ok().map(|all| (nth, all)))
+        .map(|(nth, all)| {
+            let one = file.pin(nth * 32 * PAGE, 1).unwrap();
+            drop(all);
+            one
+        })
+        .collect()
+}
+
+#[test]
+fn pins_are_slack_that_is_told_and_goes_with_them() {
+    let device = Device::new(2 * LARGE);
+    let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_max(0).build().unwrap();
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let pins = pin_everywhere(&file);
+    let resized = cache.resize(SMALL).unwrap();
+    assert!(resized.slack_bytes > 0 && resized.pinned_bytes > 0, "{resized:?}");
+    assert_eq!(resized.pinned_bytes, pins.len() as u64 * PAGE);
+    assert_eq!(resized.grown_bytes, cache.stats().grown_bytes);
+    // The smaller cache works, pins and all, and nothing is grown.
+    let mut buffer = vec![0; 100_000];
+    for position in (0..LARGE).step_by(100_000) {
+        assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+        device::verify(&buffer, &device, position);
+    }
+    assert!(taken(&cache) <= resized.grown_bytes);
+    for (nth, pin) in pins.iter().enumerate() {
+        let bytes: Vec<u8> = pin.chunks().flatten().copied().collect();
+        device::verify(&bytes, &device, nth as u64 * 32 * PAGE);
+    }
+    cache.check().unwrap();
+    drop(pins);
+    eventually("what pins kept goes by itself", || cache.stats().slack_bytes == 0);
+    assert!(taken(&cache) <= SMALL, "{} bytes", taken(&cache));
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_is_in_flight_is_waited_for_but_not_for_ever() {
+    let device = Device::new(2 * LARGE);
+    let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_min(9).build().unwrap();
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let mut buffer = vec![0; 100];
+    device.hold();
+    // Every extent is being read into.
+    let asked = file.will_need(0, LARGE).unwrap();
+    assert!(asked.started_pages > 0);
+    let large = cache.stats().grown_bytes;
+    let resized = cache.resize(Cache::MEMORY_MIN).unwrap();
+    assert!(resized.slack_bytes > 0 && resized.returned_bytes == 0, "{resized:?}, {large} before");
+    device.release();
+    eventually("it goes when it has landed", || cache.stats().slack_bytes == 0);
+    assert!(taken(&cache) <= Cache::MEMORY_MIN);
+    for position in (0..LARGE).step_by(3 << 20) {
+        assert_eq!(file.read_at(&mut buffer, position).unwrap(), 100);
+        device::verify(&buffer, &device, position);
+    }
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_cache_gives_way_when_the_machine_is_short_of_memory() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let meminfo = folder.path().join("meminfo");
+    let say = |free: u64| {
+        fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {} kB\n", MIB, free * 1024)).unwrap()
+    };
+    say(1000);
+    let gauge = Gauge { meminfo: Some(meminfo.clone()), ..Gauge::default() };
+    let pressure = Pressure::shrink_to(SMALL).with_gauge(gauge);
+    let cache = Cache::builder().memory(LARGE).readahead(0).pressure(pressure).build().unwrap();
+    let device = Device::new(2 * LARGE);
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let read_all = || {
+        let mut buffer = vec![0; 1 << 20];
+        for position in (0..2 * LARGE).step_by(1 << 20) {
+            assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+            device::verify(&buffer, &device, position);
+        }
+    };
+    read_all();
+    let large = taken(&cache);
+    assert!(large > LARGE - 8 * MIB && cache.stats().memory_bytes == LARGE);
+    // A 64th of the machine is left: the cache gives way step by step, as far as it was told, and no further.
+    say(16);
+    eventually("it gives way", || taken(&cache) <= SMALL && cache.stats().slack_bytes == 0);
+    assert_eq!(cache.stats().memory_bytes, SMALL);
+    read_all();
+    assert!(taken(&cache) <= SMALL);
+    cache.check().unwrap();
+    // What the user says is in force at once.
+    say(1000);
+    assert_eq!(cache.resize(LARGE - MIB).unwrap().memory_bytes, LARGE - MIB);
+    read_all();
+    assert!(taken(&cache) > SMALL);
+    cache.check().unwrap();
+}
+
+#[test]
+fn up_to_memory_max_and_no_further() {
+    let cache = Cache::builder().memory(SMALL).memory_max(LARGE).readahead(0).build().unwrap();
+    let device = Device::new(2 * LARGE);
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let read_all = || {
+        let mut buffer = vec![0; 1 << 20];
+        for position in (0..2 * LARGE).step_by(1 << 20) {
+            assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+            device::verify(&buffer, &device, position);
+            assert!(taken(&cache) <= cache.stats().memory_bytes);
+        }
+        taken(&cache)
+    };
+    assert_eq!((cache.stats().memory_bytes, cache.stats().memory_max_bytes), (SMALL, LARGE));
+    assert!(read_all() <= SMALL);
+    for wrong in [LARGE + 1, Cache::MEMORY_MIN - 1, 0, u64::MAX] {
+        let error = cache.resize(wrong).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(&wrong.to_string()), "{error}");
+    }
+    assert_eq!(cache.stats().memory_bytes, SMALL);
+    let up = cache.resize(LARGE).unwrap();
+    assert_eq!((up.memory_bytes, up.returned_bytes, up.slack_bytes), (LARGE, 0, 0));
+    let large = read_all();
+    assert!(large > LARGE - 8 * MIB, "{large}");
+    let down = cache.resize(SMALL).unwrap();
+    assert_eq!((down.slack_bytes, down.grown_bytes <= SMALL), (0, true), "nobody reads: {down:?}");
+    assert_eq!(taken(&cache) + down.returned_bytes, large);
+    assert!(read_all() <= SMALL);
+    let error = Cache::builder().memory(LARGE).memory_max(SMALL).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Build);
+    assert!(error.to_string().contains("memory_max"), "{error}");
+    cache.check().unwrap();
+}

@@ -20,6 +20,9 @@
 //! `cpu` is that of the process and of the kernel's threads, of the whole machine, which
 //! is not to be had more exactly; `cpu (process)` is exact, and `kswapd` is that thread alone.
 //!
+//! A job does not know that its part ends before the file does: what was read ahead at its end is read once more
+//! by the next. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
+//!
 //! Evenness is the slowest interval of a run beside the middle one. All of a run's intervals are
 //! told in the JSON, of the last repetition, in MB/s, where the throughput of each stands alone.
 

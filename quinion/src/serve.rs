@@ -81,7 +81,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
     fn detach(&self, handle: u64);
-    /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now.
+    /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now. Called with a
+    /// lock of the service held: it takes none.
     fn touched(&self, frame: Frame);
 }
 
@@ -135,6 +136,8 @@ struct Seat {
     /// Tells when the process has ended; `None` if the kernel gave us no such thing.
     alive: Option<OwnedFd>,
     handles: HashSet<u64>,
+    /// How far its ring of what it read has been looked at.
+    tail: u32,
     /// Workers that are at work for it.
     busy: u32,
 }
@@ -239,6 +242,7 @@ impl Service {
             thread.join().expect("a thread of the service does not panic");
         }
         self.shared.wake_waiters();
+        self.shared.drain_rings();
         self.shared.detach_all();
     }
 }
@@ -329,6 +333,8 @@ impl Shared {
     }
 
     fn do_job(&self, job: &Job) {
+        // What it has read since it last asked is known before room is made for more.
+        self.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
         self.seats[job.viewer].lock().busy -= 1;
@@ -374,25 +380,31 @@ impl Shared {
     // ---- the keeper -----------------------------------------------------------------------------
 
     fn keep_house(&self) {
-        let mut tails = [0u32; VIEWERS_MAX];
         while !self.is_closed() {
             self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
-            for (viewer, tail) in
-                tails.iter_mut().enumerate().filter(|(viewer, _)| self.process(*viewer) != 0)
-            {
-                *tail = self.drain_ring(viewer, *tail);
-                if self.free_if_over(viewer) {
-                    *tail = 0;
-                }
+            for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
+                self.free_if_over(viewer);
             }
+            self.drain_rings();
             futex_wait(&self.control().closed, 0, BEAT_MILLIS);
         }
     }
 
-    /// Tells the owner which frames a viewer read since `tail`; where the ring ends now.
-    fn drain_ring(&self, viewer: usize, tail: u32) -> u32 {
+    fn drain_rings(&self) {
+        (0..VIEWERS_MAX)
+            .filter(|&viewer| self.process(viewer) != 0)
+            .for_each(|viewer| self.drain_ring(viewer));
+    }
+
+    /// Tells the owner which frames a viewer read since it was last told.
+    fn drain_ring(&self, viewer: usize) {
+        self.drain_ring_of(&mut self.seats[viewer].lock(), viewer);
+    }
+
+    fn drain_ring_of(&self, seat: &mut Seat, viewer: usize) {
         let page = self.page(viewer);
         let head = page.ring_head.load(Ordering::Relaxed);
+        let tail = std::mem::replace(&mut seat.tail, head);
         let entries = head.wrapping_sub(tail).min(RING_ENTRIES as u32);
         let arena = self.owner.arena();
         for place in (0..entries).map(|back| head.wrapping_sub(back + 1) as usize % RING_ENTRIES) {
@@ -401,20 +413,20 @@ impl Shared {
                 let _ = catch_unwind(AssertUnwindSafe(|| self.owner.touched(Frame(frame))));
             }
         }
-        head
     }
 
-    /// Frees the page of a viewer that is no more; whether it did.
-    fn free_if_over(&self, viewer: usize) -> bool {
+    /// Frees the page of a viewer that is no more.
+    fn free_if_over(&self, viewer: usize) {
         let mut seat = self.seats[viewer].lock();
         let process = self.process(viewer);
         if process == 0 {
-            return false;
+            return;
         }
         seat.meet(process);
         if seat.busy > 0 || !seat.is_over(process) {
-            return false;
+            return;
         }
+        self.drain_ring_of(&mut seat, viewer);
         let gone = std::mem::take(&mut *seat);
         let mut past = ViewerTotals::default();
         past.add(self.page(viewer));
@@ -424,7 +436,6 @@ impl Shared {
         drop(seat);
         self.past.lock().merge(&past);
         self.detach_handles(gone);
-        true
     }
 
     fn detach_handles(&self, seat: Seat) {

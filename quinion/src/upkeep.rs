@@ -115,6 +115,11 @@ impl Upkeep {
         }
     }
 
+    /// Whether the cache is about to end: a duty that takes long looks at this now and then.
+    pub fn is_closed(&self) -> bool {
+        self.room.lock().is_closed
+    }
+
     /// Ends the thread after the duty it is at, and waits for that; a duty that calls this is not waited for.
     pub fn close(&self) {
         if self.process.is_forked() {

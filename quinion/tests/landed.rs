@@ -12,8 +12,8 @@ mod parts_stage;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
 use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
-use quinion::readahead::{Config, Readahead};
+use quinion::readahead::{Config, Hint, Readahead};
 use quinion::serve::{Attached, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
@@ -177,6 +177,30 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     });
     let report = rig.readahead.lock().report();
     assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
+    rig.finish();
+}
+
+/// Who misses a page while another inserts what was judged of it sees it on its way, and does not judge once more.
+#[test]
+fn a_page_that_eight_miss_at_a_time_is_judged_once() {
+    const READERS: u32 = 8;
+    const ROUNDS: u32 = 300;
+    let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
+    rig.readahead.lock().set_hint(Hint::Random); // each judgement is of one page and has nothing to do with others
+    let start = Barrier::new(READERS as usize);
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                for round in 0..u64::from(ROUNDS) {
+                    start.wait();
+                    rig.read(round * 64, 1);
+                }
+            });
+        }
+    });
+    let report = rig.readahead.lock().report();
+    assert_eq!((report.windows, report.exact), (0, u64::from(ROUNDS)), "{report:?}");
+    assert_eq!(rig.device.requests().len(), ROUNDS as usize);
     rig.finish();
 }
 

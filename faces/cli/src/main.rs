@@ -45,7 +45,10 @@ const EXIT_FAILED: u8 = 1;
 /// Nobody reads what is written: 128 + SIGPIPE.
 const EXIT_READER_GONE: u8 = 141;
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+Environment:
+  QUINION_IO  `threads` reads without io_uring, `ring` with it where the system lets us
+
 Exit codes:
   0    all went well
   1    a file could not be read, or a cache not be built
@@ -56,7 +59,7 @@ Exit codes:
 
 /// A page cache you own: read files through it, look at them, run programs on it.
 #[derive(Parser, Debug)]
-#[command(name = "quinion", version, max_term_width = 100, arg_required_else_help = true, after_help = EXIT_CODES)]
+#[command(name = "quinion", version, max_term_width = 100, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,

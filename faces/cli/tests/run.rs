@@ -397,6 +397,8 @@ fn the_report_has_its_schema() {
     assert_eq!((number(&report, "status"), number(&report, "processes")), (0, 1));
     assert_eq!(number(&report, "bytes"), std::fs::metadata(&file).unwrap().len());
     assert!(number(&report, "questions") > 0);
+    let unread = (number(&report, "wasted_pages"), number(&report, "unread_pages"));
+    assert_eq!(unread, (0, 0), "all of the file was read, and that is known: {report}");
     let (_, report) = reported(&mut sh("kill -9 $$"));
     assert!(report.contains("\"status\":null,\"signal\":9"), "{report}");
     let (_, report) =

@@ -618,6 +618,15 @@ impl Arena {
         0
     }
 
+    /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
+    /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
+    pub fn room_pages(&self, locks: Locks) -> Option<u64> {
+        let stock = self.stock.lock_as(locks)?;
+        let kept = stock.reserve().saturating_sub(stock.cells.extents());
+        let extents = stock.extents_max.saturating_sub(stock.extents_grown).saturating_sub(kept);
+        Some(stock.buddy.free_pages() + u64::from(extents) * u64::from(EXTENT_PAGES))
+    }
+
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
     /// all its frames alone: their folios are retired and not held.
     /// Locks: Arena. Panics if the frames are no data frames of this arena, or free already.

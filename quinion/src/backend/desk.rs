@@ -303,11 +303,12 @@ impl Desk {
 impl Word {
     /// Calls the waker, or has the thread call it when it may.
     fn grant(self) {
+        let mut word = Some(self);
         if HOLDERS.get() > 0 {
-            HELD_BACK.with_borrow_mut(|words| words.push(self));
-        } else {
-            self.wake();
+            // A thread that is ending may be without the list, and still read: in a destructor of a stranger's.
+            let _ = HELD_BACK.try_with(|words| words.borrow_mut().extend(word.take()));
         }
+        word.into_iter().for_each(Word::wake);
     }
 
     /// Calls the waker; what it does and how it ends is a stranger's affair.
@@ -349,7 +350,8 @@ impl Drop for WakesHeldBack {
     fn drop(&mut self) {
         HOLDERS.set(HOLDERS.get() - 1);
         if HOLDERS.get() == 0 {
-            HELD_BACK.take().into_iter().for_each(Word::grant);
+            let words = HELD_BACK.try_with(RefCell::take).unwrap_or_default();
+            words.into_iter().for_each(Word::grant);
         }
     }
 }
@@ -446,5 +448,38 @@ impl Drop for Counted<'_> {
 impl fmt::Debug for Desk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Desk").field("words", &self.words.load(Ordering::Relaxed)).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// What a stranger does at the end of a thread: a read, which fills.
+    struct AtTheEnd(mpsc::Sender<()>);
+
+    impl Drop for AtTheEnd {
+        fn drop(&mut self) {
+            drop(WakesHeldBack::new());
+            self.0.send(()).unwrap();
+        }
+    }
+
+    std::thread_local! {
+        static EARLY: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
+        static LATE: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
+    }
+
+    #[test]
+    fn a_thread_may_read_when_it_ends() {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            EARLY.set(Some(AtTheEnd(tell.clone())));
+            drop(WakesHeldBack::new());
+            LATE.set(Some(AtTheEnd(tell)));
+        });
+        assert_eq!(told.iter().count(), 2);
     }
 }

@@ -1,16 +1,16 @@
-//! Ring: reads by io_uring, reaped by those who wait.
+//! Ring: reads and writes by io_uring, reaped by those who wait.
 //!
 //! ```text
 //!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
 //!                   ^                                                                        |
 //!                   | refilled by whoever reaps                                              v
-//!   Fill::complete <-- job, when its last part has ended <-------- leader <------------ completions
+//!   Work::complete <-- job, when its last part has ended <-------- leader <------------ completions
 //! ```
 //!
-//! A **job** is one fill of one file. It is cut into **parts** of at most
+//! A **job** is one fill or one flush of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
 //! any order; the job ends with its last part. What a part has brought before that has *landed*: its readers
-//! are woken, and keep it whatever becomes of the other parts.
+//! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
 //! `submit` never waits for the device. What does not fit into the queue stays
 //! in the backlog, and whoever reaps refills the queue from there. The backlog
@@ -54,7 +54,8 @@
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by who sits in the seat, the submission queue only under the
-//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds.
+//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds, and half of what
+//!     the submission queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
 //!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so whoever waits makes it
@@ -64,11 +65,15 @@
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
 //!
+//! `whims.rs` runs this against a kernel that takes every liberty it has.
+//!
 //! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
@@ -77,28 +82,94 @@ use std::time::Duration;
 use super::file::{OpenFile, Way};
 use super::slab::{Key, Slab};
 use super::transfer::{Step, Transfer};
-use super::{Arrival, Fill, Reap, Reaped, WaitRoom};
+use super::work::{Direction, Work};
+use super::{Arrival, FlushError, Reap, Reaped, WaitRoom};
 use crate::sync::{Rank, RankedGuard, RankedMutex};
-use crate::sys::ring::{EnterRefused, Gate, Landed, Landing, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
+use crate::sys::ring::{
+    Buffer, EnterRefused, Gate, Landed, Landing, ReapHalf, Request, RingRefused, SubmitHalf,
+};
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
+/// Places in the submission queue for each part that may exist.
+///
+/// The kernel frees the places of the entries that it takes in one call together, when it has taken the last. Some of
+/// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
+/// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
+pub(super) const PLACES_PER_PART: usize = 2;
 /// How long a leader pauses whom the kernel does not let wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
+/// What the driver needs of the kernel. Other than [`Uring`] there is one for tests, which delays, reorders and
+/// refuses.
+pub(super) trait Kernel: fmt::Debug {
+    /// Where requests are queued.
+    type Submit: fmt::Debug + Send;
+    /// Where the kernel is told of them.
+    type Gate: fmt::Debug + Send + Sync;
+    /// Where it says how they ended.
+    type Reap: fmt::Debug + Send;
+
+    /// How many requests the queue holds.
+    fn submit_places(half: &Self::Submit) -> usize;
+    /// How many completions fit.
+    fn reap_places(half: &Self::Reap) -> usize;
+    /// See [`SubmitHalf::queued`].
+    fn queued(half: &mut Self::Submit) -> usize;
+    /// See [`SubmitHalf::push`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
+    /// See [`Gate::enter`].
+    fn enter(gate: &Self::Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused>;
+    /// See [`ReapHalf::drain`].
+    fn drain(half: &mut Self::Reap, landed: &mut Vec<Landed>);
+}
+
+/// The kernel itself.
+#[derive(Debug)]
+pub(super) struct Uring;
+
+impl Kernel for Uring {
+    type Submit = SubmitHalf;
+    type Gate = Gate;
+    type Reap = ReapHalf;
+
+    fn submit_places(half: &SubmitHalf) -> usize {
+        half.capacity()
+    }
+    fn reap_places(half: &ReapHalf) -> usize {
+        half.capacity()
+    }
+    fn queued(half: &mut SubmitHalf) -> usize {
+        half.queued()
+    }
+    unsafe fn push(half: &mut SubmitHalf, file: BorrowedFd<'_>, request: Request) {
+        // SAFETY: the caller's promise.
+        unsafe { half.push(file, request) };
+    }
+    fn enter(gate: &Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+        gate.enter(entries, landing)
+    }
+    fn drain(half: &mut ReapHalf, landed: &mut Vec<Landed>) {
+        half.drain(landed);
+    }
+}
+
 /// One io_uring instance and what is in its hands.
 #[derive(Debug)]
-pub(super) struct RingDriver {
-    submission: RankedMutex<Submission>,
-    gate: Gate,
-    seat: Seat,
+pub(super) struct RingDriver<K: Kernel = Uring> {
+    submission: RankedMutex<Submission<K>>,
+    gate: K::Gate,
+    seat: Seat<K>,
     /// Parts that the kernel has taken and nobody has fetched. Below 0 if one was fetched before it was counted.
     in_flight: AtomicIsize,
     /// Parts in the queue that nobody has claimed; changed under the lock.
     unclaimed: AtomicUsize,
     /// Parts claimed by those who have not come back from the kernel.
     claimed: AtomicUsize,
-    /// Fills given to us and not completed.
+    /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
     /// Whether the kernel refused a submission, for good.
     is_refused: AtomicBool,
@@ -106,14 +177,26 @@ pub(super) struct RingDriver {
     queue_depth: usize,
 }
 
-impl RingDriver {
+impl RingDriver<Uring> {
     pub(super) fn new(
         room: Arc<WaitRoom>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
-        let (half, gate, reap) = crate::sys::ring::ring(queue_depth as u32)?;
-        let queue_depth = queue_depth.min(half.capacity()).min(reap.capacity());
+        let halves = crate::sys::ring::ring((queue_depth * PLACES_PER_PART) as u32)?;
+        Ok(Self::over(room, halves, queue_depth, io_bytes_max))
+    }
+}
+
+impl<K: Kernel> RingDriver<K> {
+    pub(super) fn over(
+        room: Arc<WaitRoom>,
+        (half, gate, reap): (K::Submit, K::Gate, K::Reap),
+        queue_depth: usize,
+        io_bytes_max: usize,
+    ) -> Self {
+        let queue_depth =
+            queue_depth.min(K::submit_places(&half) / PLACES_PER_PART).min(K::reap_places(&reap));
         let submission = Submission {
             half: Some(half),
             pushed: VecDeque::with_capacity(queue_depth),
@@ -125,7 +208,7 @@ impl RingDriver {
             io_bytes_max,
             news: Vec::new(),
         };
-        Ok(Self {
+        Self {
             submission: RankedMutex::new(Rank::Submit, submission),
             gate,
             seat: Seat { is_taken: AtomicBool::new(false), chair: UnsafeCell::new(Chair::new(reap)) },
@@ -136,7 +219,7 @@ impl RingDriver {
             is_refused: AtomicBool::new(false),
             room,
             queue_depth,
-        })
+        }
     }
 
     /// Whether the kernel took this ring out of service, so that fills must go another way.
@@ -155,10 +238,10 @@ impl RingDriver {
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
     }
 
-    /// Starts filling. Never waits for the device.
-    pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+    /// Starts filling and flushing. Never waits for the device.
+    pub(super) fn submit(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
-        let mut submission = self.add(file, fills, &mut finished);
+        let mut submission = self.add(file, work, &mut finished);
         let claim = self.claim(&mut submission);
         drop(submission);
         self.hand_over(claim);
@@ -181,25 +264,25 @@ impl RingDriver {
     }
 
     /// As [`RingDriver::submit`], by one who calls [`RingDriver::reap`] next, with [`Reap::Wait`].
-    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
-        drop(self.add(file, fills, &mut finished));
+        drop(self.add(file, work, &mut finished));
         if self.complete(&mut finished) > 0 {
             self.room.wake();
         }
     }
 
-    /// Puts fills into the backlog, and of that into the queue what fits.
+    /// Puts work into the backlog, and of that into the queue what fits.
     fn add(
         &self,
         file: &Arc<OpenFile>,
-        fills: Vec<Fill>,
+        work: impl ExactSizeIterator<Item = Work>,
         finished: &mut Vec<Job>,
-    ) -> RankedGuard<'_, Submission> {
-        self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
+    ) -> RankedGuard<'_, Submission<K>> {
+        self.outstanding.fetch_add(work.len(), Ordering::Relaxed);
         let mut submission = self.submission.lock();
-        for fill in fills {
-            submission.add(fill, Arc::clone(file));
+        for work in work {
+            submission.add(work, Arc::clone(file));
         }
         self.pump(&mut submission, &[], finished);
         submission
@@ -250,8 +333,19 @@ impl RingDriver {
         }
     }
 
+    /// Nothing is left of anything, and nobody has a duty.
+    #[cfg(test)]
+    pub(super) fn check_idle(&self) {
+        let submission = self.submission.lock();
+        assert_eq!((submission.parts.len(), submission.jobs.len(), submission.news.len()), (0, 0, 0));
+        assert_eq!(self.in_flight.load(Ordering::Relaxed), 0);
+        let counts = [&self.unclaimed, &self.claimed, &self.outstanding].map(|n| n.load(Ordering::Relaxed));
+        assert_eq!(counts, [0; 3], "unclaimed, claimed, outstanding");
+        assert!(!self.seat.is_taken());
+    }
+
     /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
-    fn pump(&self, submission: &mut Submission, again: &[Key], finished: &mut Vec<Job>) {
+    fn pump(&self, submission: &mut Submission<K>, again: &[Key], finished: &mut Vec<Job>) {
         let pushed = submission.pump(again, finished);
         let before = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(before + pushed, Ordering::Relaxed);
@@ -259,7 +353,7 @@ impl RingDriver {
 
     /// A claim to all that is unclaimed. To nothing once the kernel has refused: what it has not taken
     /// then is failed by the last to come back.
-    fn claim(&self, submission: &mut Submission) -> Claim {
+    fn claim(&self, submission: &mut Submission<K>) -> Claim {
         if submission.refusal.is_some() {
             return Claim { parts: 0 };
         }
@@ -278,7 +372,7 @@ impl RingDriver {
     /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
     fn enter(&self, claim: Claim, landing: Landing) {
         let Claim { parts } = claim;
-        let refused = self.gate.enter(parts, landing).err();
+        let refused = K::enter(&self.gate, parts, landing).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
         match refused {
@@ -308,13 +402,13 @@ impl RingDriver {
         self.room.wake();
     }
 
-    /// Ends the fills of `finished`. Holds no lock.
+    /// Ends the work of `finished`. Holds no lock.
     fn complete(&self, finished: &mut Vec<Job>) -> usize {
         let fills = finished.len();
         for job in finished.drain(..) {
-            let (fill, outcome) = job.outcome();
-            // A sink that panics must take neither the other fills with it nor a reader who leads for others.
-            let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
+            let (work, outcome) = job.outcome();
+            // A sink that panics must take neither the other work with it nor a reader who leads for others.
+            let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
             // Partner: the acquire in `drain`.
             self.outstanding.fetch_sub(1, Ordering::Release);
         }
@@ -337,29 +431,29 @@ impl Claim {
 
 /// The leader's place: who has it has the completion half.
 #[derive(Debug)]
-struct Seat {
+struct Seat<K: Kernel> {
     is_taken: AtomicBool,
-    chair: UnsafeCell<Chair>,
+    chair: UnsafeCell<Chair<K>>,
 }
 
 /// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
 #[derive(Debug)]
-struct Chair {
-    half: ReapHalf,
+struct Chair<K: Kernel> {
+    half: K::Reap,
     landed: Vec<Landed>,
     finished: Vec<Job>,
 }
 
-impl Chair {
-    fn new(half: ReapHalf) -> Self {
+impl<K: Kernel> Chair<K> {
+    fn new(half: K::Reap) -> Self {
         Self { half, landed: Vec::new(), finished: Vec::new() }
     }
 }
 
 // SAFETY: `chair` is reached only through a `Leader`, of which there is one at a time.
-unsafe impl Sync for Seat {}
+unsafe impl<K: Kernel> Sync for Seat<K> {}
 
-impl Seat {
+impl<K: Kernel> Seat<K> {
     fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Relaxed)
     }
@@ -374,16 +468,16 @@ impl Seat {
 }
 
 /// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
-struct Leader<'a> {
-    driver: &'a RingDriver,
+struct Leader<'a, K: Kernel> {
+    driver: &'a RingDriver<K>,
 }
 
-impl<'a> Leader<'a> {
-    fn take(driver: &'a RingDriver) -> Option<Self> {
+impl<'a, K: Kernel> Leader<'a, K> {
+    fn take(driver: &'a RingDriver<K>) -> Option<Self> {
         driver.seat.try_take().then(|| Self { driver })
     }
 
-    fn chair(&mut self) -> &mut Chair {
+    fn chair(&mut self) -> &mut Chair<K> {
         // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
         // the reference lives.
         unsafe { &mut *self.driver.seat.chair.get() }
@@ -393,7 +487,7 @@ impl<'a> Leader<'a> {
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
         let Chair { half, landed, finished } = self.chair();
-        half.drain(landed);
+        K::drain(half, landed);
         if landed.is_empty() {
             return 0;
         }
@@ -427,17 +521,17 @@ impl<'a> Leader<'a> {
     }
 }
 
-impl Drop for Leader<'_> {
+impl<K: Kernel> Drop for Leader<'_, K> {
     fn drop(&mut self) {
         self.driver.seat.leave();
         self.driver.room.wake();
     }
 }
 
-/// One fill under way.
+/// One fill or flush under way.
 #[derive(Debug)]
 struct Job {
-    fill: Fill,
+    work: Work,
     file: Arc<OpenFile>,
     /// Bytes of it that have been cut into parts.
     cut: usize,
@@ -451,7 +545,7 @@ struct Job {
 
 impl Job {
     fn is_cut(&self) -> bool {
-        self.cut == self.fill.len()
+        self.cut == self.work.len()
     }
     fn is_finished(&self) -> bool {
         self.is_cut() && self.parts == 0
@@ -459,22 +553,22 @@ impl Job {
     /// A part ended the file at `end` bytes: what has not been cut yet lies behind it.
     fn end_at(&mut self, end: usize) {
         self.end = self.end.min(end);
-        self.cut = self.fill.len();
+        self.cut = self.work.len();
     }
     /// A part failed at byte `at`; the first failure in the file's order is the one that is told.
     fn fail_at(&mut self, at: usize, error: io::Error) {
         if self.failure.as_ref().is_none_or(|&(first, _)| at < first) {
             self.failure = Some((at, error));
         }
-        self.cut = self.fill.len();
+        self.cut = self.work.len();
     }
-    /// The fill, and how it ended. A failure behind the file's end is none.
-    fn outcome(self) -> (Fill, io::Result<usize>) {
+    /// The work, and how it ended. A failure behind the file's end is none.
+    fn outcome(self) -> (Work, Result<usize, FlushError>) {
         let outcome = match self.failure {
-            Some((at, error)) if at < self.end => Err(error),
+            Some((written, error)) if written < self.end => Err(FlushError { written, error }),
             _ => Ok(self.end),
         };
-        (self.fill, outcome)
+        (self.work, outcome)
     }
 }
 
@@ -510,15 +604,21 @@ struct Doubtful {
     file: Arc<OpenFile>,
     /// Where in the file the part begins.
     position: u64,
+    direction: Direction,
     result: i32,
 }
 
 impl Doubtful {
     fn judge(self) -> (Key, Verdict) {
-        let Self { key, mut part, file, position, result } = self;
+        let Self { key, mut part, file, position, direction, result } = self;
+        // A write has no end of the file to meet.
+        let is_end = |at| direction == Direction::Read && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
-            match part.transfer.advance(bytes, |at| file.ends_by(position + at as u64)) {
+            match part.transfer.advance(bytes, is_end) {
                 Step::Complete => Verdict::Complete,
+                Step::Ended(bytes) if direction == Direction::Write => {
+                    Verdict::Failed(bytes, FlushError::stuck(bytes).error)
+                }
                 Step::Ended(bytes) => Verdict::Ended(bytes),
                 Step::Again => Verdict::Again(Part { tries: 0, ..part }),
             }
@@ -546,10 +646,11 @@ fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
 
 /// What the submission lock guards.
 #[derive(Debug)]
-struct Submission {
+struct Submission<K: Kernel> {
     /// `None` once the kernel has refused and nobody is on the way into it.
-    half: Option<SubmitHalf>,
-    /// Parts in the queue, in their order; the first of them may have been taken by the kernel already.
+    half: Option<K::Submit>,
+    /// Parts in the queue, in their order; the first of them may have been taken by the kernel already, and even have
+    /// ended, and stand at the end once more.
     pushed: VecDeque<Key>,
     /// Why the kernel takes no more.
     refusal: Option<io::Error>,
@@ -563,10 +664,10 @@ struct Submission {
     news: Vec<Arrival>,
 }
 
-impl Submission {
-    fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
-        let end = fill.len();
-        let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
+impl<K: Kernel> Submission<K> {
+    fn add(&mut self, work: Work, file: Arc<OpenFile>) {
+        let end = work.len();
+        let job = self.jobs.insert(Job { work, file, cut: 0, parts: 0, end, failure: None });
         self.backlog.push_back(job);
     }
 
@@ -578,7 +679,7 @@ impl Submission {
                 self.backlog.pop_front();
                 continue;
             };
-            let (at, len) = (job.cut, self.io_bytes_max.min(job.fill.len() - job.cut));
+            let (at, len) = (job.cut, self.io_bytes_max.min(job.work.len() - job.cut));
             job.cut += len;
             job.parts += 1;
             let way = job.file.way();
@@ -602,27 +703,27 @@ impl Submission {
             self.push(&mut half, key);
             count += 1;
         }
-        let taken = self.pushed.len() - half.queued();
+        let taken = self.pushed.len() - K::queued(&mut half);
         self.pushed.drain(..taken);
         self.half = Some(half);
         count
     }
 
-    fn push(&mut self, half: &mut SubmitHalf, key: Key) {
+    fn push(&mut self, half: &mut K::Submit, key: Key) {
         let part = *self.parts.get_mut(key).expect("a part to be pushed exists");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         let (from, len) = part.transfer.rest();
         let at = part.at + from;
-        let request = ReadRequest {
-            position: job.fill.position() + at as u64,
-            // Inside the fill: `at + len` is at most the end of the part, which was cut from the fill.
-            buffer: job.fill.as_ptr().wrapping_add(at),
-            len: len as u32,
-            key: key.0,
+        // Inside the work's buffer: `at + len` is at most the end of the part, which was cut from the work.
+        let buffer = match &job.work {
+            Work::Fill(fill) => Buffer::Into(fill.as_ptr().wrapping_add(at)),
+            Work::Flush(flush) => Buffer::From(flush.as_ptr().wrapping_add(at)),
         };
-        // SAFETY: the job owns the fill and the file and is removed only when all its parts have ended.
+        let position = job.work.position() + at as u64;
+        let request = Request { position, buffer, len: len as u32, key: key.0 };
+        // SAFETY: the job owns the work and the file and is removed only when all its parts have ended.
         // `outstanding` keeps the ring's owner from going away before that.
-        unsafe { half.push(job.file.descriptor(), request) };
+        unsafe { K::push(half, job.file.descriptor(), request) };
         self.pushed.push_back(key);
     }
 
@@ -638,8 +739,8 @@ impl Submission {
             return None;
         }
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
-        let position = job.fill.position() + part.at as u64;
-        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, result: landed.result })
+        let (position, direction) = (job.work.position() + part.at as u64, job.work.direction());
+        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, direction, result: landed.result })
     }
 
     /// Carries out a verdict. Returns the part if it is to be pushed again.
@@ -672,7 +773,7 @@ impl Submission {
         // because without it another thread could end the job meanwhile.
         let ends_well = job.is_finished() && job.failure.is_none();
         if !ends_well {
-            self.news.extend(job.fill.note_landed(part.at..part.at + came));
+            self.news.extend(job.work.note_landed(part.at..part.at + came));
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -683,7 +784,7 @@ impl Submission {
     fn fail_pushed(&mut self, finished: &mut Vec<Job>) {
         // The half is dropped, and with it the right to submit what the queue still holds.
         let Some(mut half) = self.half.take() else { return };
-        let taken = self.pushed.len() - half.queued();
+        let taken = self.pushed.len() - K::queued(&mut half);
         let left: Vec<_> = self.pushed.drain(..).skip(taken).collect();
         self.fail(&left, finished);
         self.fail_backlog(finished);
@@ -723,13 +824,13 @@ fn copy_of(error: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Request;
+    use super::super::testing::Request as Filled;
     use super::*;
     use crate::units::PAGE_SIZE;
 
     const PAGES: u32 = 6;
 
-    fn job(part_pages: usize) -> (Submission, Vec<Key>) {
+    fn job(part_pages: usize) -> (Submission<Uring>, Vec<Key>) {
         let room = Arc::new(WaitRoom::new());
         let mut submission = Submission {
             half: None,
@@ -743,7 +844,7 @@ mod tests {
             news: Vec::new(),
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
-        submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));
+        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), Arc::new(file));
         let parts = std::iter::from_fn(|| submission.cut()).collect();
         (submission, parts)
     }
@@ -758,7 +859,7 @@ mod tests {
             submission.end(parts[part], verdict, &mut finished);
         }
         assert_eq!((submission.parts.len(), submission.jobs.len(), finished.len()), (0, 0, 1));
-        finished.remove(0).outcome().1.map_err(|error| error.raw_os_error().unwrap())
+        finished.remove(0).outcome().1.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
 
     fn fails(code: i32) -> Verdict {
@@ -800,13 +901,41 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
+        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
+        let judge = |direction, align, calls: &[i32]| {
+            let mut part =
+                Part { job: Key(0), at: 0, transfer: Transfer::new(8192, align), way: Way::Direct, tries: 0 };
+            for (number, &result) in calls.iter().enumerate() {
+                let file = Arc::clone(&file);
+                let doubtful = Doubtful { key: Key(0), part, file, position: 1 << 40, direction, result };
+                match doubtful.judge().1 {
+                    Verdict::Again(next) => part = next,
+                    ended => return (number, ended),
+                }
+            }
+            (calls.len(), Verdict::Again(part))
+        };
+        let (_, short) = judge(Direction::Write, 512, &[1000]);
+        assert!(matches!(short, Verdict::Again(part) if part.transfer.rest() == (512, 7680)));
+        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, Verdict::Complete)));
+        let (_, stuck) = judge(Direction::Write, 1, &[1000, 0]);
+        let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
+        assert!(matches!(stuck, Verdict::Failed(1000, error) if is_stuck(&error)));
+        let (_, full) = judge(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
+        assert!(matches!(full, Verdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC)));
+        // The same calls of a read are the end of the file.
+        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, Verdict::Ended(1000))));
+    }
+
+    #[test]
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);
         let room = Arc::new(WaitRoom::new());
         submission.queue_depth = parts.len() + 2;
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        submission.add(Request::new(&room, 0, PAGES).0, file);
+        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), file);
         let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();
         assert_eq!(cut.len(), 2, "the queue is as deep as was said");
         let mut finished = Vec::new();

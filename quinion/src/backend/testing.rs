@@ -17,6 +17,7 @@ use crate::units::{Frame, PAGE_SIZE, PageIndex};
 pub(super) const UNTOUCHED: u8 = 0xa5;
 
 /// A fill's memory and its end.
+#[derive(Debug)]
 pub(super) struct Request {
     run: FillRun,
     buffer: NonNull<u8>,

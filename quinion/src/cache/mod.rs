@@ -28,7 +28,7 @@ use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swa
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Filemap, GiveWay, Leftovers};
+use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
     /// Keep the upkeep's duties known.
-    _duties: (Arc<Leftovers>, Option<Arc<GiveWay>>),
+    _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
@@ -103,6 +103,7 @@ pub struct Builder {
     memory_max: Option<u64>,
     /// `None`: half of `memory`.
     pinned_max: Option<u64>,
+    background_reclaim: bool,
     swap: Swap,
     pressure: Option<Pressure>,
     readahead: u64,
@@ -130,6 +131,14 @@ impl Builder {
     #[must_use]
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.memory_max = Some(bytes);
+        self
+    }
+    /// Whether a thread of the cache makes room before it is needed, so that who misses a page need not: it keeps up
+    /// to a 128th of the cache free, 32 MiB at most. It starts when memory first runs low. The default is `true`; a
+    /// cache below 64 MiB does without in any case.
+    #[must_use]
+    pub fn background_reclaim(mut self, background: bool) -> Self {
+        self.background_reclaim = background;
         self
     }
     /// The most memory that pins may keep, in bytes; a pin that reaches beyond fails at once with
@@ -243,7 +252,8 @@ impl Builder {
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
-        let filemap = Arc::new(filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2)));
+        let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
+        let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
@@ -254,6 +264,7 @@ impl Builder {
         let shared = Shared {
             _duties: (
                 Leftovers::of(&filemap),
+                MakesRoom::of(&filemap),
                 self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
             ),
             filemap,
@@ -284,6 +295,7 @@ impl Default for Builder {
             memory: None,
             memory_max: None,
             pinned_max: None,
+            background_reclaim: true,
             swap: Swap::Allowed,
             pressure: None,
             readahead: 4 << 20,
@@ -738,7 +750,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed, undelivered
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered
     /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
     /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {

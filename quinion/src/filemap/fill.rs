@@ -81,6 +81,8 @@ pub struct Filemap {
     pub(crate) reclaim: Reclaim,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
+    /// Whether room is made before it is needed.
+    pub(super) makes_room: bool,
     /// Held by who resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
@@ -110,8 +112,9 @@ pub(crate) enum Need {
 /// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// It waits for what it has submitted, and reaps.
-    Reap,
+    /// It waits for this page, and reaps, if what it has submitted brings that page: nobody else can have brought it
+    /// before it reaped, so the reap comes for sure. Of others' pages that is not so.
+    Reap(PageIndex),
     /// Perhaps that, and perhaps not, or not at once.
     Anything,
 }
@@ -155,6 +158,7 @@ impl Filemap {
             room,
             counters,
             upkeep: Upkeep::new(),
+            makes_room: false,
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
@@ -170,6 +174,13 @@ impl Filemap {
     pub fn with_pinned_max(mut self, bytes: u64) -> Self {
         let bound = self.arena.bound();
         self.pinned_share = (bytes.min(bound), bound);
+        self
+    }
+
+    /// The same, and the upkeep makes room before it is needed; see `background.rs`.
+    #[must_use]
+    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
+        self.makes_room = makes_room;
         self
     }
 
@@ -292,17 +303,20 @@ impl Filemap {
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
         let wanted = Wanted { gaps, pages, align, locks };
         let mut runs = Vec::new();
-        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
-            return runs;
-        }
         if let Some(passed) = window.stream
-            && self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks) > 0
-            && self.take_frames(wanted, Amount::All, &mut runs) > 0
+            && self.is_low_for_stream(wanted.pages)
         {
+            self.reclaim.reclaim_passed(mapping, passed, wanted.pages, locks);
+        }
+        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
+            self.ask_for_room(window);
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        let reclaimed = self.reclaim.reclaim(wanted.pages.max(RECLAIM_PAGES), locks);
+        // A stream takes of others what it lacks and no more.
+        let room = self.arena.room_pages(Locks::Try).unwrap_or(0).min(u64::from(pages)) as u32;
+        let some = if window.stream.is_some() { pages - room } else { pages.max(RECLAIM_PAGES) };
+        let reclaimed = self.reclaim.reclaim(some.max(1), locks);
         if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
             self.scrape_frames(mapping, wanted, (need, completed), &mut runs);
         }
@@ -515,15 +529,21 @@ impl<'m> Together<'m> {
         self.held_off.as_ref().map(|_| ())
     }
 
+    /// Whether `page` is among what they bring.
+    fn brings(&self, page: PageIndex) -> bool {
+        let covers = |run: FillRun| run.index <= page && page < run.index.plus(u64::from(run.pages));
+        self.fills.iter().any(|fill| covers(fill.run()))
+    }
+
     /// Gives them to the device, in one call. Waits for none of them.
     pub fn submit(self, next: Next) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
-        if !self.fills.is_empty() {
-            match next {
-                Next::Anything => self.mapping.backend().submit(self.fills),
-                Next::Reap => self.mapping.backend().submit_with_reap(self.fills),
-            }
+        let backend = self.mapping.backend();
+        match next {
+            _ if self.fills.is_empty() => {}
+            Next::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
+            Next::Reap(_) | Next::Anything => backend.submit(self.fills),
         }
         drop(self.held_off);
         drop(wakes);
@@ -770,5 +790,74 @@ impl FillSink for Batch {
 impl std::fmt::Debug for Batch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("mapping", &self.mapping.id()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use crate::arena::ArenaOptions;
+    use crate::backend::{Attributes, Backend, MemoryFile};
+    use crate::sys::fork::ForkGuard;
+    use crate::units::MappingId;
+
+    use super::*;
+
+    /// A file that counts what was left to a reap.
+    #[derive(Debug)]
+    struct Leaving {
+        file: MemoryFile,
+        left: AtomicUsize,
+    }
+
+    impl Backend for Leaving {
+        fn name(&self) -> &'static str {
+            "leaving"
+        }
+        fn attributes(&self) -> io::Result<Attributes> {
+            self.file.attributes()
+        }
+        fn submit(&self, fills: Vec<Fill>) {
+            self.file.submit(fills);
+        }
+        fn submit_with_reap(&self, fills: Vec<Fill>) {
+            self.left.fetch_add(fills.len(), Ordering::Relaxed);
+            self.file.submit(fills);
+        }
+    }
+
+    /// 1 R misses page 0, and is about to fetch pages 0 to 3.
+    /// 2 Others bring page 0 meanwhile, and it lands.
+    /// 3 R inserts pages 1 to 3; W finds page 2 on its way, sees nothing in flight, and sleeps.
+    /// 4 R leaves its fills to the reap that comes with its wait; but it need not wait, and does not reap.
+    /// 5 W sleeps until somebody else happens to read.
+    #[test]
+    fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
+        let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
+        let leaving = Arc::new(Leaving { file, left: AtomicUsize::new(0) });
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let room = Arc::new(WaitRoom::new());
+        let orders = Orders { min: Order(0), max: Order(9) };
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
+        let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
+        let known = leaving.attributes().unwrap();
+        let mapping = Mapping::new(arena, id, backend, &known, ForkGuard::new(), Tuning::default());
+        let mapping = Arc::new(mapping.unwrap());
+        let fetch = |first: u64, pages: u32, next| {
+            let (window, wanted) =
+                (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
+            let before = leaving.left.load(Ordering::Relaxed);
+            let mut together = Together::of(&mapping, None);
+            let filled = filemap.insert_window(&mut together, window, wanted, Need::Asked, Patience::Wait);
+            together.submit(next);
+            assert!(matches!(filled, Filled::Submitted(_)), "{filled:?}");
+            leaving.left.load(Ordering::Relaxed) - before
+        };
+        let page = PageIndex;
+        assert_eq!(fetch(0, 1, Next::Anything), 0);
+        assert_eq!(fetch(0, 4, Next::Reap(page(0))), 0, "page 0 was brought by others");
+        assert_eq!(fetch(10, 4, Next::Reap(page(12))), 1, "page 12 is among what is submitted");
+        assert_eq!(fetch(20, 4, Next::Reap(page(24))), 0, "page 24 is not");
     }
 }

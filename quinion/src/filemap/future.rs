@@ -22,7 +22,7 @@
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::arena::NotReady;
@@ -30,6 +30,7 @@ use crate::backend::{Left, Place, WordLeft};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
 use crate::sync::Locks;
+use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;

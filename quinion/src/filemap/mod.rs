@@ -20,7 +20,8 @@
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
 //! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `touched.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
-//! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none.
+//! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
+//! `background.rs` makes room before somebody needs it.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -30,6 +31,8 @@
 
 #[cfg(feature = "std")]
 mod ahead;
+#[cfg(feature = "std")]
+mod background;
 #[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
@@ -57,6 +60,8 @@ mod uncached;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
+#[cfg(feature = "std")]
+pub(crate) use background::MakesRoom;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]

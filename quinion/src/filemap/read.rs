@@ -42,7 +42,7 @@ use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
@@ -351,16 +351,12 @@ impl Filemap {
             return Err(would_block());
         }
         // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
-        let Some(windows) = judge_miss(mapping, reader, patience, miss)? else {
-            return Ok(Missed::Again(reach));
-        };
-        let Some((&window, ahead)) = windows.split_first() else { return Ok(Missed::Again(reach)) };
+        let judged = judge_miss(mapping, reader, patience, miss)?.filter(|judged| !judged.windows.is_empty());
+        let Some(Judged { windows, judge }) = judged else { return Ok(Missed::Again(reach)) };
         // 2 The first window, with the page that is waited for.
-        let need = if patience == Patience::Wait { Need::Asked } else { Need::Ahead };
-        let next = if patience == Patience::Wait && ahead.is_empty() { Next::Reap } else { Next::Anything };
-        let mut together = Together::of(mapping, reader.behind());
-        let filled = self.insert_window(&mut together, window, windows.wanted(), need, patience);
-        together.submit(next);
+        let is_all = windows.len() == 1;
+        let next = if patience == Patience::Wait && is_all { Next::Reap(index) } else { Next::Anything };
+        let filled = self.begin_miss(mapping, reader, patience, Judged { windows, judge }, next);
         if matches!(filled, Filled::Busy | Filled::NoMemory)
             && let Some(mut state) =
                 patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
@@ -375,11 +371,34 @@ impl Filemap {
             Filled::Submitted(batch) => {
                 // 3 Those that nobody waits for.
                 let mut together = Together::of(mapping, reader.behind());
-                let _ = self.insert_ahead(&mut together, ahead, windows.wanted(), patience);
+                let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), patience);
                 together.submit(Next::Anything);
                 // 4 The page.
                 self.await_miss(mapping, reader, patience, miss, &batch, next)
             }
+        }
+    }
+
+    /// Starts filling the first window. It is inserted with the judge still held, so that who misses the same page sees
+    /// it on its way, and does not judge once more. Memory is waited for without the judge.
+    fn begin_miss(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
+        patience: Patience,
+        Judged { windows, judge }: Judged<'_>,
+        next: Next,
+    ) -> Filled {
+        let begin = |need, judge: Option<RankedGuard<'_, Readahead>>| {
+            let mut together = Together::of(mapping, reader.behind());
+            let filled = self.insert_window(&mut together, windows[0], windows.wanted(), need, patience);
+            drop(judge); // a fill may end inside the call, and whoever it wakes may want it
+            together.submit(next);
+            filled
+        };
+        match begin(Need::Ahead, judge) {
+            Filled::NoMemory if patience == Patience::Wait => begin(Need::Asked, None),
+            filled => filled,
         }
     }
 
@@ -407,7 +426,7 @@ impl Filemap {
                 Readable::Never => {}
             }
         }
-        if next == Next::Reap {
+        if next != Next::Anything {
             // We may not have waited, and others may wait for what was left to us.
             mapping.backend().reap(Reap::Ready, &mut || false);
         }
@@ -578,16 +597,23 @@ enum Missed<'m> {
     Again(Reach),
 }
 
+/// What to fetch for a miss, and the judge that said so, if one was asked.
+struct Judged<'r> {
+    windows: Windows,
+    judge: Option<RankedGuard<'r, Readahead>>,
+}
+
 /// What to fetch for `miss`; `None` if that page has come while the caller waited for his turn to ask.
-fn judge_miss(
+fn judge_miss<'r>(
     mapping: &Mapping,
-    reader: Reader<'_>,
+    reader: Reader<'r>,
     patience: Patience,
     miss: Miss,
-) -> Result<Option<Windows>, Error> {
+) -> Result<Option<Judged<'r>>, Error> {
     let Miss { index, position, len, reach, .. } = miss;
     if reach == Reach::Page {
-        return Ok(Some(Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1))));
+        let windows = Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1));
+        return Ok(Some(Judged { windows, judge: None }));
     }
     let guard = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
     let Some(mut guard) = guard else { return Err(Repr::WouldBlock { position }.into()) };
@@ -598,7 +624,8 @@ fn judge_miss(
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
     let pages = pages.min(u64::from(u32::MAX)) as u32;
-    Ok(Some(guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, mapping)))
+    let windows = guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, mapping);
+    Ok(Some(Judged { windows, judge: Some(guard) }))
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.

@@ -92,6 +92,12 @@ impl Weights {
         self.of(class) > 0
     }
 
+    /// The same, as if there were no streams.
+    fn without_streams(mut self) -> Self {
+        self.pages[Class::Stream as usize] = 0;
+        self
+    }
+
     /// The rings whose folios are not meant to stay, in the order in which they go; if one of them holds something.
     fn passing(&self) -> Option<Class> {
         [Class::Uncached, Class::Stream].into_iter().find(|class| self.holds(*class))
@@ -296,13 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_before_anything_else_does() {
+    fn a_stream_takes_an_eighth_and_then_goes_before_anything_else_does() {
         let mut cache = Rings::new(PolicyKind::S3Fifo);
         (0..100).for_each(|page| cache.read(page, 1, Came::Asked, 100));
         (1000..1010).for_each(|page| cache.read(page, 1, Came::Stream, 100));
         let before: Vec<u32> = (0..100).filter(|page| cache.has(*page)).collect();
         (1010..5000).for_each(|page| cache.read(page, 1, Came::Stream, 100));
-        assert!(before.len() >= 90 && before.iter().all(|page| cache.has(*page)), "{before:?}");
+        let left = before.iter().filter(|page| cache.has(**page)).count();
+        assert!(before.len() >= 90 && left >= 86, "{left} of {before:?}");
     }
 
     fn came() -> impl Strategy<Value = Came> {

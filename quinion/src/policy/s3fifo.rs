@@ -20,10 +20,11 @@
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that nobody could judge yet.
 //!
-//! What streams bring leaves before all that, also if it comes back soon (a loop a little larger than the cache comes
-//! back soon with every page, and would push out of Main what it is about to read), unless it proves itself in the same way (one read more may be that of
-//! a second stream, close behind the first); what was read to be left uncached
-//! leaves first, and is new like others if somebody else has read it meanwhile.
+//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon: a loop
+//! a little larger than the cache comes back soon with every page, and would push out of Main what it is about to
+//! read. It stays if it proves itself in the same way; one read more may be that of a second stream, close behind
+//! the first. What was read to be left uncached leaves first, and is new like others if somebody else has read it
+//! meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
 //! one on these traces: each return of a page that a scan pushed out moves it the wrong way); promotion by one
@@ -46,6 +47,8 @@ const ONE: u64 = 1 << 40;
 const SHARE_FIRST: u64 = ONE / 10;
 const SHARE_MIN: u64 = ONE / 100;
 const SHARE_MAX: u64 = ONE / 100 * 40;
+/// Streams have one part in so many of the cache before they are the first to give.
+const STREAM_SHARE: u64 = 8;
 /// The share follows what was judged lately: as many pages as the cache has, and at least some.
 const LATELY_PAGES_MIN: u64 = 64;
 
@@ -108,7 +111,12 @@ impl Policy for S3Fifo {
 
     fn next(&mut self, held: &Weights) -> Option<Class> {
         let (probation, main) = (held.of(Class::Probation), held.of(Class::Main));
+        // What a stream is about to read, and what it has just passed, is not to be taken for what it left behind.
+        let stream_has_its_share = held.of(Class::Stream) * STREAM_SHARE > held.total();
         match held.passing() {
+            Some(Class::Stream) if !stream_has_its_share && probation + main > 0 => {
+                self.next(&held.without_streams())
+            }
             Some(class) => Some(class),
             None if probation + main == 0 => None,
             None if main == 0 => Some(Class::Probation),
@@ -156,7 +164,9 @@ mod tests {
         let next = |held| S3Fifo::new().next(&held);
         assert_eq!(next(held(0, 0, 0, 0)), None);
         assert_eq!(next(held(1, 1, 50, 50)), Some(Class::Uncached));
-        assert_eq!(next(held(0, 1, 50, 50)), Some(Class::Stream));
+        assert_eq!(next(held(0, 15, 50, 50)), Some(Class::Stream), "above an eighth");
+        assert_eq!(next(held(0, 14, 50, 50)), Some(Class::Probation), "as if there were none");
+        assert_eq!(next(held(0, 1, 0, 0)), Some(Class::Stream));
         assert_eq!(next(held(0, 0, 10, 90)), Some(Class::Probation));
         assert_eq!(next(held(0, 0, 9, 91)), Some(Class::Main));
         assert_eq!(next(held(0, 0, 1, 0)), Some(Class::Probation));

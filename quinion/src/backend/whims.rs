@@ -1,0 +1,396 @@
+//! Whims: a kernel for the tests of the ring, with every right that the real one has.
+//!
+//! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the queue
+//! only when it leaves; it completes some at once, while it still takes others, and the rest late and in any order,
+//! whole, short or with an error. A wait may end early. In the end it may refuse, one caller more than another.
+//!
+//! ```text
+//!   push --> unread: [taken, taken | told of, told of | ..]     enter: takes, one caller at a time
+//!                      `- their places are free when that caller leaves
+//!   flying --any order, by a thread of its own--> landed --> drain
+//! ```
+//!
+//! It watches its users: no push without a free place, no wait that nothing can end.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use super::file::OpenFile;
+use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
+use super::testing::Request;
+use super::work::Work;
+use super::{Attributes, Backend, Fill, Reap, Reaped, WaitRoom};
+use crate::sys::ring::{Buffer, EnterRefused, Landed, Landing, Request as KernelRequest};
+use crate::units::PAGE_SIZE;
+
+/// Bytes of the file that may be asked for; it is longer than that.
+const PAGES: u64 = 300;
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What is shared by all who use this kernel.
+#[derive(Debug)]
+struct Whims {
+    places: usize,
+    unread: Mutex<VecDeque<Entry>>,
+    /// Held by the caller whose entries are taken.
+    taking: Mutex<()>,
+    skies: Mutex<Skies>,
+    changed: Condvar,
+    dice: AtomicU64,
+    refuses: AtomicBool,
+}
+
+/// What has been taken.
+#[derive(Debug, Default)]
+struct Skies {
+    flying: Vec<Entry>,
+    landed: Vec<Landed>,
+    is_over: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry(KernelRequest);
+
+// SAFETY: the buffer is this request's alone until it has landed: the promise of `Kernel::push`.
+unsafe impl Send for Entry {}
+
+impl Whims {
+    fn roll(&self, sides: u64) -> u64 {
+        let mut x = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ x >> 31) % sides
+    }
+
+    /// Lets others run, perhaps.
+    fn dawdle(&self) {
+        for _ in 0..self.roll(6).saturating_sub(2) {
+            thread::yield_now();
+        }
+    }
+
+    fn serve(&self, Entry(request): Entry) -> Landed {
+        let Buffer::Into(buffer) = request.buffer else { unreachable!("nobody writes here") };
+        let len = request.len as usize;
+        let result = match self.roll(16) {
+            0 => -[libc::EAGAIN, libc::EINTR, libc::ECANCELED][self.roll(3) as usize],
+            1 if self.roll(4) == 0 => -libc::EIO,
+            2 | 3 => ((self.roll(len as u64 / 512) + 1) * 512) as i32,
+            _ => len as i32,
+        };
+        let came = usize::try_from(result).unwrap_or(0);
+        let bytes: Vec<u8> =
+            (0..len).map(|at| if at < came { byte(request.position + at as u64) } else { 0xbd }).collect();
+        // SAFETY: the promise of `Kernel::push`: valid for `len` bytes, and nobody else's, until it lands.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, came) };
+        Landed { key: request.key, result }
+    }
+
+    fn land(&self, landed: Landed) {
+        self.skies.lock().unwrap().landed.push(landed);
+        self.changed.notify_all();
+    }
+
+    /// The device's life: one of those that fly, whichever it likes, after a while.
+    fn fly(&self) {
+        loop {
+            let mut skies = self.skies.lock().unwrap();
+            while skies.flying.is_empty() {
+                if skies.is_over {
+                    return;
+                }
+                skies = self.changed.wait(skies).unwrap();
+            }
+            let which = self.roll(skies.flying.len() as u64) as usize;
+            let entry = skies.flying[which];
+            drop(skies);
+            self.dawdle();
+            let landed = self.serve(entry);
+            let mut skies = self.skies.lock().unwrap();
+            skies.flying.swap_remove(which); // others only push
+            skies.landed.push(landed);
+            drop(skies);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes so many of the oldest entries; their places are free at the end.
+    fn take(&self, entries: usize) {
+        for at in 0..entries {
+            let entry = self.unread.lock().unwrap()[at];
+            if self.roll(3) == 0 {
+                self.land(self.serve(entry));
+            } else {
+                self.skies.lock().unwrap().flying.push(entry);
+                self.changed.notify_all();
+            }
+            self.dawdle();
+        }
+        self.unread.lock().unwrap().drain(..entries);
+    }
+
+    /// One system call: how many entries it took.
+    fn call(&self, entries: usize) -> io::Result<usize> {
+        let _taking = self.taking.lock().unwrap();
+        if self.refuses.load(Ordering::Relaxed) && self.roll(4) == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        let some = if self.roll(4) == 0 { self.roll(entries as u64 + 1) as usize } else { entries };
+        self.take(some);
+        Ok(some)
+    }
+
+    fn wait(&self) {
+        let mut skies = self.skies.lock().unwrap();
+        assert!(skies.flying.len() + skies.landed.len() > 0, "a leader waits for nothing");
+        if self.roll(8) == 0 {
+            return; // a signal
+        }
+        while skies.landed.is_empty() {
+            skies = self.changed.wait(skies).unwrap();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct WhimsicalKernel;
+
+impl Kernel for WhimsicalKernel {
+    type Submit = Arc<Whims>;
+    type Gate = Arc<Whims>;
+    type Reap = Arc<Whims>;
+
+    fn submit_places(half: &Arc<Whims>) -> usize {
+        half.places
+    }
+    fn reap_places(half: &Arc<Whims>) -> usize {
+        2 * half.places
+    }
+    fn queued(half: &mut Arc<Whims>) -> usize {
+        half.unread.lock().unwrap().len()
+    }
+    unsafe fn push(half: &mut Arc<Whims>, _: BorrowedFd<'_>, request: KernelRequest) {
+        let mut unread = half.unread.lock().unwrap();
+        assert!(unread.len() < half.places, "no more are pushed than fit");
+        unread.push_back(Entry(request));
+    }
+    fn enter(gate: &Arc<Whims>, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+        let mut left = entries;
+        gate.dawdle();
+        while left > 0 {
+            left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
+        }
+        match landing {
+            Landing::Awaited => gate.wait(),
+            Landing::NotAwaited => gate.dawdle(),
+        }
+        Ok(())
+    }
+    fn drain(half: &mut Arc<Whims>, landed: &mut Vec<Landed>) {
+        let mut skies = half.skies.lock().unwrap();
+        assert!(skies.landed.len() <= 2 * half.places, "no more land than fit");
+        let count = half.roll(skies.landed.len() as u64 + 1) as usize; // what others land meanwhile comes later
+        let at_least_one = count.max(usize::from(!skies.landed.is_empty()));
+        landed.extend(skies.landed.drain(..at_least_one));
+    }
+}
+
+/// A file read by a driver over this kernel.
+#[derive(Debug)]
+struct Stage {
+    driver: RingDriver<WhimsicalKernel>,
+    whims: Arc<Whims>,
+    file: Arc<OpenFile>,
+    room: Arc<WaitRoom>,
+    /// Fills for anybody to wait for.
+    shelf: Mutex<Vec<Asked>>,
+}
+
+impl Backend for Stage {
+    fn name(&self) -> &'static str {
+        "stage"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        unreachable!("nobody opens it")
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.driver.submit(&self.file, fills.into_iter().map(Work::Fill));
+    }
+    fn submit_with_reap(&self, fills: Vec<Fill>) {
+        self.driver.submit_with_reap(&self.file, fills.into_iter().map(Work::Fill));
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.driver.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.driver.wants_leader()
+    }
+}
+
+impl Stage {
+    fn new(seed: u64, places: usize, queue_depth: usize) -> Self {
+        let whims = Arc::new(Whims {
+            places,
+            unread: Mutex::default(),
+            taking: Mutex::default(),
+            skies: Mutex::default(),
+            changed: Condvar::new(),
+            dice: AtomicU64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)),
+            refuses: AtomicBool::new(false),
+        });
+        let room = Arc::new(WaitRoom::new());
+        let halves = [(); 3].map(|()| Arc::clone(&whims)).into();
+        let driver = RingDriver::over(Arc::clone(&room), halves, queue_depth, 2 * PAGE_SIZE);
+        // The driver asks it for its size and alignment; its bytes come from elsewhere.
+        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
+        Self { driver, whims, file, room, shelf: Mutex::default() }
+    }
+
+    fn fill(&self) -> (Fill, Asked) {
+        let page = self.whims.roll(PAGES - 12);
+        let (fill, request) = Request::new(&self.room, page, self.whims.roll(12) as u32 + 1);
+        (fill, Asked { page, request })
+    }
+
+    /// Waits for a fill, and sees that it brought the file's bytes, or an error that there was. Whether it did.
+    fn judge(&self, asked: &Asked) -> bool {
+        match asked.request.wait(self) {
+            Ok(bytes) => {
+                let from = asked.page * PAGE_SIZE as u64;
+                let is_right = bytes.iter().zip(from..).all(|(&got, at)| got == byte(at));
+                assert!(!bytes.is_empty() && is_right, "wrong bytes from page {}", asked.page);
+                true
+            }
+            Err(error) => {
+                let code = error.raw_os_error();
+                assert!(code == Some(libc::EIO) || code == Some(libc::EPERM), "{error}");
+                false
+            }
+        }
+    }
+
+    /// Submits for others, who may wait before it has: it is on the shelf first.
+    fn submit_for_others(&self) {
+        let (fills, asked): (Vec<_>, Vec<_>) = (0..self.whims.roll(5) + 1).map(|_| self.fill()).unzip();
+        self.shelf.lock().unwrap().extend(asked);
+        self.whims.dawdle();
+        self.submit(fills);
+    }
+
+    /// Waits for a fill of the shelf's; whether it went well, if there is one.
+    fn wait_for_another(&self) -> Option<bool> {
+        let asked = self.shelf.lock().unwrap().pop()?;
+        Some(self.judge(&asked))
+    }
+
+    /// One who submits, and never waits or reaps.
+    fn ask(&self, steps: u64) {
+        for _ in 0..steps {
+            self.submit_for_others();
+            self.whims.dawdle();
+        }
+    }
+
+    /// A reader that does this and that. How many fills went well.
+    fn read(&self, steps: u64) -> u64 {
+        let mut good = 0;
+        for _ in 0..steps {
+            let went_well = match self.whims.roll(8) {
+                0..3 => {
+                    let (fill, asked) = self.fill();
+                    self.submit_with_reap(vec![fill]);
+                    self.judge(&asked)
+                }
+                3 => {
+                    let (fill, asked) = self.fill();
+                    self.submit(vec![fill]);
+                    self.judge(&asked)
+                }
+                4 => {
+                    self.submit_for_others();
+                    false
+                }
+                5 => {
+                    self.reap(Reap::Ready, &mut || false);
+                    false
+                }
+                _ => self.wait_for_another() == Some(true),
+            };
+            good += u64::from(went_well);
+        }
+        good
+    }
+}
+
+#[derive(Debug)]
+struct Asked {
+    page: u64,
+    request: Arc<Request>,
+}
+
+/// Readers over one ring, whose kernel refuses from some moment on if `refuses`. How many fills went well.
+fn run(seed: u64, refuses: bool) -> u64 {
+    let depth = 1 + seed as usize % 5;
+    let stage = Stage::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
+    let (readers, steps) = (2 + seed % 4, 40);
+    let good = thread::scope(|scope| {
+        let device = scope.spawn(|| stage.whims.fly());
+        let asking = scope.spawn(|| stage.ask(steps / 2));
+        let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| stage.read(steps))).collect();
+        if refuses {
+            (0..stage.whims.roll(200)).for_each(|_| thread::yield_now());
+            stage.whims.refuses.store(true, Ordering::Relaxed);
+        }
+        let mut good = 0;
+        while !asking.is_finished() {
+            good += u64::from(stage.wait_for_another() == Some(true));
+        }
+        good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
+        good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
+        stage.driver.drain();
+        stage.whims.skies.lock().unwrap().is_over = true;
+        stage.whims.changed.notify_all();
+        device.join().unwrap();
+        good
+    });
+    stage.driver.check_idle();
+    let skies = stage.whims.skies.lock().unwrap();
+    assert_eq!((skies.flying.len(), skies.landed.len()), (0, 0));
+    good
+}
+
+/// Runs many, each within a time in which it would be done many times over.
+fn storm(refuses: bool) {
+    let runs = if std::env::var_os("QUINION_SOAK").is_some() { 20_000 } else { 150 };
+    let mut good = 0;
+    for seed in 0..runs {
+        let (tell, told) = mpsc::channel();
+        let running = thread::spawn(move || tell.send(run(seed, refuses)));
+        match told.recv_timeout(Duration::from_secs(60)) {
+            Ok(fills) => good += fills,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {seed}: somebody waits for ever"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                panic!("seed {seed}: {:?}", running.join().map(drop))
+            }
+        }
+    }
+    assert!(good > runs, "hardly anything was read, and this shows nothing");
+}
+
+#[test]
+fn every_fill_ends_once_and_rightly_whatever_the_kernel_does() {
+    storm(false);
+}
+
+#[test]
+fn every_fill_ends_once_also_if_the_kernel_refuses_some_day() {
+    storm(true);
+}

@@ -1,0 +1,135 @@
+//! Background: room is made before somebody needs it.
+//!
+//! ```text
+//!   free pages   ----------- high -------- low ------------ 0
+//!                                    |      |              |
+//!                         the upkeep stops  is poked       a reader makes room himself
+//! ```
+//!
+//! Who misses a page should not have to choose which one goes for it. So below a
+//! low mark the upkeep's thread evicts until the high mark is reached, by the policy, as anybody
+//! would. It is a convenience: with nothing free the reader does it himself (**direct reclaim**), and a cache
+//! without that thread is as right as any.
+//!
+//! **Streams** have no part in it. A stream makes its room of what it has passed, which is better than what the
+//! policy would choose, and does not draw on the room that was made for others.
+//!
+//! What is kept free caches nothing. So the marks are small: the high one is a 128th of the cache
+//! and 32 MiB at most, the low one half of it; and a cache below 64 MiB, of which that would be a window or two, has
+//! none.
+//!
+//! Invariants:
+//!  1. Nothing depends on this duty being done.
+//!
+//! Not an invariant: that free pages stay above a mark. A burst of misses is faster than the thread.
+//!
+//! Kernel cousin: kswapd and its watermarks. We differ: only who misses at random asks for it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::readahead::Window;
+use crate::sync::Locks;
+use crate::upkeep::Duty;
+
+use super::fill::Filemap;
+
+/// The high mark is one part in so many of the cache.
+const HIGH_SHARE: u64 = 128;
+/// And so many pages at most, 32 MiB.
+const HIGH_PAGES_MAX: u64 = 8192;
+/// A cache of fewer pages than that, 64 MiB, has no marks.
+const CACHE_PAGES_MIN: u64 = 16384;
+/// Pages evicted from one look to the next.
+const AT_A_TIME: u64 = 256;
+
+/// Free pages, those included that the arena may still grow by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Marks {
+    /// Below this, room is made.
+    low: u64,
+    /// Until there is this much.
+    high: u64,
+}
+
+impl Marks {
+    /// The marks of a cache of so many pages.
+    fn of(pages: u64) -> Self {
+        let high = if pages < CACHE_PAGES_MIN { 0 } else { (pages / HIGH_SHARE).min(HIGH_PAGES_MAX) };
+        Self { low: high / 2, high }
+    }
+}
+
+/// The duty of making room.
+#[derive(Debug)]
+pub(crate) struct MakesRoom {
+    filemap: Weak<Filemap>,
+}
+
+impl MakesRoom {
+    /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
+    pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
+        let duty = Arc::new(Self { filemap: Arc::downgrade(filemap) });
+        let known: Weak<Self> = Arc::downgrade(&duty);
+        filemap.upkeep.add(known);
+        duty
+    }
+}
+
+impl Duty for MakesRoom {
+    fn run(&self) -> Option<Duration> {
+        let filemap = self.filemap.upgrade()?;
+        let marks = filemap.marks();
+        // Every poke comes by here, and most are others'.
+        let is_low = |room: u64| room < marks.low;
+        if !filemap.arena.room_pages(Locks::Wait).is_some_and(is_low) {
+            return None;
+        }
+        while let Some(room) = filemap.arena.room_pages(Locks::Wait)
+            && room < marks.high
+            && !filemap.upkeep.is_closed()
+        {
+            let pages = (marks.high - room).min(AT_A_TIME) as u32;
+            if filemap.reclaim.reclaim(pages, Locks::Wait) == 0 {
+                break; // what is in flight or pinned cannot go; who needs it meets that himself
+            }
+        }
+        None
+    }
+}
+
+impl Filemap {
+    fn marks(&self) -> Marks {
+        if self.makes_room { Marks::of(self.arena.pages_max()) } else { Marks::of(0) }
+    }
+
+    /// Whether a stream that wants `pages` pages should make room for them before it takes them.
+    pub(super) fn is_low_for_stream(&self, pages: u32) -> bool {
+        let wanted = self.marks().high + u64::from(pages);
+        self.arena.room_pages(Locks::Try).is_none_or(|room| room < wanted)
+    }
+
+    /// Has room made if there is little, and `window` is not a stream's. Waits for nobody.
+    pub(super) fn ask_for_room(&self, window: Window) {
+        let low = self.marks().low;
+        if low > 0
+            && window.stream.is_none()
+            && self.arena.room_pages(Locks::Try).is_some_and(|room| room < low)
+        {
+            self.upkeep.poke();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_a_small_part_of_a_large_cache_and_nothing_of_a_small_one() {
+        assert_eq!(Marks::of(16383), Marks { low: 0, high: 0 });
+        assert_eq!(Marks::of(16384), Marks { low: 64, high: 128 });
+        assert_eq!(Marks::of(1 << 18), Marks { low: 1024, high: 2048 });
+        assert_eq!(Marks::of(1 << 26), Marks { low: 4096, high: 8192 });
+    }
+}

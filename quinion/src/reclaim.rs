@@ -84,8 +84,6 @@ pub struct Reclaim {
     reach: AtomicU64,
     /// The extent that is emptied next.
     extent: AtomicU32,
-    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself.
-    followers_pages: u64,
     workingset: WorkingSet,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
@@ -147,7 +145,6 @@ impl Reclaim {
             lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
             reach: AtomicU64::new(0),
             extent: AtomicU32::new(0),
-            followers_pages: pages_max / FOLLOWERS_SHARE,
             workingset: WorkingSet::new(pages_max),
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
@@ -304,7 +301,7 @@ impl Reclaim {
     /// laps: what it keeps of the first lap is there in all others. Of what it has just
     /// passed a part is left alone, for readers who come close behind.
     pub fn reclaim_passed(&self, mapping: &Mapping, passed: Passed, pages: u32, locks: Locks) -> u32 {
-        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
+        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages()));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
         if from >= end {
             return 0;
@@ -319,6 +316,11 @@ impl Reclaim {
         let pages = gone.iter().map(|(_, order)| order.pages()).sum();
         self.counters.add(Count::Evicted, u64::from(pages));
         pages
+    }
+
+    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself; by the bound in force.
+    fn followers_pages(&self) -> u64 {
+        self.arena.pages_max() / FOLLOWERS_SHARE
     }
 
     /// Whether the policy would let a stream's folio go, by how often that was read beyond the first.

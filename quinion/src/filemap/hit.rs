@@ -68,7 +68,7 @@ pub enum Stopped {
 ///
 /// # Safety
 /// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
-#[inline]
+#[inline(always)]
 pub unsafe fn read_hits(
     view: &View,
     cell: CellNumber,
@@ -259,7 +259,7 @@ unsafe fn read_folios(
 
 /// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, and these cannot
 /// be written.)
-#[inline]
+#[inline(always)]
 pub fn read_hits_into(
     view: &View,
     cell: CellNumber,

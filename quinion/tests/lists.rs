@@ -168,13 +168,13 @@ fn folios_weigh_their_pages() {
     let rings = Rings::new();
     rings.add(0, 9, Came::Asked);
     rings.add(512, 0, Came::Ahead);
-    rings.add(1024, 3, Came::Stream);
-    rings.add(1032, 2, Came::Uncached);
-    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 8, 513, 0]);
-    // What is not to be kept goes first. It is asked once whether its reader has come.
+    rings.add(1024, 7, Came::Stream);
+    rings.add(1152, 2, Came::Uncached);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 128, 513, 0]);
+    // What is not to be kept goes first, then a stream's above an eighth. It is asked once whether its reader has come.
     assert_eq!(rings.reclaim(1), 4);
-    assert_eq!(rings.reclaim(1), 8);
-    assert_eq!(rings.counters.sum(Count::Shadows), 8, "what was not to be kept is not remembered");
+    assert_eq!(rings.reclaim(1), 128);
+    assert_eq!(rings.counters.sum(Count::Shadows), 128, "what was not to be kept is not remembered");
     assert_eq!(rings.reclaim(1), 512);
     assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 1, 0]);
     assert_eq!(rings.reclaim(1000), 1);

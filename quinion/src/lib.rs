@@ -34,6 +34,8 @@ pub mod error;
 #[cfg(feature = "std")]
 pub mod stats;
 pub mod sync;
+#[cfg(feature = "std")]
+pub mod errseq;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "system calls")]
 pub mod sys;
@@ -56,10 +58,10 @@ pub mod mapping;
 pub mod readahead;
 #[cfg(feature = "std")]
 pub mod workingset;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod pressure;
 #[cfg(feature = "std")]
 pub mod policy;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod pressure;
 #[cfg(feature = "std")]
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.

@@ -97,8 +97,6 @@ pub struct Reclaim {
     pools_begun: AtomicU32,
     /// The extent that is emptied next.
     extent: AtomicU32,
-    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself.
-    followers_pages: u64,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
 }
@@ -206,7 +204,6 @@ impl Reclaim {
             pools: pools::State::all(pages_max),
             pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
-            followers_pages: pages_max / FOLLOWERS_SHARE,
             refaults: RefaultCounts::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
@@ -398,7 +395,7 @@ impl Reclaim {
         pages: u32,
         locks: Locks,
     ) -> u32 {
-        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages));
+        let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages()));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
         if from >= end {
             return 0;
@@ -419,6 +416,11 @@ impl Reclaim {
         self.counters.add(Count::Evicted, u64::from(pages));
         self.state(pool).evicted.fetch_add(u64::from(pages), Ordering::Relaxed);
         pages
+    }
+
+    /// Pages behind the reader of a stream that it leaves alone when it makes room for itself; by the bound in force.
+    fn followers_pages(&self) -> u64 {
+        self.arena.pages_max() / FOLLOWERS_SHARE
     }
 
     /// Whether the pool's policy would let a stream's folio go, by how often that was read beyond the first.

@@ -94,6 +94,44 @@ pub enum Mutant {
     ReaderLanded,
     /// The acquire ordering with which such a reader loads the word before it looks at the bits.
     ReaderWordAcquire,
+    /// The reader's refusal to copy a written folio as if it were steady.
+    ReaderSteady,
+    /// The acquire ordering with which the reader of a written folio loads its word.
+    WrittenAcquire,
+    /// The step of the sequence when a folio is written first.
+    WrittenStep,
+    /// The step of a page's sequence to odd when a writer enters.
+    WriteOdd,
+    /// The fence between a writer's entering and its bytes.
+    WriteFence,
+    /// The order of that fence with the one of a pin: release alone is left.
+    WriteFenceOrder,
+    /// The release ordering with which a writer leaves a page.
+    WriteRelease,
+    /// The reader's refusal of a page with a writer in it.
+    PageOdd,
+    /// The acquire ordering with which the reader loads a page's sequence.
+    PageAcquire,
+    /// The reader's fence between its copy of a page and its second look at the sequence.
+    PageFence,
+    /// The reader's second look at a page's sequence.
+    PageRecheck,
+    /// A holder's fence between its copy and its second look.
+    HolderFence,
+    /// A holder's second look, whether its folio was written.
+    HolderRecheck,
+    /// The fence between a pin and its look for writers.
+    PinFence,
+    /// A pin's look for writers.
+    PinWritten,
+    /// The acquire ordering of a pin's look whether a page has a writer.
+    QuietAcquire,
+    /// A writer's look for pins.
+    WritePins,
+    /// The acquire ordering of that look.
+    PinnedAcquire,
+    /// The release ordering with which a pin is given back.
+    UnpinRelease,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -150,6 +188,25 @@ impl Mutant {
         Mutant::LandedClear,
         Mutant::ReaderLanded,
         Mutant::ReaderWordAcquire,
+        Mutant::ReaderSteady,
+        Mutant::WrittenAcquire,
+        Mutant::WrittenStep,
+        Mutant::WriteOdd,
+        Mutant::WriteFence,
+        Mutant::WriteFenceOrder,
+        Mutant::WriteRelease,
+        Mutant::PageOdd,
+        Mutant::PageAcquire,
+        Mutant::PageFence,
+        Mutant::PageRecheck,
+        Mutant::HolderFence,
+        Mutant::HolderRecheck,
+        Mutant::PinFence,
+        Mutant::PinWritten,
+        Mutant::QuietAcquire,
+        Mutant::WritePins,
+        Mutant::PinnedAcquire,
+        Mutant::UnpinRelease,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,
@@ -270,6 +327,8 @@ mod ranked {
         Submit = 12,
         /// What the owner knows of one viewer.
         Viewer = 13,
+        /// Who may change one page's bytes in place, or wants to read them without racing.
+        Page = 14,
     }
 
     #[cfg(debug_assertions)]

@@ -73,6 +73,22 @@ enum Thread {
     Never,
 }
 
+impl Book {
+    /// Adds a duty; and forgets those whose owners are gone before the list grows, as there may never be a poke.
+    fn add(&mut self, duty: Weak<dyn Duty>) {
+        if self.duties.len() == self.duties.capacity() {
+            self.forget_gone();
+            // So much room that the next look at all of them comes after as many more.
+            self.duties.reserve(self.duties.len() + 1);
+        }
+        self.duties.push(duty);
+    }
+
+    fn forget_gone(&mut self) {
+        self.duties.retain(|duty| duty.strong_count() > 0);
+    }
+}
+
 impl Upkeep {
     /// No duties and no thread yet.
     pub fn new() -> Self {
@@ -81,7 +97,7 @@ impl Upkeep {
 
     /// Adds a duty. It runs from the next poke on.
     pub fn add(&self, duty: Weak<dyn Duty>) {
-        self.room.lock().duties.push(duty);
+        self.room.lock().add(duty);
     }
 
     /// Has every duty run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
@@ -167,7 +183,7 @@ impl Room {
             let left = again.map(|again| again.saturating_duration_since(Instant::now()));
             // Acquire, partner: the Release in `poke`.
             if self.poked.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
-                book.duties.retain(|duty| duty.strong_count() > 0);
+                book.forget_gone();
                 return Some(book.duties.clone());
             }
             book = match left {
@@ -302,6 +318,18 @@ mod tests {
         upkeep.poke();
         upkeep.close();
         assert_eq!(kept.count.load(Ordering::Relaxed), runs);
+    }
+
+    #[test]
+    fn without_a_poke_those_whose_owners_are_gone_are_forgotten_too() {
+        let upkeep = Upkeep::new();
+        let kept: Vec<_> = (0..10).map(|_| told(None, false).0).collect();
+        kept.iter().for_each(|duty| add(&upkeep, duty));
+        (0..1000).for_each(|_| add(&upkeep, &told(None, false).0));
+        let book = upkeep.room.lock();
+        assert!(matches!(book.thread, Thread::None), "nobody poked");
+        assert!(book.duties.len() < 50, "{} are known", book.duties.len());
+        assert_eq!(book.duties.iter().filter(|duty| duty.strong_count() > 0).count(), 10);
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl Viewer {
                 Stopped::Full => break ReadEnd::Full,
                 Stopped::EndOfFile(size) => break ReadEnd::EndOfFile(size),
                 Stopped::Stale => break ReadEnd::Stale,
-                Stopped::Absent | Stopped::Filling => {}
+                Stopped::Absent | Stopped::Filling | Stopped::Writing => {}
             }
             if fruitless == FRUITLESS_MAX {
                 break ReadEnd::Failed(RequestError::Fruitless);

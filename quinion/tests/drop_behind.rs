@@ -11,6 +11,7 @@ mod device;
 mod runtime;
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -270,16 +271,33 @@ fn d09_what_is_locked_when_it_is_passed_is_skipped_and_goes_later() {
     cache.check().unwrap();
 }
 
-/// A device of which the first half of each request lands at once, and the rest when it is let go.
+/// A device of which a part of each request lands at once, and the rest when it is let go.
 #[derive(Debug)]
-struct Halves {
+struct Parts {
     device: Arc<Device>,
+    /// What of so many bytes lands at once.
+    lands: fn(usize) -> Range<usize>,
     held: Mutex<Vec<Fill>>,
 }
 
-impl Backend for Halves {
+impl Parts {
+    fn new(device: &Arc<Device>, lands: fn(usize) -> Range<usize>) -> Arc<Self> {
+        Arc::new(Self { device: Arc::clone(device), lands, held: Mutex::default() })
+    }
+    fn let_go(&self) {
+        for fill in self.held.lock().unwrap().drain(..) {
+            let bytes = fill.len();
+            fill.complete(Ok(bytes));
+        }
+    }
+    fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+}
+
+impl Backend for Parts {
     fn name(&self) -> &'static str {
-        "halves"
+        "parts"
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.device.attributes()
@@ -289,7 +307,7 @@ impl Backend for Halves {
             let mut bytes = vec![0; fill.len()];
             content(&self.device, fill.position(), &mut bytes);
             fill.write(0, &bytes);
-            fill.landed(0..fill.len() / 2);
+            fill.landed((self.lands)(fill.len()));
             self.held.lock().unwrap().push(fill);
         }
     }
@@ -298,7 +316,7 @@ impl Backend for Halves {
 #[test]
 fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
     let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
-    let halves = Arc::new(Halves { device: Arc::clone(&device), held: Mutex::default() });
+    let halves = Parts::new(&device, |len| 0..len / 2);
     let file = cache.open_backend(Arc::clone(&halves) as _).unwrap();
     file.set_uncached(true).unwrap();
     let nowait = ReadOptions::new().nowait(true);
@@ -307,17 +325,32 @@ fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
     assert_eq!(bytes, 16 * 4096);
     verify(&buffer[..bytes], &device, 32 * PAGE);
     assert_eq!(file.cached_pages(), 16, "the second half");
-    assert_eq!(halves.held.lock().unwrap().len(), 1);
-    for fill in halves.held.lock().unwrap().drain(..) {
-        let bytes = fill.len();
-        fill.complete(Ok(bytes));
-    }
+    assert_eq!(halves.held(), 1);
+    halves.let_go();
     read(&file, &device, 48 * PAGE, 16 * 4096);
     assert_eq!(file.cached_pages(), 0);
-    assert!(halves.held.lock().unwrap().is_empty(), "nothing was asked for again");
+    assert_eq!(halves.held(), 0, "nothing was asked for again");
     drop(file);
     let stats = cache.stats();
     assert_eq!(stats.free_bytes, stats.data_bytes);
+    cache.check().unwrap();
+}
+
+#[test]
+fn d09_what_has_not_landed_as_a_whole_stays_when_it_is_passed_and_goes_later() {
+    let (cache, device) = (cache(0, 3), Device::new(64 * PAGE));
+    // Of two folios of 8 pages, the first half of the first is late.
+    let late = Parts::new(&device, |len| len / 4..len);
+    let file = cache.open_backend(Arc::clone(&late) as _).unwrap();
+    file.set_uncached(true).unwrap();
+    let nowait = ReadOptions::new().nowait(true);
+    assert!(file.read_at_with(&mut [0; 16 * 4096], 0, nowait).is_err());
+    read_with(&file, &device, 4 * PAGE, 4 * 4096, nowait);
+    read_with(&file, &device, 8 * PAGE, 8 * 4096, nowait);
+    assert_eq!(file.cached_pages(), 8, "the second folio went, and the first is still being filled");
+    late.let_go();
+    drop(file);
+    assert_eq!(open(&cache, &device).cached_pages(), 0);
     cache.check().unwrap();
 }
 

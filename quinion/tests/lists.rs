@@ -10,7 +10,7 @@
 
 mod device;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
@@ -168,13 +168,13 @@ fn folios_weigh_their_pages() {
     let rings = Rings::new();
     rings.add(0, 9, Came::Asked);
     rings.add(512, 0, Came::Ahead);
-    rings.add(1024, 3, Came::Stream);
-    rings.add(1032, 2, Came::Uncached);
-    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 8, 513, 0]);
-    // What is not to be kept goes first. It is asked once whether its reader has come.
+    rings.add(1024, 7, Came::Stream);
+    rings.add(1152, 2, Came::Uncached);
+    assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 128, 513, 0]);
+    // What is not to be kept goes first, then a stream's above an eighth. It is asked once whether its reader has come.
     assert_eq!(rings.reclaim(1), 4);
-    assert_eq!(rings.reclaim(1), 8);
-    assert_eq!(rings.counters.sum(Count::Shadows), 8, "what was not to be kept is not remembered");
+    assert_eq!(rings.reclaim(1), 128);
+    assert_eq!(rings.counters.sum(Count::Shadows), 128, "what was not to be kept is not remembered");
     assert_eq!(rings.reclaim(1), 512);
     assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 1, 0]);
     assert_eq!(rings.reclaim(1000), 1);
@@ -212,6 +212,26 @@ fn what_leaves_by_another_door_is_taken_off() {
 }
 
 #[test]
+fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
+    let rings = Rings::new();
+    (0..100).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    let [locked, done] = [(); 2].map(|()| Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _tree = rings.mapping.lock();
+            locked.wait();
+            done.wait();
+        });
+        locked.wait();
+        let freed = rings.reclaim.reclaim(10, Locks::Try);
+        done.wait();
+        assert_eq!(freed, 0);
+    });
+    assert_eq!(rings.pages(Class::Probation), 100);
+    assert_eq!(rings.reclaim(1000), 100);
+}
+
+#[test]
 fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     let rings = Rings::new();
     std::thread::scope(|scope| {
@@ -240,7 +260,20 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     assert_eq!(rings.reclaim.weights().total(), pages);
     while rings.reclaim(1000) > 0 {}
     assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
+    assert_eq!(rings.reclaim.lists().lock().promised(), 0, "all promises were kept or given back");
     rings.reclaim.lists().give_back();
+    rings.check();
+}
+
+#[test]
+fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cache_either() {
+    let rings = Rings::new();
+    let [made, kept] = [rings.add(0, 2, Came::Uncached), rings.add(4, 2, Came::Asked)];
+    assert_eq!(made.extent(), kept.extent());
+    assert_eq!(rings.reclaim.evict_extent(made.extent(), quinion::reclaim::Protection::Ignored), 8);
+    assert_eq!(rings.counters.sum(Count::Shadows), 4);
+    let remembered = rings.mapping.lock().next_entry(PageIndex(0), PageIndex(8));
+    assert_eq!(remembered, Some(PageIndex(4)), "the other one is remembered");
     rings.check();
 }
 

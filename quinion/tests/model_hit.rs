@@ -61,6 +61,12 @@
 //! 6. l2 sees a bit of a later folio: with it (its Release) the reader has met the odd sequence before that
 //!    folio, and r6 refuses, without need of r5.
 //!
+//! # A page that is written in place
+//!
+//! The steps p1 to p6 of the writer and q1 to q6 of the reader, and why they suffice, are told at the head of
+//! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it
+//! goes page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
+//!
 //! # Every step is needed
 //!
 //! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
@@ -71,8 +77,10 @@
 //! | `ReaderFence` | `old_file` | half of the next file's bytes are accepted: `[1, 2]` |
 //! | | `new_file` | the next identity is seen with the old word: file 2 reads `[1, 1]` |
 //! | | `landed_page_of_a_failed_fill` | file 1 reads `[1, 2]`: the folio failed, and its frames are file 2's |
+//! | | `first_write` | half of a writer's bytes are accepted: `[1, 2]` |
 //! | `ReaderRecheck` | `old_page` | as above, on every machine |
 //! | | `landed_page_of_the_next_folio` | file 1 reads `[2, 2]` by a bit that was set for file 2 |
+//! | | `written_folio_is_retired` | `[2, 20]`: the page's number is as it was, the frame is file 2's |
 //! | `ReaderMapping` | `old_file` | file 1 reads `[2, 2]` |
 //! | `ReaderIndex` | `old_page` | page 0 reads `[2, 2]` |
 //! | `ReaderParity` | `singles_become_pair` | a page inside a new folio passes for the old folio: `[2, 21]` |
@@ -104,6 +112,25 @@
 //! | | `landed_page_said_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
 //! | `ReaderLanded` | `landed_page` | a page that has not landed reads `[0, 0]` |
 //! | `ReaderWordAcquire` | `landed_page_said_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
+//! | `ReaderSteady` | `later_write` | a page is accepted half written: `[2, 3]` |
+//! | `WrittenAcquire` | `written_folio_seen_first` | `[0, 0]`: a writer's word, and not the fill's bytes of another page |
+//! | `WrittenStep` | `first_write` | who found the folio steady accepts `[1, 2]` |
+//! | | `landed_page_is_written` | who read what had landed accepts the same |
+//! | | `two_writers_of_two_pages` | the same |
+//! | `WriteOdd` | `later_write` | `[2, 3]` |
+//! | | `pin_against_later_write` | race: a user reads what is being written |
+//! | `WriteFence` | `first_write`, `later_write` | a byte is seen before the number that says so |
+//! | `WriteFenceOrder` | `pin_against_first_write`, `.._later_write` | race: neither sees the other |
+//! | | `write_against_fill` | race: a writer's bytes and the fill's |
+//! | `WriteRelease` | `later_write` | the new number, and half of the old bytes |
+//! | | `pin_against_later_write` | race: lent bytes are not yet there |
+//! | `PageOdd`, `PageAcquire`, `PageFence`, `PageRecheck` | `later_write` | `[2, 3]` |
+//! | `HolderFence`, `HolderRecheck` | `hold_against_first_write` | `[1, 2]` under a hold |
+//! | `PinFence` | `pin_against_first_write`, `.._later_write` | race: neither sees the other |
+//! | `PinWritten` | `pin_against_first_write` | race: bytes are lent while a writer is in them |
+//! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
+//! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
+//! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -117,6 +144,10 @@
 //! * For a reader who holds nothing, the look at `LANDED`: bits that are not in use are clear. It spares the
 //!   look at them.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
+//! * Acquire in a writer's look whether the folio is filled, and any ordering of the step to written: the fence
+//!   behind its entering does both.
+//! * For a reader of a written folio, the fence of its second look at the word: the fence of its second look at
+//!   the page stands before it. It is there because that look is the one of all readers.
 //!
 //! # What the checker does not show
 //!
@@ -124,6 +155,7 @@
 //!   `complete` stands against that alone: it frees a frame whose identity the remover has just read.
 //! * Devices. A direct read into a frame starts with a system call after `before_bytes`; that the kernel and the
 //!   device do not write before it is their contract, not ours.
+//! * The lock of a page, for which the scenarios have one of the checker's.
 //! * The wrap of the sequence: a reader that sleeps in its copy while its frame is given away 2^31 times
 //!   and wakes at that very number is not noticed.
 //! * It keeps the last seven stores to each atomic, so a scenario has no more than that within a reader's sight.
@@ -139,10 +171,14 @@
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
-use quinion::arena::{Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, before_bytes, landed};
+use quinion::arena::{
+    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes,
+    landed, written,
+};
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -169,6 +205,10 @@ impl Bytes {
     }
     fn write(&self, content: u64) {
         before_bytes();
+        self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
+    }
+    /// As `write`, by who has entered the page, and without the fence that `copy_in` has besides.
+    fn change(&self, content: u64) {
         self.0.iter().for_each(|word| word.store(content, Ordering::Relaxed));
     }
     fn copy(&self) -> [u64; 2] {
@@ -579,6 +619,7 @@ fn pin_against_eviction() {
             let holder = spawn(&held, |held| {
                 let Ok(_) = held.descriptor.try_hold(ONE, PAGE_0) else { return "refused".into() };
                 held.descriptor.pin();
+                assert!(!held.descriptor.may_have_writers(), "wrong answer: nobody writes it");
                 let content = held.content();
                 assert!(content == 1, "wrong bytes: {content} under a pin");
                 held.descriptor.unpin();
@@ -1054,6 +1095,344 @@ fn landed_page_twice() {
     );
 }
 
+/// A folio of two pages that are written in place, each with a sequence and a lock.
+#[derive(Debug)]
+struct Pages {
+    frames: Arc<Frames>,
+    sequences: [quinion::sync::atomic::AtomicU32; 2],
+    locks: [Mutex<()>; 2],
+}
+
+impl Pages {
+    fn new() -> Arc<Self> {
+        let sequences = [0, 0].map(quinion::sync::atomic::AtomicU32::new);
+        Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
+    }
+    /// Two pages of content 1 and 11.
+    fn filled() -> Arc<Self> {
+        let stage = Self::new();
+        stage.fill();
+        stage
+    }
+    fn fill(&self) {
+        self.head().prepare(ONE, PAGE_0, PAIR, false);
+        self.frames.bytes[0].write(1);
+        self.frames.bytes[1].write(11);
+        assert_eq!(self.head().complete(true), Completed::Attached);
+    }
+    fn head(&self) -> &Descriptor {
+        &self.frames.descriptors[0]
+    }
+    fn write(&self, page: usize, content: u64) {
+        self.head().begin_writes().expect("it is filled and in the index");
+        let _lock = self.locks[page].lock().unwrap();
+        written::enter(&self.sequences[page]);
+        assert!(!self.head().is_pinned(), "nobody pins it");
+        self.frames.bytes[page].change(content);
+        written::leave(&self.sequences[page]);
+    }
+    /// The hit, by whichever way the first look says.
+    fn read(&self, page: usize) -> Read {
+        match self.head().begin_read(ONE, PageIndex(page as u64)) {
+            Ok(ticket) => self.end(ticket, self.frames.bytes[page].copy()),
+            Err(NotReady::Written) => self.read_written(page),
+            Err(reason) => Read::Refused(reason),
+        }
+    }
+    fn read_written(&self, page: usize) -> Read {
+        match self.head().begin_read_written(ONE, PageIndex(page as u64)) {
+            Err(reason) => Read::Refused(reason),
+            Ok(ticket) => match self.copy(page) {
+                Some(bytes) => self.end(ticket, bytes),
+                None => Read::Changed,
+            },
+        }
+    }
+    /// One try to copy a page of a written folio.
+    fn copy(&self, page: usize) -> Option<[u64; 2]> {
+        let seen = written::look(&self.sequences[page])?;
+        let bytes = self.frames.bytes[page].copy();
+        written::is_still(&self.sequences[page], seen).then_some(bytes)
+    }
+    fn end(&self, ticket: Ticket, bytes: [u64; 2]) -> Read {
+        if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
+    }
+    /// A holder's copy: as if nobody wrote, and if somebody did, page by page; one try.
+    fn hold_and_copy(&self, page: usize) -> Read {
+        self.head().try_hold(ONE, PAGE_0).expect("it is filled and stays");
+        let steady = (!self.head().word().is_written()).then(|| self.frames.bytes[page].copy());
+        let bytes = steady.filter(|_| !self.head().was_written()).or_else(|| self.copy(page));
+        self.head().put();
+        bytes.map_or(Read::Changed, Read::Accepted)
+    }
+    fn reader(
+        self: &Arc<Self>,
+        read: fn(&Self, usize) -> Read,
+        page: usize,
+        right: &'static [u64],
+    ) -> thread::JoinHandle<String> {
+        spawn(self, move |stage| read(stage, page).must_be(right))
+    }
+}
+
+/// The reader may come before the first writer, and find the folio steady; or while it writes, or after.
+#[test]
+fn first_write() {
+    explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let reader = stage.reader(Pages::read, 0, &[1, 2]);
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn later_write() {
+    explore(&["Accepted([2, 2])", "Accepted([3, 3])", "Changed"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 0, &[2, 3]);
+        stage.write(0, 3);
+        reader.join().unwrap()
+    });
+}
+
+/// Who reads one page is not disturbed by who writes another.
+#[test]
+fn write_of_another_page() {
+    explore(&["Accepted([11, 11])"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 1, &[11]);
+        stage.write(0, 3);
+        reader.join().unwrap()
+    });
+}
+
+/// The folio is filled and one page of it written; the other is read, of which no writer has said anything.
+#[test]
+fn fill_then_write_of_another_page() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
+        let stage = Pages::new();
+        let reader = stage.reader(Pages::read, 1, &[11]);
+        stage.fill();
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+/// As before, by a reader who has been told that the folio is written and knows nothing else.
+#[test]
+fn written_folio_seen_first() {
+    explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
+        let stage = Pages::new();
+        let reader = stage.reader(Pages::read_written, 1, &[11]);
+        stage.fill();
+        stage.write(0, 2);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn two_writers_of_a_page() {
+    explore_bounded(
+        Some(2),
+        &["Accepted([1, 1])", "Accepted([2, 2])", "Accepted([3, 3])", "Changed"],
+        || {
+            let stage = Pages::filled();
+            let reader = stage.reader(Pages::read, 0, &[1, 2, 3]);
+            let other = spawn(&stage, |stage| stage.write(0, 3));
+            stage.write(0, 2);
+            other.join().unwrap();
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// Both find the folio steady, or one of them finds that the other has said so.
+#[test]
+fn two_writers_of_two_pages() {
+    explore_bounded(Some(2), &["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let reader = stage.reader(Pages::read, 0, &[1, 2]);
+        let other = spawn(&stage, |stage| stage.write(1, 12));
+        stage.write(0, 2);
+        other.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// The page's sequence is not touched when its frame gets other bytes: the folio's tells.
+#[test]
+fn written_folio_is_retired() {
+    explore_bounded(Some(3), &["Accepted([2, 2])", "Changed", "Refused(Mismatch)"], || {
+        let stage = Pages::filled();
+        stage.write(0, 2);
+        let reader = stage.reader(Pages::read, 0, &[2]);
+        stage.frames.retire(0);
+        stage.frames.fill_pair(TWO, 20);
+        reader.join().unwrap()
+    });
+}
+
+/// The frame's next folio is of the same pages, and steady.
+#[test]
+fn written_folio_is_filled_anew() {
+    explore_bounded(
+        Some(2),
+        &["Accepted([2, 2])", "Accepted([4, 4])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
+        || {
+            let stage = Pages::filled();
+            stage.write(0, 2);
+            let reader = stage.reader(Pages::read, 0, &[2, 4]);
+            stage.frames.retire(0);
+            stage.frames.fill_pair(ONE, 4);
+            reader.join().unwrap()
+        },
+    );
+}
+
+/// A page lands and is being read as such; the rest of the folio lands, and then a writer comes.
+#[test]
+fn landed_page_is_written() {
+    explore_bounded(Some(3), &["Accepted([1, 1])", "Changed", "Refused(Written)"], || {
+        let stage = Parts::new();
+        stage.prepare(ONE);
+        stage.land(0, 1);
+        let sequence = Arc::new(quinion::sync::atomic::AtomicU32::new(0));
+        let reader = stage.reader(ONE, &[1]);
+        stage.complete();
+        stage.head().begin_writes().unwrap();
+        written::enter(&sequence);
+        stage.frames.bytes[0].change(2);
+        written::leave(&sequence);
+        reader.join().unwrap()
+    });
+}
+
+#[test]
+fn hold_against_first_write() {
+    explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
+        let stage = Pages::filled();
+        let holder = stage.reader(Pages::hold_and_copy, 0, &[1, 2]);
+        stage.write(0, 2);
+        holder.join().unwrap()
+    });
+}
+
+/// A folio whose page is plain memory to who pins it and to who writes it.
+#[derive(Debug)]
+struct Lent {
+    held: Arc<Held>,
+    sequence: quinion::sync::atomic::AtomicU32,
+    lock: Mutex<()>,
+}
+
+impl Lent {
+    fn new(held: Arc<Held>) -> Arc<Self> {
+        let sequence = quinion::sync::atomic::AtomicU32::new(0);
+        Arc::new(Self { held, sequence, lock: Mutex::new(()) })
+    }
+    fn filled() -> Arc<Self> {
+        Self::new(Held::filled())
+    }
+    fn write(&self, content: u64) -> &'static str {
+        match self.held.descriptor.begin_writes() {
+            Ok(()) => {
+                let word = self.held.descriptor.word();
+                assert!(word.is_written(), "wrong answer: readers take a folio for steady that is written");
+                self.write_page(content)
+            }
+            Err(WriteRefused::Filling) => "Filling",
+            Err(_) => "Left",
+        }
+    }
+    fn write_page(&self, content: u64) -> &'static str {
+        let _lock = self.lock.lock().unwrap();
+        written::enter(&self.sequence);
+        let is_pinned = self.held.descriptor.is_pinned();
+        if !is_pinned {
+            self.held.write(content);
+        }
+        written::leave(&self.sequence);
+        if is_pinned { "Pinned" } else { "written" }
+    }
+    /// A user's pin, its look at the bytes, and its end.
+    fn pin_and_look(&self) -> u64 {
+        self.held.descriptor.try_hold(ONE, PAGE_0).expect("it is filled and stays");
+        self.held.descriptor.pin();
+        if self.held.descriptor.may_have_writers() && !written::is_quiet(&self.sequence) {
+            drop(self.lock.lock().unwrap());
+        }
+        let content = self.held.content();
+        self.held.descriptor.unpin();
+        self.held.descriptor.put();
+        content
+    }
+}
+
+#[test]
+fn pin_against_first_write() {
+    explore(&["Pinned, lent 1", "written, lent 1", "written, lent 2"], || {
+        let stage = Lent::filled();
+        let pinner = spawn(&stage, |stage| stage.pin_and_look());
+        let wrote = stage.write(2);
+        format!("{wrote}, lent {}", pinner.join().unwrap())
+    });
+}
+
+#[test]
+fn pin_against_later_write() {
+    explore(&["Pinned, lent 2", "written, lent 2", "written, lent 3"], || {
+        let stage = Lent::filled();
+        assert_eq!(stage.write(2), "written");
+        let pinner = spawn(&stage, |stage| stage.pin_and_look());
+        let wrote = stage.write(3);
+        format!("{wrote}, lent {}", pinner.join().unwrap())
+    });
+}
+
+/// Whoever writes first, the other finds the folio written, and a pin comes.
+#[test]
+fn pin_against_two_writers() {
+    explore_bounded(
+        Some(2),
+        &[
+            "Pinned, Pinned, lent 1",
+            "Pinned, written, lent 1",
+            "Pinned, written, lent 3",
+            "written, Pinned, lent 1",
+            "written, Pinned, lent 2",
+            "written, written, lent 1",
+            "written, written, lent 2",
+            "written, written, lent 3",
+        ],
+        || {
+            let stage = Lent::filled();
+            let pinner = spawn(&stage, |stage| stage.pin_and_look());
+            let other = spawn(&stage, |stage| stage.write(3));
+            let wrote = stage.write(2);
+            format!("{wrote}, {}, lent {}", other.join().unwrap(), pinner.join().unwrap())
+        },
+    );
+}
+
+/// A writer holds the folio before it is filled, and asks whether it may write.
+#[test]
+fn write_against_fill() {
+    explore(&["Filling", "written"], || {
+        let stage = Lent::new(Held::new());
+        stage.held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        let writer = spawn(&stage, |stage| {
+            stage.held.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it is prepared");
+            stage.write(2)
+        });
+        stage.held.write(1);
+        stage.held.descriptor.complete(true);
+        writer.join().unwrap().into()
+    });
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -1099,6 +1478,7 @@ const NEEDED: &[Needed] = &[
             ("new_file", BYTES),
             ("two_generations", BYTES),
             ("landed_page_of_a_failed_fill", BYTES),
+            ("first_write", BYTES),
         ],
     ),
     (
@@ -1108,6 +1488,8 @@ const NEEDED: &[Needed] = &[
             ("pair_becomes_singles", BYTES),
             ("landed_page_of_a_failed_fill", BYTES),
             ("landed_page_of_the_next_folio", BYTES),
+            ("written_folio_is_retired", BYTES),
+            ("first_write", BYTES),
         ],
     ),
     (Mutant::ReaderMapping, &[("old_file", "accepted [2, 2]"), ("hold_against_reuse", "under a hold")]),
@@ -1154,6 +1536,31 @@ const NEEDED: &[Needed] = &[
             ("landed_page_said_elsewhere", "accepted [1, 1]"),
         ],
     ),
+    (Mutant::ReaderSteady, &[("later_write", BYTES)]),
+    (Mutant::WrittenAcquire, &[("written_folio_seen_first", "accepted [0, 0]")]),
+    (
+        Mutant::WrittenStep,
+        &[("first_write", BYTES), ("landed_page_is_written", BYTES), ("two_writers_of_two_pages", BYTES)],
+    ),
+    (Mutant::WriteOdd, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
+    (Mutant::WriteFence, &[("first_write", BYTES), ("later_write", BYTES)]),
+    (
+        Mutant::WriteFenceOrder,
+        &[("pin_against_first_write", RACE), ("pin_against_later_write", RACE), ("write_against_fill", RACE)],
+    ),
+    (Mutant::WriteRelease, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
+    (Mutant::PageOdd, &[("later_write", BYTES)]),
+    (Mutant::PageAcquire, &[("later_write", BYTES)]),
+    (Mutant::PageFence, &[("later_write", BYTES)]),
+    (Mutant::PageRecheck, &[("later_write", BYTES)]),
+    (Mutant::HolderFence, &[("hold_against_first_write", BYTES)]),
+    (Mutant::HolderRecheck, &[("hold_against_first_write", BYTES)]),
+    (Mutant::PinFence, &[("pin_against_first_write", RACE), ("pin_against_later_write", RACE)]),
+    (Mutant::PinWritten, &[("pin_against_first_write", RACE)]),
+    (Mutant::QuietAcquire, &[("pin_against_later_write", RACE)]),
+    (Mutant::WritePins, &[("pin_against_first_write", RACE)]),
+    (Mutant::PinnedAcquire, &[("pin_against_first_write", RACE)]),
+    (Mutant::UnpinRelease, &[("pin_against_first_write", RACE)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

@@ -201,6 +201,41 @@ fn memory_goes_back_while_threads_and_another_process_read() {
     cache.check().unwrap();
 }
 
+/// Reads a byte of each page of the arena by a mapping of its own, holes included, which take pages by that.
+fn touch_all(cache: &Cache) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let file = cache.share().arena_fd();
+    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
+    // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows; it is read within its
+    // bounds, by volatile loads of bytes that others may change, and unmapped when that is over.
+    unsafe {
+        let base = mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0).unwrap();
+        (0..bytes).step_by(PAGE as usize).for_each(|at| _ = base.cast::<u8>().add(at).read_volatile());
+        munmap(base, bytes).unwrap();
+    }
+}
+
+#[test]
+fn what_a_very_late_reader_took_goes_with_the_next_resize() {
+    let cache = Cache::builder().memory(LARGE).readahead(0).build().unwrap();
+    let device = Device::new(2 * LARGE);
+    let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+    let mut buffer = vec![0; 1 << 20];
+    for position in (0..2 * LARGE).step_by(1 << 20) {
+        assert_eq!(file.read_at(&mut buffer, position).unwrap(), buffer.len());
+    }
+    cache.resize(SMALL).unwrap();
+    eventually("all of it goes", || taken(&cache) <= SMALL && cache.stats().slack_bytes == 0);
+    // The upkeep has looked, found nothing and stopped looking.
+    thread::sleep(Duration::from_millis(300));
+    touch_all(&cache);
+    assert!(taken(&cache) > LARGE / 2, "what is read in a hole is taken: {}", taken(&cache));
+    let resized = cache.resize(SMALL).unwrap();
+    assert_eq!(resized.returned_bytes, 0, "it was returned before");
+    assert!(taken(&cache) <= SMALL, "{} bytes", taken(&cache));
+    cache.check().unwrap();
+}
+
 /// Pins a page in every 32, so that no extent is without one; the device has a byte for each.
 fn pin_everywhere(file: &File) -> Vec<quinion::Pinned> {
     (0..LARGE / PAGE / 32)

@@ -57,7 +57,8 @@ pub fn test() -> Vec<Step> {
         Step::new(
             "model",
             Action::Run(model(
-                "test -p quinion --release --test model_hit --test xarray_model --target-dir target/model",
+                "test -p quinion --release --test model_hit --test xarray_model --test errseq_model \
+                 --target-dir target/model",
             )),
         ),
         fuzz("fuzz", FUZZ_SECONDS),

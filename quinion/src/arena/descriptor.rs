@@ -8,9 +8,11 @@
 //! | part | who changes it | under what |
 //! |---|---|---|
 //! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
+//! | | `begin_writes` (even to the next even), once in a folio's life | a writer's hold |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
+//! | `STEADY` | set by `complete` with `UPTODATE`, cleared by `begin_writes` with a step of the sequence by two | the fill's hold; a writer's hold |
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
@@ -44,12 +46,19 @@
 //! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
+//! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to
+//! date and not steady. The bytes of a steady folio do not change; those of a written one do, page by page, and
+//! each page has a sequence of its own (`written.rs`). One test of one bit tells the reader of a steady folio that
+//! it need not look at any of that. The flag goes with a step of the sequence, in one store, so a reader who found
+//! the folio steady finds out at its second look, as if the frames had been given away.
+//!
 //! The subtle rows are those with `DETACHED`: `UPTODATE` may still be set, and it is the odd
 //! sequence alone that keeps new readers away.
 //!
 //! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
-//! names one folio for good; it wraps after 2^31 of them. Mapping and index are written only in
-//! `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two fences, suffice.
+//! names one folio for good, steady or written; it wraps after 2^30 of them at the soonest. Mapping and
+//! index are written only in `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two
+//! fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
@@ -70,6 +79,8 @@ const HOLD: u64 = 1 << 16;
 const HOLDS_MASK: u64 = 0xffff << 16;
 const ORDER_SHIFT: u32 = 12;
 const SEQUENCE: u64 = 1 << 32;
+/// The step by which a live folio's sequence says that it is written from now on.
+const WRITTEN_STEP: u32 = 2;
 
 /// The flags of a descriptor's word; the table in this file says who sets and clears each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +103,8 @@ impl Flags {
     pub const LANDED: u64 = 1 << 6;
     /// An uncached read made it: it goes when that reader has passed, unless somebody else wants it.
     pub const DROPBEHIND: u64 = 1 << 7;
+    /// The folio is up to date, and nobody has changed its bytes in place.
+    pub const STEADY: u64 = 1 << 8;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -123,6 +136,11 @@ impl Word {
     #[inline]
     pub const fn has(self, flag: u64) -> bool {
         self.0 & flag != 0
+    }
+    /// Whether the folio is up to date and its bytes are changed in place, page by page; see `written.rs`.
+    #[inline]
+    pub const fn is_written(self) -> bool {
+        self.has(Flags::UPTODATE) && !self.has(Flags::STEADY)
     }
 }
 
@@ -163,6 +181,15 @@ impl Ticket {
     pub fn drops_behind(&self) -> bool {
         self.word.has(Flags::DROPBEHIND)
     }
+    /// Whether `word`, seen later, is of the same folio, in the index. If two steps lie between, the folio was
+    /// written first, or retired and its frame prepared again; but that one is not written before two more.
+    fn names(&self, word: Word) -> bool {
+        match word.sequence().wrapping_sub(self.word.sequence()) {
+            0 => true,
+            WRITTEN_STEP => word.is_written(),
+            _ => false,
+        }
+    }
 }
 
 /// Why a first look did not lead to a copy.
@@ -172,6 +199,20 @@ pub enum NotReady {
     Mismatch,
     /// The folio is the right one, but its bytes are not there yet.
     Filling,
+    /// The folio is the right one, and its bytes are changed in place: they are read page by page, by
+    /// [`Descriptor::begin_read_written`].
+    Written,
+}
+
+/// Why bytes of a folio are not written in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteRefused {
+    /// Its fill has not ended.
+    Filling,
+    /// The folio has left the index: what is written there would be nobody's.
+    Left,
+    /// A user's pin promises that these bytes do not change.
+    Pinned,
 }
 
 /// What a holder finds.
@@ -316,10 +357,27 @@ impl Descriptor {
         let order = ordering(Mutant::ReaderAcquire, Ordering::Acquire, Ordering::Relaxed);
         let word = Word(self.word.load(order));
         let ticket = self.check(word, mapping, index)?;
-        if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) {
-            return Err(NotReady::Filling);
+        if word.has(Flags::STEADY) {
+            return Ok(ticket);
         }
-        Ok(ticket)
+        match () {
+            () if !word.has(Flags::UPTODATE) && !mutant(Mutant::ReaderUptodate) => Err(NotReady::Filling),
+            () if word.is_written() && !mutant(Mutant::ReaderSteady) => Err(NotReady::Written),
+            () => Ok(ticket),
+        }
+    }
+
+    /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is written: for each page it
+    /// looks at that page's sequence, copies, and looks at it again; then comes [`Descriptor::end_read`].
+    #[inline]
+    pub fn begin_read_written(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+        // Acquire, partner: the Release in `complete`, which every later step on the word hands on: the fill's
+        // bytes, for pages of which no writer has said anything yet.
+        let order = ordering(Mutant::WrittenAcquire, Ordering::Acquire, Ordering::Relaxed);
+        let word = Word(self.word.load(order));
+        let ticket = self.check(word, mapping, index)?;
+        // What was written once stays so: this is another folio of the same pages.
+        if word.is_written() { Ok(ticket) } else { Err(NotReady::Mismatch) }
     }
 
     /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
@@ -342,6 +400,9 @@ impl Descriptor {
         let ticket = self.check(word, mapping, index)?;
         let place = (index.0 - ticket.first.0) as u32;
         let to_end = word.order().pages() - place;
+        if word.is_written() && !mutant(Mutant::ReaderSteady) {
+            return Err(NotReady::Written);
+        }
         let pages = match () {
             () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderLanded) => to_end,
             () if word.has(Flags::LANDED) => landed(place, to_end),
@@ -363,6 +424,8 @@ impl Descriptor {
         // Acquire fence, partner: the Release fence in `before_reuse`. If our first look saw any part of
         // a later identity, or our copy any byte of a later folio, then the load below sees the odd
         // sequence that came before, or a later one; if neither did, all that we saw is the old folio's.
+        // Partner, too: the fence in `written::enter`. If our copy of a steady folio saw a byte of a writer's,
+        // then the load below sees the step that its first writer made.
         if !mutant(Mutant::ReaderFence) {
             fence(Ordering::Acquire);
         }
@@ -417,7 +480,7 @@ impl Descriptor {
 
     /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
     pub fn complete(&self, uptodate: bool) -> Completed {
-        let set = if uptodate { Flags::UPTODATE } else { 0 };
+        let set = if uptodate { Flags::UPTODATE | Flags::STEADY } else { 0 };
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
         // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the identity
         // and the bytes. Acquire, partner: the Release in `retire`, if it falls to us to free the frames.
@@ -517,7 +580,7 @@ impl Descriptor {
         // Acquire, partner: the Release in `complete`.
         let word =
             Word(self.word.load(ordering(Mutant::ReadableAcquire, Ordering::Acquire, Ordering::Relaxed)));
-        let same = word.sequence() == ticket.word.sequence() || mutant(Mutant::ReadableSequence);
+        let same = ticket.names(word) || mutant(Mutant::ReadableSequence);
         match () {
             // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
             () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
@@ -556,16 +619,80 @@ impl Descriptor {
     }
 
     /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the
-    /// pin.
+    /// pin. It asks next [`Descriptor::may_have_writers`].
     pub fn pin(&self) -> bool {
         self.pins.fetch_add(1, Ordering::Relaxed) == 0
     }
 
+    /// Whether writers may be in the pages of a folio that the caller has just pinned: then it waits until each page
+    /// was seen without one ([`written::is_quiet`](super::written::is_quiet)) before it lends the bytes. None enters
+    /// after that.
+    #[must_use]
+    pub fn may_have_writers(&self) -> bool {
+        // SeqCst fence, partner: the one in `written::enter`. Either the writer, who looks for pins behind it,
+        // sees ours; or we see below that the folio is written, and then that the writer is in its page.
+        if !mutant(Mutant::PinFence) {
+            fence(Ordering::SeqCst);
+        }
+        self.word().is_written() && !mutant(Mutant::PinWritten)
+    }
+
     /// Gives a pin back, and says whether it was the last; the hold is given back after it.
     pub fn unpin(&self) -> bool {
-        let before = self.pins.fetch_sub(1, Ordering::Relaxed);
+        // Release, partner: the Acquire in `is_pinned`: what was read under the pin comes before a writer's bytes.
+        let order = ordering(Mutant::UnpinRelease, Ordering::Release, Ordering::Relaxed);
+        let before = self.pins.fetch_sub(1, order);
         debug_assert!(before > 0, "a pin is given back once");
         before == 1
+    }
+
+    // ---- writing in place -----------------------------------------------------------------------
+
+    /// Says that the folio is written from now on, if nobody has said so; the caller holds it, and enters its pages
+    /// next ([`written::enter`](super::written::enter)).
+    pub fn begin_writes(&self) -> Result<(), WriteRefused> {
+        // Relaxed will do, because the fence in `written::enter` comes next. It publishes the step, and it puts the
+        // fill's bytes before ours. And being a read-modify-write, the step hands on the Release of `complete`.
+        let mut now = self.word();
+        while now.is_live() && now.has(Flags::STEADY) {
+            let order = Ordering::Relaxed;
+            match self.word.compare_exchange_weak(now.0, Self::written(now.0), order, order) {
+                Ok(_) => return Ok(()),
+                Err(other) => now = Word(other),
+            }
+        }
+        match () {
+            () if !now.is_live() => Err(WriteRefused::Left),
+            () if now.is_written() => Ok(()),
+            () => Err(WriteRefused::Filling),
+        }
+    }
+
+    /// The word of a steady folio that is written from now on.
+    fn written(word: u64) -> u64 {
+        let step = if mutant(Mutant::WrittenStep) { 0 } else { u64::from(WRITTEN_STEP) * SEQUENCE };
+        (word & !Flags::STEADY).wrapping_add(step)
+    }
+
+    /// Whether a user's pin forbids a writer who has entered a page of this folio to change it.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        // Acquire, partner: the Release in `unpin`.
+        let order = ordering(Mutant::PinnedAcquire, Ordering::Acquire, Ordering::Relaxed);
+        self.pins.load(order) > 0 && !mutant(Mutant::WritePins)
+    }
+
+    /// The second look of a holder who copied bytes of a steady folio, or of what had landed of it: whether they
+    /// may have been changed meanwhile, so that it must copy again, page by page. (That the folio has left the
+    /// index is nothing to its holder.)
+    #[inline]
+    pub fn was_written(&self) -> bool {
+        // Acquire fence, partner: the fence in `written::enter`: who copied a byte of a writer's sees the step
+        // that its first writer made.
+        if !mutant(Mutant::HolderFence) {
+            fence(Ordering::Acquire);
+        }
+        self.word().is_written() && !mutant(Mutant::HolderRecheck)
     }
 
     fn last_or_kept(&self, after: Word) -> Put {

@@ -13,8 +13,9 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
-/// The version of everything in this file and in `view.rs`; a viewer of another version is refused.
-pub const LAYOUT_VERSION: u32 = 1;
+/// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
+/// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages.
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +29,7 @@ pub struct Layout {
     pub descriptors: u64,
     /// The referenced bytes, one a frame.
     pub referenced: u64,
-    /// The write sequences, 4 bytes a frame.
+    /// The write sequences, 4 bytes a frame; see `written.rs`.
     pub write_sequences: u64,
     /// The up-to-date bits, one a frame.
     pub uptodate: u64,

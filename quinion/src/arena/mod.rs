@@ -14,7 +14,8 @@
 //! frames and nodes are numbers, so the arena may be mapped anywhere, by any
 //! process, read-only. [`Layout`] says where each part lies; [`View`] is the
 //! one place that turns a number into a reference, and checks it first.
-//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read.
+//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read;
+//! [`written`] is how pages are changed while others read them.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!
@@ -25,6 +26,7 @@
 //!                                             -> cells     which cells are free
 //!                                             -> shrink    extents out of use, and back to the machine
 //!                                             -> limits    how much a process may hope for
+//!                                             -> page_locks   who changes a page's bytes in place
 //! ```
 //!
 //! Invariants:
@@ -35,9 +37,10 @@
 
 mod descriptor;
 pub mod landed;
+pub mod written;
 pub use descriptor::{
     Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
-    Word, before_bytes,
+    Word, WriteRefused, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
@@ -59,6 +62,8 @@ mod limits;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod page_locks;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod segment;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod shrink;
@@ -72,5 +77,7 @@ pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
 pub use owner::{
     Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView, Reservation, Swap,
 };
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use page_locks::{PageLock, PageLocks};
 #[cfg(not(quinion_model))]
 pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, View};

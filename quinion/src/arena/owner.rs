@@ -48,6 +48,7 @@ use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
 use super::control::{CONTROL_BYTES, ControlView};
 use super::limits::process_limit;
+use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing};
 use super::shrink::Returned;
 use super::view::{CellNumber, View};
@@ -208,6 +209,7 @@ pub struct Arena {
     pinned_pages: AtomicU64,
     pub(super) growth: RankedMutex<Growth>,
     pub(super) stock: RankedMutex<Stock>,
+    page_locks: PageLocks,
     // The views above are used by nobody once these are dropped.
     pub(super) arena_segment: Segment,
     control_segment: Segment,
@@ -451,6 +453,7 @@ impl Arena {
             pinned_pages: AtomicU64::new(0),
             growth: RankedMutex::new(Rank::Growth, Growth::default()),
             stock: RankedMutex::new(Rank::Arena, stock),
+            page_locks: PageLocks::new(),
             arena_segment,
             control_segment,
         })
@@ -465,6 +468,10 @@ impl Arena {
     pub fn keeping_view(self: &Arc<Self>) -> KeepingView {
         // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
         KeepingView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+    }
+    /// The locks of those who change pages in place.
+    pub fn page_locks(&self) -> &PageLocks {
+        &self.page_locks
     }
     /// The control file by its parts.
     #[inline]

@@ -145,7 +145,7 @@ impl Arena {
 
     /// Sees to it that as many extents are being emptied as the bound asks for, and no others: the cheapest, and
     /// where one of them is pinned, another that nobody holds. Returns all of them.
-    /// Locks: Arena. Cost: a look at each frame's descriptor, outside the lock.
+    /// Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
     pub fn choose_emptying(&self) -> Vec<u32> {
         let meta = self.extents_meta();
         let (wanted, mut chosen, others) = {
@@ -163,6 +163,8 @@ impl Arena {
         others.sort_unstable_by(|a, b| b.cmp(a));
         let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
         let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
+        // Not while an empty one is being punched: it would be given out again, and lose what is read into it.
+        let _growth = self.growth.lock();
         let mut stock = self.stock.lock();
         for extent in pinned.into_iter().take(to_swap) {
             stock.reopen(&self.view, extent);

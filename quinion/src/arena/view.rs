@@ -202,6 +202,14 @@ impl View {
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
+    /// See [`Grown::write_sequence`].
+    ///
+    /// # Panics
+    /// If the frame does not exist.
+    #[inline]
+    pub fn own_write_sequence(&self, frame: Frame) -> &AtomicU32 {
+        self.grown().write_sequence(frame).expect("a frame of our own arena exists")
+    }
     /// See [`Grown::slots`].
     #[inline]
     pub fn slots(&self, cell: CellNumber) -> Option<&[AtomicU32; 64]> {
@@ -262,6 +270,14 @@ impl<'a> Grown<'a> {
         let offset = self.view.layout.referenced as usize + frame.0 as usize;
         // SAFETY: as in `descriptor`.
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU8>() })
+    }
+
+    /// The write sequence of the page in `frame`; `None` if there is no such frame. See `written.rs`.
+    #[inline]
+    pub fn write_sequence(self, frame: Frame) -> Option<&'a AtomicU32> {
+        let offset = self.view.layout.write_sequences as usize + frame.0 as usize * size_of::<AtomicU32>();
+        // SAFETY: as in `descriptor`.
+        (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU32>() })
     }
 
     /// Of `pages` pages from `frame` on, how many have landed before the first that has not, or is none. Means

@@ -1,8 +1,8 @@
-//! Engine: how the files of one cache are read.
+//! Engine: how the files of one cache are read and written.
 //!
 //! One engine serves all files of a cache, so that one queue depth bounds what
 //! the devices are asked for at a time and one leader fetches everybody's
-//! completions. It reads by io_uring ([`Mechanism::Ring`]) or, where the kernel
+//! completions. It reads and writes by io_uring ([`Mechanism::Ring`]) or, where the kernel
 //! refuses that, by a few threads ([`Mechanism::Threads`]).
 //!
 //! ```text
@@ -20,10 +20,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::file::{LocalFile, OpenError, OpenFile};
+use super::file::{ByCache, LocalFile, OpenError, OpenFile, WriteOptions};
 use super::ring::RingDriver;
-use super::threads::{BlockingSource, Pool, ReadAt, Source};
-use super::{Fill, Reap, Reaped, WaitRoom};
+use super::threads::{BlockingSource, Inlet, Pool, ReadAt, Source, WriteAt};
+use super::work::Work;
+use super::{Fill, Flush, Reap, Reaped, WaitRoom};
 use crate::sys::ring::RingRefused;
 use crate::units::PAGE_SIZE;
 
@@ -113,6 +114,22 @@ impl Engine {
         Ok(LocalFile::new(OpenFile::open(path.as_ref())?, Arc::clone(&self.shared)))
     }
 
+    /// Opens a file or a block device for reading and writing; `options` say whether it may be new, and whether
+    /// it begins empty. Does not wait for pipes. The name of a new file is durable when its folder has been
+    /// synced, which no backend does. As with any program that writes, a process with a limit on the size of files
+    /// (`RLIMIT_FSIZE`) is sent `SIGXFSZ` at the limit, and has to ignore it to be told `EFBIG` instead.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_for_writing(
+        &self,
+        path: impl AsRef<Path>,
+        options: WriteOptions,
+    ) -> Result<LocalFile, OpenError> {
+        let file = OpenFile::open_for_writing(path.as_ref(), options)?;
+        Ok(LocalFile::new(file, Arc::clone(&self.shared)))
+    }
+
     /// Reads a file that somebody else opened for reading. It is opened once more, so the other's offset
     /// and flags stay as they are. If that cannot be done it is read by the descriptor given, through the
     /// kernel's cache.
@@ -128,6 +145,11 @@ impl Engine {
         BlockingSource::new(source, Arc::clone(&self.shared.pool))
     }
 
+    /// Makes a backend of a source that blocks, read and written by the engine's threads.
+    pub fn serve_for_writing<R: WriteAt + 'static>(&self, source: R) -> BlockingSource<R> {
+        BlockingSource::for_writing(source, Arc::clone(&self.shared.pool))
+    }
+
     /// What files were to be read by when the engine was made, and why.
     pub fn mechanism(&self) -> &Chosen {
         &self.shared.chosen
@@ -139,8 +161,8 @@ impl Engine {
         self.shared.name()
     }
 
-    /// Waits until every fill given to this engine has been completed; the devices bound how long. Not to
-    /// be called from within [`FillSink::fill_completed`](super::FillSink::fill_completed).
+    /// Waits until every fill and flush given to this engine has been completed; the devices bound how long. Not
+    /// to be called from within [`FillSink::fill_completed`](super::FillSink::fill_completed) or its like.
     pub fn drain(&self) {
         self.shared.drain();
     }
@@ -182,15 +204,39 @@ impl EngineShared {
     }
 
     pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+        self.start(file, fills.into_iter().map(Work::Fill));
+    }
+
+    fn start(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         match self.serving_ring() {
-            Some(ring) => ring.submit(file, fills),
-            None => self.pool.submit(&(Arc::clone(file) as Arc<dyn Source>), fills),
+            Some(ring) => ring.submit(file, work),
+            None => self.pool.submit(&(Arc::clone(file) as Arc<dyn Source>), work),
+        }
+    }
+
+    /// Writes flushes of a file. The last partial page of one that is written directly goes by a thread and the
+    /// kernel's cache, when the pages before it are written.
+    pub(super) fn flush(&self, file: &Arc<OpenFile>, flushes: Vec<Flush>) {
+        let mut straight = Vec::with_capacity(flushes.len());
+        for flush in flushes {
+            match file.tail_of(&flush) {
+                None => straight.push(flush),
+                Some(0) => start_tail(&self.pool.inlet(), file, flush),
+                Some(at) => {
+                    // Nothing in flight may keep the engine or its pool: they wait for what is in flight.
+                    let (inlet, file) = (self.pool.inlet(), Arc::clone(file));
+                    straight.push(flush.split(at, move |tail| start_tail(&inlet, &file, tail)));
+                }
+            }
+        }
+        if !straight.is_empty() {
+            self.start(file, straight.into_iter().map(Work::Flush));
         }
     }
 
     pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
         match self.serving_ring() {
-            Some(ring) => ring.submit_with_reap(file, fills),
+            Some(ring) => ring.submit_with_reap(file, fills.into_iter().map(Work::Fill)),
             None => self.submit(file, fills),
         }
     }
@@ -240,6 +286,12 @@ impl Drop for EngineShared {
             ManuallyDrop::drop(&mut self.pool);
         }
     }
+}
+
+/// Has a thread write the last page of a file.
+fn start_tail(inlet: &Inlet, file: &Arc<OpenFile>, tail: Flush) {
+    let by_cache: Arc<dyn Source> = Arc::new(ByCache(Arc::clone(file)));
+    inlet.submit(&by_cache, Work::Flush(tail));
 }
 
 /// What is asked for: the environment's wish stands in for [`Mechanism::Auto`].

@@ -10,6 +10,15 @@
 //! cache with the kernel's readahead off, because ours is at work. If a direct
 //! read is refused later the file is read through the cache from then on.
 //!
+//! A file that is opened for **writing** is written the same way, but for its last page, if that is partial: direct
+//! I/O is of whole sectors, and nothing may be written behind the end, not even for a moment, because a crash would
+//! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, written back to
+//! the device at once, and dropped. Then the flush that brought it means what the others mean, its failure is its own
+//! and not the next sync's, and no page stays in the kernel to be invalidated by the next direct write.
+//! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
+//! cache holds the block around it as it was before would be undone by that. Where no second
+//! descriptor can be had, all of the file goes through the cache.
+//!
 //! What cannot be cached is refused at once and in words: directories; pipes,
 //! sockets and character devices, whose bytes come once; and files of pseudo
 //! file systems, whose bytes are made when they are read.
@@ -19,24 +28,31 @@
 //!  2. The descriptor's description is ours alone: changing its flags changes nobody else's.
 //!  3. `Way` goes from direct to buffered, never back.
 //!
+//!  4. A file that is read only is never changed: it has no [`Writing`].
+//!
 //! Not an invariant: that the size is what it was. Every short read asks for it again.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl, fstatfs,
-    open, statx,
+    Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fallocate,
+    fcntl_getfl, fcntl_setfl, fdatasync, fstatfs, fsync, ftruncate, open, statx,
 };
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
-use super::{Attributes, Backend, Fill, Identity, Reap, Reaped, Version, WaitRoom};
+use super::{
+    Attributes, Backend, Fill, Flush, FlushError, Identity, Reap, Reaped, SyncKind, Version, WaitRoom,
+    read_only, zero_by,
+};
 use crate::units::PAGE_SIZE;
 
 /// Why a file cannot be read through the cache.
@@ -101,7 +117,44 @@ pub enum Way {
     Buffered,
 }
 
-/// A regular file or block device, read by an [`Engine`](super::Engine).
+/// How a file is opened for writing. The default is one that exists, with its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WriteOptions {
+    /// Whether it may be new.
+    pub creation: Creation,
+    /// What it holds at first.
+    pub start: Start,
+    /// The permissions of a new file, less the process's mask.
+    pub mode: u32,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { creation: Creation::MustExist, start: Start::Kept, mode: 0o666 }
+    }
+}
+
+/// Whether a file may be new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Creation {
+    /// It must be there.
+    MustExist,
+    /// It is made if it is not there.
+    IfMissing,
+    /// It is made, and must not be there.
+    MustBeNew,
+}
+
+/// What a file that is opened for writing holds at first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// What it has.
+    Kept,
+    /// Nothing. A block device keeps its bytes.
+    Emptied,
+}
+
+/// A regular file or block device, read, and written if it was opened for that, by an [`Engine`](super::Engine).
 #[derive(Debug)]
 pub struct LocalFile {
     file: Arc<OpenFile>,
@@ -112,7 +165,10 @@ impl LocalFile {
     pub(super) fn new(file: OpenFile, engine: Arc<EngineShared>) -> Self {
         Self { file: Arc::new(file), engine }
     }
-    /// How it is read now. May turn from direct to buffered, once.
+    fn writing(&self) -> io::Result<()> {
+        self.file.writing.as_ref().map(|_| ()).ok_or_else(|| read_only(self.name()))
+    }
+    /// How it is read and written now. May turn from direct to buffered, once.
     pub fn way(&self) -> Way {
         self.file.way()
     }
@@ -156,6 +212,34 @@ impl Backend for LocalFile {
     fn wants_leader(&self) -> bool {
         self.engine.wants_leader()
     }
+    fn can_write(&self) -> bool {
+        self.file.writing.is_some()
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        if self.can_write() {
+            return self.engine.flush(&self.file, flushes);
+        }
+        for flush in flushes {
+            flush.complete(Err(FlushError { written: 0, error: read_only(self.name()) }));
+        }
+    }
+    /// Makes all of the file durable: Linux has no call for less.
+    fn sync(&self, kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
+        self.writing()?;
+        self.file.sync(kind)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.writing()?;
+        self.file.set_size(bytes)
+    }
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        self.writing()?;
+        self.file.punch(range)
+    }
+    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+        self.writing()?;
+        self.file.allocate(range)
+    }
 }
 
 /// What is behind a descriptor.
@@ -165,7 +249,7 @@ enum Kind {
     BlockDevice,
 }
 
-/// An open file, shared by the reads that are under way.
+/// An open file, shared by the reads and writes that are under way.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     descriptor: OwnedFd,
@@ -175,6 +259,15 @@ pub(super) struct OpenFile {
     direct_align: usize,
     /// How old a change must be before a later one is sure to carry another time.
     settling: i64,
+    /// If it was opened for writing.
+    writing: Option<Writing>,
+}
+
+/// What a file needs to be written.
+#[derive(Debug)]
+struct Writing {
+    /// A second way to the file, through the kernel's cache, if the first may be direct.
+    by_cache: Option<OwnedFd>,
 }
 
 /// What a descriptor's description is, and whose.
@@ -200,6 +293,39 @@ impl OpenFile {
         let descriptor = open(path, flags, Mode::empty()).map_err(io::Error::from)?;
         // 3 Look again at what was opened, and settle how to read it.
         Self::of(descriptor, Description::Ours)
+    }
+
+    /// Opens `path` for reading and writing. Waits for nobody.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub(super) fn open_for_writing(path: &Path, options: WriteOptions) -> Result<Self, OpenError> {
+        // 1 What is it? It may not be there yet.
+        match statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS) {
+            Ok(stat) => drop(kind_of(&stat)?),
+            Err(Errno::NOENT) if options.creation != Creation::MustExist => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        // 2 Open it, as it is: what it turns out to be decides whether it is emptied.
+        let how = match options.creation {
+            Creation::MustExist => OFlags::empty(),
+            Creation::IfMissing => OFlags::CREATE,
+            Creation::MustBeNew => OFlags::CREATE | OFlags::EXCL,
+        };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | how;
+        let descriptor = open(path, flags, Mode::from_raw_mode(options.mode)).map_err(io::Error::from)?;
+        // 3 Look again, and settle how to read and write it.
+        let mut file = Self::of(descriptor, Description::Ours)?;
+        let by_cache =
+            (file.way() == Way::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
+        if by_cache.is_none() {
+            file.fall_back();
+        }
+        file.writing = Some(Writing { by_cache });
+        if options.start == Start::Emptied && file.kind == Kind::Regular {
+            file.set_size(0)?;
+        }
+        Ok(file)
     }
 
     /// Reads by way of `descriptor`, which somebody else opened for reading. It is reopened, so that the
@@ -232,7 +358,14 @@ impl OpenFile {
             (Description::Shared, _) => Way::Buffered,
         };
         let is_direct = AtomicBool::new(way == Way::Direct);
-        Ok(Self { descriptor, kind, is_direct, direct_align: direct_align.unwrap_or(1), settling })
+        Ok(Self {
+            descriptor,
+            kind,
+            is_direct,
+            direct_align: direct_align.unwrap_or(1),
+            settling,
+            writing: None,
+        })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -341,6 +474,161 @@ impl Source for OpenFile {
     fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.read_blocking(fill)
     }
+    fn write(&self, flush: &Flush, _bounce: &mut Vec<u8>) -> Result<(), FlushError> {
+        self.write_blocking(flush)
+    }
+}
+
+/// How files are written.
+impl OpenFile {
+    /// Where in `flush` the last page begins that cannot be written directly, if there is such a page.
+    pub(super) fn tail_of(&self, flush: &Flush) -> Option<usize> {
+        let is_whole = flush.len().is_multiple_of(self.align(self.way()));
+        (!is_whole).then(|| flush.len() / PAGE_SIZE * PAGE_SIZE)
+    }
+
+    /// The descriptor that goes through the kernel's cache; both do once the file has fallen back.
+    fn by_cache(&self) -> BorrowedFd<'_> {
+        let second = self.writing.as_ref().and_then(|writing| writing.by_cache.as_ref());
+        second.unwrap_or(&self.descriptor).as_fd()
+    }
+
+    /// Writes a whole flush by calls that block.
+    fn write_blocking(&self, flush: &Flush) -> Result<(), FlushError> {
+        let mut way = self.way();
+        let mut transfer = Transfer::new(flush.len(), self.align(way));
+        loop {
+            match write_step(self.descriptor(), flush, &mut transfer) {
+                Ok(Step::Complete) => return Ok(()),
+                Ok(Step::Ended(written)) => return Err(FlushError::stuck(written)),
+                Ok(Step::Again) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN) => std::thread::yield_now(),
+                    Some(libc::EINVAL | libc::EOPNOTSUPP) if way == Way::Direct => {
+                        way = self.fall_back();
+                        transfer = transfer.restart(self.align(way));
+                    }
+                    _ => return Err(FlushError { written: transfer.rest().0, error }),
+                },
+            }
+        }
+    }
+
+    /// Writes a flush through the kernel's cache, and has the kernel write it back and forget it.
+    fn write_by_cache(&self, flush: &Flush) -> Result<(), FlushError> {
+        let mut transfer = Transfer::new(flush.len(), 1);
+        loop {
+            match write_step(self.by_cache(), flush, &mut transfer) {
+                Ok(Step::Complete) => break,
+                Ok(Step::Ended(written)) => return Err(FlushError::stuck(written)),
+                Ok(Step::Again) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(FlushError { written: transfer.rest().0, error }),
+            }
+        }
+        let failed = |error| FlushError { written: 0, error };
+        self.leave_cache(flush.position(), flush.len() as u64).map_err(failed)
+    }
+
+    /// What was just written through the kernel's cache goes to the device and leaves that cache.
+    fn leave_cache(&self, position: u64, bytes: u64) -> io::Result<()> {
+        match crate::sys::io::write_back(self.by_cache(), position, bytes) {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)) =>
+            {
+                // The file system knows no ranges.
+                fdatasync(self.by_cache())?;
+            }
+            written => written?,
+        }
+        // A hint: what stays is right, and costs a page and the next direct write an invalidation.
+        let _ = fadvise(self.by_cache(), position, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
+        Ok(())
+    }
+
+    /// Always by one descriptor, whose description is told each failure of the kernel's write-back once.
+    fn sync(&self, kind: SyncKind) -> io::Result<()> {
+        let sync = || match kind {
+            SyncKind::Data => fdatasync(&self.descriptor),
+            SyncKind::All => fsync(&self.descriptor),
+        };
+        Ok(rustix::io::retry_on_intr(sync)?)
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if self.kind == Kind::BlockDevice {
+            let words = "a block device has the size it has; write to a file, or leave the size alone";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, words));
+        }
+        Ok(rustix::io::retry_on_intr(|| ftruncate(&self.descriptor, bytes))?)
+    }
+
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        let range = range.start..range.end.min(self.size()?);
+        if range.is_empty() {
+            return Ok(());
+        }
+        let bytes = range.end - range.start;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::io::retry_on_intr(|| fallocate(&self.descriptor, flags, range.start, bytes)) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::INVAL) => self.zero(range),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What a hole reads as, where there can be none.
+    fn zero(&self, range: Range<u64>) -> io::Result<()> {
+        zero_by(range.clone(), |zeros, position| {
+            // SAFETY: a slice is valid for reads.
+            unsafe { crate::sys::io::pwrite(self.by_cache(), zeros.as_ptr(), zeros.len(), position) }
+        })?;
+        self.leave_cache(range.start, range.end - range.start)
+    }
+
+    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let keep = || {
+            let bytes = range.end - range.start;
+            fallocate(&self.descriptor, FallocateFlags::KEEP_SIZE, range.start, bytes)
+        };
+        Ok(rustix::io::retry_on_intr(keep)?)
+    }
+}
+
+/// The most bytes of one write by a call that blocks: a device that is full fails a call as a whole, and what the
+/// calls before it wrote is known.
+const STEP_BYTES: usize = 512 << 10;
+
+/// One system call of a flush that is written through `descriptor`.
+fn write_step(descriptor: BorrowedFd<'_>, flush: &Flush, transfer: &mut Transfer) -> io::Result<Step> {
+    let (from, rest) = transfer.rest();
+    let len = rest.min(STEP_BYTES);
+    let (buffer, position) = (flush.as_ptr().wrapping_add(from), flush.position() + from as u64);
+    // SAFETY: the transfer's rest lies inside the flush, whose buffer is valid until it is completed.
+    let written = unsafe { crate::sys::io::pwrite(descriptor, buffer, len, position) }?;
+    Ok(transfer.advance(written, |_| false))
+}
+
+/// A file as the kernel's cache has it, for what cannot be written directly.
+pub(super) struct ByCache(pub(super) Arc<OpenFile>);
+
+impl Source for ByCache {
+    fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
+        self.0.read(fill, bounce)
+    }
+    fn write(&self, flush: &Flush, _bounce: &mut Vec<u8>) -> Result<(), FlushError> {
+        self.0.write_by_cache(flush)
+    }
+}
+
+/// Opens what `descriptor` is open on once more, with a description of its own that is not direct.
+fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
 }
 
 /// Looks at an open descriptor: what it is, and how long its times take to settle.

@@ -1,16 +1,18 @@
 //! Memory: a file that is bytes in this process.
 //!
 //! For tests, and for whoever wants the cache's folios over bytes that come
-//! from nowhere near a device. Fills complete inside `submit`.
+//! from nowhere near a device. Fills complete inside `submit`, flushes inside `flush`.
+//! There is nothing to make durable: a sync has nothing to do.
 //!
 //! Invariant: a fill sees the bytes of one moment, never a mixture of two contents.
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Attributes, Backend, Fill, Identity, Version};
+use super::{Attributes, Backend, Fill, Flush, FlushError, Identity, SyncKind, Version};
 use crate::sync::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What [`Identity::device`] of a memory file is: no device has this number.
@@ -29,6 +31,18 @@ pub struct MemoryFile {
 struct Content {
     bytes: Vec<u8>,
     version: i64,
+}
+
+impl Content {
+    /// Makes it at least so long.
+    fn reach(&mut self, size: usize) -> io::Result<()> {
+        let more = size.saturating_sub(self.bytes.len());
+        self.bytes.try_reserve(more).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        if more > 0 {
+            self.bytes.resize(size, 0);
+        }
+        Ok(())
+    }
 }
 
 impl MemoryFile {
@@ -85,6 +99,20 @@ impl MemoryFile {
         bytes
     }
 
+    /// Takes over the first `bytes` bytes of the flush. Grows if they lie behind the end.
+    pub(super) fn copy_from(&self, flush: &Flush, bytes: usize) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut content = self.write();
+        let from = usize::try_from(flush.position()).ok();
+        let to = from.and_then(|from| from.checked_add(bytes)).ok_or(io::ErrorKind::FileTooLarge)?;
+        content.reach(to)?;
+        flush.read(0, &mut content.bytes[to - bytes..to]);
+        content.version += 1;
+        Ok(())
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Content> {
         self.content.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,6 +136,37 @@ impl Backend for MemoryFile {
             let bytes = self.copy_to(&mut fill);
             fill.complete(Ok(bytes));
         }
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        for flush in flushes {
+            let outcome = self.copy_from(&flush, flush.len());
+            flush.complete(outcome.map_err(|error| FlushError { written: 0, error }));
+        }
+    }
+    fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let size = usize::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let mut content = self.write();
+        content.reach(size)?;
+        content.bytes.truncate(size);
+        content.version += 1;
+        Ok(())
+    }
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        let mut content = self.write();
+        let size = content.bytes.len();
+        let within = |byte| usize::try_from(byte).map_or(size, |byte| byte.min(size));
+        let (from, to) = (within(range.start), within(range.end));
+        if from < to {
+            content.bytes[from..to].fill(0);
+            content.version += 1;
+        }
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
-//! Backend: where the bytes of one file come from.
+//! Backend: where the bytes of one file come from, and go to.
 //!
 //! A backend is given [`Fill`]s, each a locked run of folios with consecutive
 //! pages and consecutive frames, and completes them, in any order, on any
-//! thread. It never sees a mapping, a tree or a reader.
+//! thread. If it can write it is given [`Flush`]es as well, which are the same the other way.
+//! It never sees a mapping, a tree or a reader.
 //!
 //! ```text
 //!   fill path --submit(Fill, Fill, ..)--> backend --device, pool, memory--> Fill::complete(bytes)
@@ -20,22 +21,35 @@
 //! | backend | bytes from | completes |
 //! |---|---|---|
 //! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads) |
-//! | [`BlockingSource`] | a user's [`ReadAt`] | by itself |
-//! | [`MemoryFile`] | a vector | inside `submit` |
-//! | [`Simulated`] | one of the above, with faults under a seed | when reaped |
+//! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
+//! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
+//! | [`Simulated`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
 //!
 //! A fill of many pages may say of some that they have landed ([`Fill::landed`]) before it ends. Who waits for
 //! one of these is woken; all of them stay readable if the rest fails.
 //!
-//! A `Fill` that is dropped completes with an error: no path through a backend
-//! can leave a folio locked for good.
+//! A `Fill` or a `Flush` that is dropped completes with an error: no path through a backend
+//! can leave a folio locked, or under write-back, for good.
+//!
+//! **What is durable.** A flush that ended well is in the device's hands or the kernel's, and no more: power that
+//! fails may take it away, in whole or in part, in any order. [`Backend::sync`] ends that: what had *completed*
+//! before it was called is durable when it returns `Ok`. It says nothing of flushes in flight, so who wants to be
+//! sure of a write waits for its flush first. If it fails, whatever was not durable before may be lost, and a later
+//! sync that succeeds says nothing about it, because Linux forgets what it could not write: it has to be
+//! flushed again.
+//!
+//! Flushes and fills in flight have no order among themselves: who wants one waits for the first. The caller
+//! sees to it that [`Backend::set_size`] and [`Backend::punch`] meet no flush or fill of the bytes they take away.
 //!
 //! Invariants:
-//!  1. A backend completes each fill exactly once; the type sees to it.
-//!  2. No lock of the index is held when a backend is called, so completing inside `submit` is allowed.
-//!  3. No call of a backend waits for a fill of another caller, except `reap` with [`Reap::Wait`].
+//!  1. A backend completes each fill and each flush exactly once; the type sees to it.
+//!  2. No lock of the index is held when a backend is called, so completing inside `submit` or `flush` is
+//!     allowed.
+//!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`Reap::Wait`]; and
+//!     `sync`, for the device.
 //!  4. What has landed is not written again.
 //!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
+//!  6. Nothing is written behind the last byte of a flush.
 
 use std::fmt;
 use std::io;
@@ -45,9 +59,11 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod crash;
 mod desk;
 mod engine;
 mod file;
+mod flush;
 mod memory;
 mod ring;
 mod room;
@@ -61,15 +77,19 @@ mod threads;
 mod transfer;
 #[cfg(test)]
 mod whims;
+mod work;
 
+pub use crash::{CrashDisk, CrashLog};
 pub use desk::{Errand, Left, Place, WordLeft};
 pub(crate) use desk::{WakesHeldBack, is_waking};
 pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
-pub use file::{LocalFile, NotAFileKind, OpenError, Way};
+pub use file::{Creation, LocalFile, NotAFileKind, OpenError, Start, Way, WriteOptions};
+pub use flush::{Flush, FlushError, FlushRun, FlushSink};
+use flush::{read_only, zero_by};
 pub use memory::MemoryFile;
 pub use room::{WaitRoom, Wish};
-pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times};
-pub use threads::{BlockingSource, Pool, ReadAt};
+pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times, WriteFaults};
+pub use threads::{BlockingSource, Pool, ReadAt, WriteAt};
 
 /// What a file is at one moment: which file, how long, which content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -168,6 +188,73 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn wants_leader(&self) -> bool {
         false
     }
+
+    /// Whether it takes flushes, and the calls below. If not, they answer an error of the kind
+    /// [`Unsupported`](io::ErrorKind::Unsupported), and so do its flushes.
+    fn can_write(&self) -> bool {
+        false
+    }
+
+    /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills
+    /// are: whoever waits reaps. A flush that lies behind the end makes the file longer, by no more than its
+    /// bytes. Two flushes of one page at a time leave either's bytes, so callers have one under way.
+    fn flush(&self, flushes: Vec<Flush>) {
+        for flush in flushes {
+            flush.complete(Err(FlushError { written: 0, error: read_only(self.name()) }));
+        }
+    }
+
+    /// Makes durable the bytes of `range` at least: what has completed before the call is, when it returns. Waits
+    /// for the device.
+    ///
+    /// # Errors
+    /// What was not durable before may not be so now, and is lost if the caller does not flush it again: no later
+    /// sync makes up for it. Each failure is told once.
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        let _ = (kind, range);
+        Err(read_only(self.name()))
+    }
+
+    /// Cuts the file at `bytes`, or extends it with zeros. No flush or fill of bytes behind the new end is in
+    /// flight. May wait for the file system.
+    ///
+    /// # Errors
+    /// The size is what it was.
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let _ = bytes;
+        Err(read_only(self.name()))
+    }
+
+    /// Makes `range` read as zeros, and gives its space back where that can be done. The size stays; what of the
+    /// range lies behind it is left out. No flush or fill of the range is in flight. May wait for the file system,
+    /// and the device.
+    ///
+    /// # Errors
+    /// Some of the range may be zero, and the rest what it was.
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        let _ = range;
+        Err(read_only(self.name()))
+    }
+
+    /// Has the file system keep space for `range`, so that flushes to it do not run out of it. The size stays.
+    ///
+    /// # Errors
+    /// There is no such space, or this backend cannot keep any ([`Unsupported`](io::ErrorKind::Unsupported)):
+    /// flushes find out then.
+    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+        let _ = range;
+        let words = format!("{} keeps no space; a flush that finds none says so", self.name());
+        Err(io::Error::new(io::ErrorKind::Unsupported, words))
+    }
+}
+
+/// What [`Backend::sync`] makes durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyncKind {
+    /// The bytes, the size, and what else is needed to read them: `fdatasync`.
+    Data,
+    /// The file's times and mode, too: `fsync`.
+    All,
 }
 
 /// Whether a call of [`Backend::reap`] may wait.

@@ -1,16 +1,16 @@
-//! Ring: reads by io_uring, reaped by those who wait.
+//! Ring: reads and writes by io_uring, reaped by those who wait.
 //!
 //! ```text
 //!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
 //!                   ^                                                                        |
 //!                   | refilled by whoever reaps                                              v
-//!   Fill::complete <-- job, when its last part has ended <-------- leader <------------ completions
+//!   Work::complete <-- job, when its last part has ended <-------- leader <------------ completions
 //! ```
 //!
-//! A **job** is one fill of one file. It is cut into **parts** of at most
+//! A **job** is one fill or one flush of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
 //! any order; the job ends with its last part. What a part has brought before that has *landed*: its readers
-//! are woken, and keep it whatever becomes of the other parts.
+//! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
 //! `submit` never waits for the device. What does not fit into the queue stays
 //! in the backlog, and whoever reaps refills the queue from there. The backlog
@@ -82,9 +82,12 @@ use std::time::Duration;
 use super::file::{OpenFile, Way};
 use super::slab::{Key, Slab};
 use super::transfer::{Step, Transfer};
-use super::{Arrival, Fill, Reap, Reaped, WaitRoom};
+use super::work::{Direction, Work};
+use super::{Arrival, FlushError, Reap, Reaped, WaitRoom};
 use crate::sync::{Rank, RankedGuard, RankedMutex};
-use crate::sys::ring::{EnterRefused, Gate, Landed, Landing, ReadRequest, ReapHalf, RingRefused, SubmitHalf};
+use crate::sys::ring::{
+    Buffer, EnterRefused, Gate, Landed, Landing, ReapHalf, Request, RingRefused, SubmitHalf,
+};
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
 const TRIES_MAX: u32 = 1000;
@@ -117,7 +120,7 @@ pub(super) trait Kernel: fmt::Debug {
     ///
     /// # Safety
     /// As there.
-    unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: ReadRequest);
+    unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
     /// See [`Gate::enter`].
     fn enter(gate: &Self::Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
@@ -142,7 +145,7 @@ impl Kernel for Uring {
     fn queued(half: &mut SubmitHalf) -> usize {
         half.queued()
     }
-    unsafe fn push(half: &mut SubmitHalf, file: BorrowedFd<'_>, request: ReadRequest) {
+    unsafe fn push(half: &mut SubmitHalf, file: BorrowedFd<'_>, request: Request) {
         // SAFETY: the caller's promise.
         unsafe { half.push(file, request) };
     }
@@ -166,7 +169,7 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     unclaimed: AtomicUsize,
     /// Parts claimed by those who have not come back from the kernel.
     claimed: AtomicUsize,
-    /// Fills given to us and not completed.
+    /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
     /// Whether the kernel refused a submission, for good.
     is_refused: AtomicBool,
@@ -235,10 +238,10 @@ impl<K: Kernel> RingDriver<K> {
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
     }
 
-    /// Starts filling. Never waits for the device.
-    pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+    /// Starts filling and flushing. Never waits for the device.
+    pub(super) fn submit(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
-        let mut submission = self.add(file, fills, &mut finished);
+        let mut submission = self.add(file, work, &mut finished);
         let claim = self.claim(&mut submission);
         drop(submission);
         self.hand_over(claim);
@@ -261,25 +264,25 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// As [`RingDriver::submit`], by one who calls [`RingDriver::reap`] next, with [`Reap::Wait`].
-    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
+    pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
-        drop(self.add(file, fills, &mut finished));
+        drop(self.add(file, work, &mut finished));
         if self.complete(&mut finished) > 0 {
             self.room.wake();
         }
     }
 
-    /// Puts fills into the backlog, and of that into the queue what fits.
+    /// Puts work into the backlog, and of that into the queue what fits.
     fn add(
         &self,
         file: &Arc<OpenFile>,
-        fills: Vec<Fill>,
+        work: impl ExactSizeIterator<Item = Work>,
         finished: &mut Vec<Job>,
     ) -> RankedGuard<'_, Submission<K>> {
-        self.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
+        self.outstanding.fetch_add(work.len(), Ordering::Relaxed);
         let mut submission = self.submission.lock();
-        for fill in fills {
-            submission.add(fill, Arc::clone(file));
+        for work in work {
+            submission.add(work, Arc::clone(file));
         }
         self.pump(&mut submission, &[], finished);
         submission
@@ -399,13 +402,13 @@ impl<K: Kernel> RingDriver<K> {
         self.room.wake();
     }
 
-    /// Ends the fills of `finished`. Holds no lock.
+    /// Ends the work of `finished`. Holds no lock.
     fn complete(&self, finished: &mut Vec<Job>) -> usize {
         let fills = finished.len();
         for job in finished.drain(..) {
-            let (fill, outcome) = job.outcome();
-            // A sink that panics must take neither the other fills with it nor a reader who leads for others.
-            let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
+            let (work, outcome) = job.outcome();
+            // A sink that panics must take neither the other work with it nor a reader who leads for others.
+            let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
             // Partner: the acquire in `drain`.
             self.outstanding.fetch_sub(1, Ordering::Release);
         }
@@ -525,10 +528,10 @@ impl<K: Kernel> Drop for Leader<'_, K> {
     }
 }
 
-/// One fill under way.
+/// One fill or flush under way.
 #[derive(Debug)]
 struct Job {
-    fill: Fill,
+    work: Work,
     file: Arc<OpenFile>,
     /// Bytes of it that have been cut into parts.
     cut: usize,
@@ -542,7 +545,7 @@ struct Job {
 
 impl Job {
     fn is_cut(&self) -> bool {
-        self.cut == self.fill.len()
+        self.cut == self.work.len()
     }
     fn is_finished(&self) -> bool {
         self.is_cut() && self.parts == 0
@@ -550,22 +553,22 @@ impl Job {
     /// A part ended the file at `end` bytes: what has not been cut yet lies behind it.
     fn end_at(&mut self, end: usize) {
         self.end = self.end.min(end);
-        self.cut = self.fill.len();
+        self.cut = self.work.len();
     }
     /// A part failed at byte `at`; the first failure in the file's order is the one that is told.
     fn fail_at(&mut self, at: usize, error: io::Error) {
         if self.failure.as_ref().is_none_or(|&(first, _)| at < first) {
             self.failure = Some((at, error));
         }
-        self.cut = self.fill.len();
+        self.cut = self.work.len();
     }
-    /// The fill, and how it ended. A failure behind the file's end is none.
-    fn outcome(self) -> (Fill, io::Result<usize>) {
+    /// The work, and how it ended. A failure behind the file's end is none.
+    fn outcome(self) -> (Work, Result<usize, FlushError>) {
         let outcome = match self.failure {
-            Some((at, error)) if at < self.end => Err(error),
+            Some((written, error)) if written < self.end => Err(FlushError { written, error }),
             _ => Ok(self.end),
         };
-        (self.fill, outcome)
+        (self.work, outcome)
     }
 }
 
@@ -601,15 +604,21 @@ struct Doubtful {
     file: Arc<OpenFile>,
     /// Where in the file the part begins.
     position: u64,
+    direction: Direction,
     result: i32,
 }
 
 impl Doubtful {
     fn judge(self) -> (Key, Verdict) {
-        let Self { key, mut part, file, position, result } = self;
+        let Self { key, mut part, file, position, direction, result } = self;
+        // A write has no end of the file to meet.
+        let is_end = |at| direction == Direction::Read && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
-            match part.transfer.advance(bytes, |at| file.ends_by(position + at as u64)) {
+            match part.transfer.advance(bytes, is_end) {
                 Step::Complete => Verdict::Complete,
+                Step::Ended(bytes) if direction == Direction::Write => {
+                    Verdict::Failed(bytes, FlushError::stuck(bytes).error)
+                }
                 Step::Ended(bytes) => Verdict::Ended(bytes),
                 Step::Again => Verdict::Again(Part { tries: 0, ..part }),
             }
@@ -656,9 +665,9 @@ struct Submission<K: Kernel> {
 }
 
 impl<K: Kernel> Submission<K> {
-    fn add(&mut self, fill: Fill, file: Arc<OpenFile>) {
-        let end = fill.len();
-        let job = self.jobs.insert(Job { fill, file, cut: 0, parts: 0, end, failure: None });
+    fn add(&mut self, work: Work, file: Arc<OpenFile>) {
+        let end = work.len();
+        let job = self.jobs.insert(Job { work, file, cut: 0, parts: 0, end, failure: None });
         self.backlog.push_back(job);
     }
 
@@ -670,7 +679,7 @@ impl<K: Kernel> Submission<K> {
                 self.backlog.pop_front();
                 continue;
             };
-            let (at, len) = (job.cut, self.io_bytes_max.min(job.fill.len() - job.cut));
+            let (at, len) = (job.cut, self.io_bytes_max.min(job.work.len() - job.cut));
             job.cut += len;
             job.parts += 1;
             let way = job.file.way();
@@ -705,14 +714,14 @@ impl<K: Kernel> Submission<K> {
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         let (from, len) = part.transfer.rest();
         let at = part.at + from;
-        let request = ReadRequest {
-            position: job.fill.position() + at as u64,
-            // Inside the fill: `at + len` is at most the end of the part, which was cut from the fill.
-            buffer: job.fill.as_ptr().wrapping_add(at),
-            len: len as u32,
-            key: key.0,
+        // Inside the work's buffer: `at + len` is at most the end of the part, which was cut from the work.
+        let buffer = match &job.work {
+            Work::Fill(fill) => Buffer::Into(fill.as_ptr().wrapping_add(at)),
+            Work::Flush(flush) => Buffer::From(flush.as_ptr().wrapping_add(at)),
         };
-        // SAFETY: the job owns the fill and the file and is removed only when all its parts have ended.
+        let position = job.work.position() + at as u64;
+        let request = Request { position, buffer, len: len as u32, key: key.0 };
+        // SAFETY: the job owns the work and the file and is removed only when all its parts have ended.
         // `outstanding` keeps the ring's owner from going away before that.
         unsafe { K::push(half, job.file.descriptor(), request) };
         self.pushed.push_back(key);
@@ -730,8 +739,8 @@ impl<K: Kernel> Submission<K> {
             return None;
         }
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
-        let position = job.fill.position() + part.at as u64;
-        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, result: landed.result })
+        let (position, direction) = (job.work.position() + part.at as u64, job.work.direction());
+        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, direction, result: landed.result })
     }
 
     /// Carries out a verdict. Returns the part if it is to be pushed again.
@@ -764,7 +773,7 @@ impl<K: Kernel> Submission<K> {
         // because without it another thread could end the job meanwhile.
         let ends_well = job.is_finished() && job.failure.is_none();
         if !ends_well {
-            self.news.extend(job.fill.note_landed(part.at..part.at + came));
+            self.news.extend(job.work.note_landed(part.at..part.at + came));
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -815,7 +824,7 @@ fn copy_of(error: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Request;
+    use super::super::testing::Request as Filled;
     use super::*;
     use crate::units::PAGE_SIZE;
 
@@ -835,7 +844,7 @@ mod tests {
             news: Vec::new(),
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
-        submission.add(Request::new(&room, 0, PAGES).0, Arc::new(file));
+        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), Arc::new(file));
         let parts = std::iter::from_fn(|| submission.cut()).collect();
         (submission, parts)
     }
@@ -850,7 +859,7 @@ mod tests {
             submission.end(parts[part], verdict, &mut finished);
         }
         assert_eq!((submission.parts.len(), submission.jobs.len(), finished.len()), (0, 0, 1));
-        finished.remove(0).outcome().1.map_err(|error| error.raw_os_error().unwrap())
+        finished.remove(0).outcome().1.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
 
     fn fails(code: i32) -> Verdict {
@@ -892,13 +901,41 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
+        let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
+        let judge = |direction, align, calls: &[i32]| {
+            let mut part =
+                Part { job: Key(0), at: 0, transfer: Transfer::new(8192, align), way: Way::Direct, tries: 0 };
+            for (number, &result) in calls.iter().enumerate() {
+                let file = Arc::clone(&file);
+                let doubtful = Doubtful { key: Key(0), part, file, position: 1 << 40, direction, result };
+                match doubtful.judge().1 {
+                    Verdict::Again(next) => part = next,
+                    ended => return (number, ended),
+                }
+            }
+            (calls.len(), Verdict::Again(part))
+        };
+        let (_, short) = judge(Direction::Write, 512, &[1000]);
+        assert!(matches!(short, Verdict::Again(part) if part.transfer.rest() == (512, 7680)));
+        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, Verdict::Complete)));
+        let (_, stuck) = judge(Direction::Write, 1, &[1000, 0]);
+        let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
+        assert!(matches!(stuck, Verdict::Failed(1000, error) if is_stuck(&error)));
+        let (_, full) = judge(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
+        assert!(matches!(full, Verdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC)));
+        // The same calls of a read are the end of the file.
+        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, Verdict::Ended(1000))));
+    }
+
+    #[test]
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);
         let room = Arc::new(WaitRoom::new());
         submission.queue_depth = parts.len() + 2;
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        submission.add(Request::new(&room, 0, PAGES).0, file);
+        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), file);
         let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();
         assert_eq!(cut.len(), 2, "the queue is as deep as was said");
         let mut finished = Vec::new();

@@ -5,17 +5,18 @@
 //! seed and the same calls, and it counts what it was asked.
 //!
 //! ```text
-//!   submit --> held, each until a tick of a clock of its own --reap--> Fill::complete, fail, end early, drop
+//!   submit, flush --> held, each until a tick of a clock of its own --reap--> complete, fail, end early, drop
 //! ```
 //!
-//! Fills are held until somebody reaps them. So the leader protocol of a ring
+//! Fills and flushes are held until somebody reaps them. So the leader protocol of a ring
 //! is at work even in a test with a single thread: a cache that forgets to reap
 //! hangs here too. Time is a count: a reap moves it on, nothing else does.
 //!
 //! Invariants:
 //!  1. With one thread, equal seeds and equal calls give equal outcomes, completion by completion.
-//!  2. Bytes are taken from the content when a fill is completed, not when it is submitted.
-//!  3. No lock is held when a fill is completed.
+//!  2. Bytes are taken from the content when a fill is completed, not when it is submitted; and to the content when a
+//!     flush is.
+//!  3. No lock is held when a fill or a flush is completed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +25,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::{Attributes, Backend, Fill, Identity, MemoryFile, Reap, Reaped, Version, WaitRoom};
+use super::crash::{Chance, CrashDisk};
+use super::work::Work;
+use super::{
+    Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, Reap, Reaped, SyncKind, Version,
+    WaitRoom, read_only,
+};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
@@ -64,6 +70,20 @@ impl Default for Faults {
             completing: Completing::WhenReaped,
         }
     }
+}
+
+/// What goes wrong with writes, and how often. The default is nothing. Delays, their sequence and where flushes
+/// complete are those of [`Faults`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WriteFaults {
+    /// How many of 1000 flushes fail with `EIO`.
+    pub errors: u32,
+    /// How many of 1000 flushes fail with `ENOSPC`.
+    pub full: u32,
+    /// How many of 1000 flushes are dropped without being completed.
+    pub drops: u32,
+    /// How many of 1000 syncs fail with `EIO`.
+    pub sync_errors: u32,
 }
 
 /// In what order fills complete that are due together.
@@ -109,14 +129,23 @@ pub struct Simulated {
 
 enum Content {
     Memory(Arc<MemoryFile>),
+    Crash(Arc<CrashDisk>),
     Generated { file: u64, size: u64, generate: Box<Generator> },
 }
 
 struct State {
-    random: u64,
+    random: Chance,
     tick: u64,
     held: Vec<Held>,
     bad_spots: Vec<(Range<u64>, Times)>,
+    bad_writes: Vec<(Range<u64>, Times)>,
+    write_faults: WriteFaults,
+    /// After how many more of them a flush, or a sync, fails, and with which number.
+    flushes_to_fail: Vec<(u64, i32)>,
+    syncs_to_fail: Vec<(u64, i32)>,
+    writes: u64,
+    written_bytes: u64,
+    syncs: u64,
     /// Bytes of a part, if fills are answered in parts.
     part: Option<usize>,
     reads: u64,
@@ -126,7 +155,20 @@ struct State {
 
 struct Held {
     due: u64,
-    fill: Fill,
+    work: Work,
+}
+
+/// What a flush will meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WriteFate {
+    Served,
+    /// With this number, so many bytes written for certain, and so many in truth.
+    Fails {
+        errno: i32,
+        written: usize,
+        reached: usize,
+    },
+    Dropped,
 }
 
 /// What a fill will meet.
@@ -145,8 +187,13 @@ impl Simulated {
         Self::new(Content::Memory(file), faults)
     }
 
+    /// A device that holds `disk`, which remembers what is done to it.
+    pub fn of_crash_disk(disk: Arc<CrashDisk>, faults: Faults) -> Self {
+        Self::new(Content::Crash(disk), faults)
+    }
+
     /// A device that holds a file of `size` bytes whose pages `generate` writes; `file` is its number,
-    /// its identity too.
+    /// its identity too. It cannot be written.
     pub fn generated(
         file: u64,
         size: u64,
@@ -158,10 +205,17 @@ impl Simulated {
 
     fn new(content: Content, faults: Faults) -> Self {
         let state = State {
-            random: faults.seed,
+            random: Chance(faults.seed),
             tick: 0,
             held: Vec::new(),
             bad_spots: Vec::new(),
+            bad_writes: Vec::new(),
+            write_faults: WriteFaults::default(),
+            flushes_to_fail: Vec::new(),
+            syncs_to_fail: Vec::new(),
+            writes: 0,
+            written_bytes: 0,
+            syncs: 0,
             part: None,
             reads: 0,
             read_bytes: 0,
@@ -191,9 +245,38 @@ impl Simulated {
         self.lock().bad_spots.push((bytes, times));
     }
 
-    /// Nothing fails any more at a place given by [`Simulated::fail_at`].
+    /// The same device, with faults of its writes.
+    #[must_use]
+    pub fn with_write_faults(self, faults: WriteFaults) -> Self {
+        self.lock().write_faults = faults;
+        self
+    }
+
+    /// Flushes that touch these bytes of the file fail with `EIO`, so many times.
+    pub fn fail_writes_at(&self, bytes: Range<u64>, times: Times) {
+        self.lock().bad_writes.push((bytes, times));
+    }
+
+    /// The `nth` flush from now on, 0 being the next, fails with this number of the system, after a part of it or
+    /// before.
+    pub fn fail_write(&self, nth: u64, errno: i32) {
+        self.lock().flushes_to_fail.push((nth, errno));
+    }
+
+    /// The `nth` sync from now on, 0 being the next, fails with this number of the system. A
+    /// [`CrashDisk`] loses by that some of what was not durable.
+    pub fn fail_sync(&self, nth: u64, errno: i32) {
+        self.lock().syncs_to_fail.push((nth, errno));
+    }
+
+    /// Nothing fails any more at a place given by [`Simulated::fail_at`] or [`Simulated::fail_writes_at`], or by
+    /// [`Simulated::fail_write`] or [`Simulated::fail_sync`].
     pub fn mend(&self) {
-        self.lock().bad_spots.clear();
+        let mut state = self.lock();
+        state.bad_spots.clear();
+        state.bad_writes.clear();
+        state.flushes_to_fail.clear();
+        state.syncs_to_fail.clear();
     }
 
     /// Completes nothing until [`Simulated::resume`]; whoever waits sleeps.
@@ -207,7 +290,22 @@ impl Simulated {
         self.wake();
     }
 
-    /// Fills submitted and not completed.
+    /// Flushes that have met their fate.
+    pub fn writes(&self) -> u64 {
+        self.lock().writes
+    }
+
+    /// Bytes taken over from flushes.
+    pub fn written_bytes(&self) -> u64 {
+        self.lock().written_bytes
+    }
+
+    /// Syncs asked for, those that failed included.
+    pub fn syncs(&self) -> u64 {
+        self.lock().syncs
+    }
+
+    /// Fills and flushes submitted and not completed.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
@@ -243,8 +341,55 @@ impl Simulated {
         rooms.iter().for_each(|room| room.wake());
     }
 
-    /// Lets a fill meet its fate. Holds no lock while it is completed.
-    fn serve(&self, mut fill: Fill) {
+    /// Holds work until it is reaped, or does it at once.
+    fn start(&self, work: impl ExactSizeIterator<Item = Work>) {
+        if self.faults.completing == Completing::WhenSubmitted {
+            work.for_each(|work| self.serve(work));
+            return;
+        }
+        let count = work.len();
+        let mut state = self.lock();
+        for work in work {
+            state.hold(work, self.faults.delay_max);
+        }
+        // Under the lock, so that nobody counts one out before it was counted in.
+        self.held.fetch_add(count, Ordering::Relaxed);
+        drop(state);
+        // Partner: the fence in `WaitRoom::wake`, which follows each giving up of the lead.
+        fence(Ordering::SeqCst);
+        if self.wants_leader() {
+            self.wake();
+        }
+    }
+
+    /// Lets work meet its fate. Holds no lock while it is completed.
+    fn serve(&self, work: Work) {
+        match work {
+            Work::Fill(fill) => self.serve_fill(fill),
+            Work::Flush(flush) => self.serve_flush(flush),
+        }
+    }
+
+    fn serve_flush(&self, flush: Flush) {
+        let fate = self.lock().write_fate(&flush);
+        let (reached, failure) = match fate {
+            WriteFate::Served => (flush.len(), None),
+            WriteFate::Dropped => return drop(flush),
+            WriteFate::Fails { errno, written, reached } => {
+                (reached, Some(FlushError { written, error: io::Error::from_raw_os_error(errno) }))
+            }
+        };
+        let outcome = match self.content.copy_from(&flush, reached) {
+            Ok(()) => {
+                self.lock().written_bytes += reached as u64;
+                failure.map_or(Ok(()), Err)
+            }
+            Err(error) => Err(FlushError { written: 0, error }),
+        };
+        flush.complete(outcome);
+    }
+
+    fn serve_fill(&self, mut fill: Fill) {
         let (fate, part) = self.lock().fate(&fill, &self.faults);
         match (fate, part) {
             (Fate::Dropped, _) => drop(fill),
@@ -286,7 +431,7 @@ impl Simulated {
         let due = self.lock().take_due(how, self.faults.sequence);
         let fills = due.len();
         for held in due {
-            self.serve(held.fill);
+            self.serve(held.work);
             self.held.fetch_sub(1, Ordering::Relaxed);
         }
         fills
@@ -294,22 +439,13 @@ impl Simulated {
 }
 
 impl State {
-    /// The next of an endless row of numbers (splitmix64).
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
     fn below(&mut self, bound: u64) -> u64 {
-        self.random() % bound
+        self.random.next() % bound
     }
 
-    fn hold(&mut self, fill: Fill, delay_max: u32) {
+    fn hold(&mut self, work: Work, delay_max: u32) {
         let due = self.tick + self.below(u64::from(delay_max) + 1);
-        self.held.push(Held { due, fill });
+        self.held.push(Held { due, work });
     }
 
     fn take_due(&mut self, how: Reap, sequence: Sequence) -> Vec<Held> {
@@ -352,24 +488,65 @@ impl State {
         (fate, self.part)
     }
 
-    fn is_bad(&mut self, asked: Range<u64>) -> bool {
-        let mut spots = self.bad_spots.iter();
-        let spot = spots.position(|(bytes, _)| bytes.start < asked.end && asked.start < bytes.end);
-        let Some(spot) = spot else { return false };
-        if let (_, Times::First(times)) = &mut self.bad_spots[spot] {
-            *times = times.saturating_sub(1);
-            if *times == 0 {
-                self.bad_spots.remove(spot);
-            }
+    /// What a flush will meet.
+    fn write_fate(&mut self, flush: &Flush) -> WriteFate {
+        self.writes += 1;
+        let bytes = flush.position()..flush.position() + flush.len() as u64;
+        let WriteFaults { errors, full, drops, .. } = self.write_faults;
+        let chance = self.below(1000) as u32;
+        let (written, reached) =
+            (self.below(flush.len() as u64) as usize, self.below(flush.len() as u64 + 1) as usize);
+        let fails = |errno| WriteFate::Fails { errno, written, reached: reached.max(written) };
+        if let Some(errno) = count_down(&mut self.flushes_to_fail) {
+            return fails(errno);
         }
-        true
+        match chance {
+            _ if meets(&mut self.bad_writes, bytes) => fails(libc::EIO),
+            _ if chance < errors => fails(libc::EIO),
+            _ if chance < errors + full => fails(libc::ENOSPC),
+            _ if chance < errors + full + drops => WriteFate::Dropped,
+            _ => WriteFate::Served,
+        }
     }
+
+    /// How a sync fails, if it does.
+    fn sync_fate(&mut self) -> Option<i32> {
+        self.syncs += 1;
+        let is_unlucky = self.below(1000) < u64::from(self.write_faults.sync_errors);
+        count_down(&mut self.syncs_to_fail).or(is_unlucky.then_some(libc::EIO))
+    }
+
+    fn is_bad(&mut self, asked: Range<u64>) -> bool {
+        meets(&mut self.bad_spots, asked)
+    }
+}
+
+/// Whether a bad spot is touched; it counts that.
+fn meets(spots: &mut Vec<(Range<u64>, Times)>, asked: Range<u64>) -> bool {
+    let spot = spots.iter().position(|(bytes, _)| bytes.start < asked.end && asked.start < bytes.end);
+    let Some(spot) = spot else { return false };
+    if let (_, Times::First(times)) = &mut spots[spot] {
+        *times = times.saturating_sub(1);
+        if *times == 0 {
+            spots.remove(spot);
+        }
+    }
+    true
+}
+
+/// One more has come: the number with which it fails, if it was to.
+fn count_down(to_fail: &mut Vec<(u64, i32)>) -> Option<i32> {
+    let now = to_fail.iter().position(|&(left, _)| left == 0);
+    let errno = now.map(|at| to_fail.remove(at).1);
+    to_fail.iter_mut().for_each(|(left, _)| *left = left.saturating_sub(1));
+    errno
 }
 
 impl Content {
     fn copy_to(&self, fill: &mut Fill) -> usize {
         match self {
             Self::Memory(file) => file.copy_to(fill),
+            Self::Crash(disk) => disk.copy_to(fill),
             Self::Generated { file, size, generate } => {
                 let mut page = [0; PAGE_SIZE];
                 let bytes = size.saturating_sub(fill.position()).min(fill.len() as u64) as usize;
@@ -379,6 +556,18 @@ impl Content {
                 }
                 bytes
             }
+        }
+    }
+
+    /// Takes over the first `bytes` bytes of the flush.
+    fn copy_from(&self, flush: &Flush, bytes: usize) -> io::Result<()> {
+        match self {
+            Self::Memory(file) => file.copy_from(flush, bytes),
+            Self::Crash(disk) => {
+                disk.copy_from(flush, bytes);
+                Ok(())
+            }
+            Self::Generated { .. } => Err(read_only("a generator")),
         }
     }
 }
@@ -413,6 +602,7 @@ impl Backend for Simulated {
     fn attributes(&self) -> io::Result<Attributes> {
         match &self.content {
             Content::Memory(file) => file.attributes(),
+            Content::Crash(disk) => Ok(disk.attributes()),
             Content::Generated { file, size, .. } => Ok(Attributes {
                 identity: Identity { device: DEVICE, inode: *file, born: 0 },
                 version: Version { modified: 0, changed: 0, settled: true },
@@ -422,22 +612,56 @@ impl Backend for Simulated {
     }
 
     fn submit(&self, fills: Vec<Fill>) {
-        if self.faults.completing == Completing::WhenSubmitted {
-            fills.into_iter().for_each(|fill| self.serve(fill));
-            return;
+        self.start(fills.into_iter().map(Work::Fill));
+    }
+
+    fn can_write(&self) -> bool {
+        !matches!(self.content, Content::Generated { .. })
+    }
+
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.start(flushes.into_iter().map(Work::Flush));
+    }
+
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        let (fate, seed) = {
+            let mut state = self.lock();
+            (state.sync_fate(), state.random.next())
+        };
+        match (&self.content, fate) {
+            (Content::Generated { .. }, _) => Err(read_only(self.name())),
+            (Content::Memory(file), None) => file.sync(kind, range),
+            (Content::Memory(_), Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            (Content::Crash(disk), None) => {
+                disk.sync(range);
+                Ok(())
+            }
+            (Content::Crash(disk), Some(errno)) => {
+                disk.fail_sync(seed);
+                Err(io::Error::from_raw_os_error(errno))
+            }
         }
-        let count = fills.len();
-        let mut state = self.lock();
-        for fill in fills {
-            state.hold(fill, self.faults.delay_max);
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        match &self.content {
+            Content::Memory(file) => Backend::set_size(&**file, bytes),
+            Content::Crash(disk) => {
+                disk.set_size(bytes);
+                Ok(())
+            }
+            Content::Generated { .. } => Err(read_only(self.name())),
         }
-        // Under the lock, so that nobody counts a fill out before it was counted in.
-        self.held.fetch_add(count, Ordering::Relaxed);
-        drop(state);
-        // Partner: the fence in `WaitRoom::wake`, which follows each giving up of the lead.
-        fence(Ordering::SeqCst);
-        if self.wants_leader() {
-            self.wake();
+    }
+
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        match &self.content {
+            Content::Memory(file) => file.punch(range),
+            Content::Crash(disk) => {
+                disk.punch(range);
+                Ok(())
+            }
+            Content::Generated { .. } => Err(read_only(self.name())),
         }
     }
 

@@ -1,10 +1,10 @@
-//! Threads: reads that block, on a few threads of our own.
+//! Threads: reads and writes that block, on a few threads of our own.
 //!
-//! The way of reading where io_uring is refused, and for sources that users
-//! write ([`ReadAt`]).
+//! The way where io_uring is refused, for sources that users write ([`ReadAt`], [`WriteAt`]), and for the last partial
+//! page of a file that is written directly.
 //!
 //! ```text
-//!   submit --> queue of (fill, source) --> a thread: read, Fill::complete
+//!   submit --> queue of (fill or flush, source) --> a thread: read or write, complete
 //! ```
 //!
 //! Threads are started when there is work and none is idle, up to the pool's
@@ -12,23 +12,25 @@
 //! signals. If no thread can be started the work is done on the caller's.
 //!
 //! Invariants:
-//!  1. A fill that was queued is read, even if the pool is dropped meanwhile.
-//!  2. No lock is held while a source is read or a fill completed.
-//!  3. A source that panics fails its fill and nothing else.
+//!  1. What was queued is done, even if the pool is dropped meanwhile.
+//!  2. No lock is held while a source is read or written, or a fill or flush completed.
+//!  3. A source that panics fails its fill or flush and nothing else.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
-use super::{Attributes, Backend, Fill, WaitRoom};
+use super::work::Work;
+use super::{Attributes, Backend, Fill, Flush, FlushError, SyncKind, WaitRoom, read_only, zero_by};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
-/// Bytes of a user's source that are read at a time, by way of a buffer of the thread.
+/// Bytes of a user's source that are read or written at a time, by way of a buffer of the thread.
 const BOUNCE_BYTES: usize = 256 << 10;
 const _: () = assert!(BOUNCE_BYTES.is_multiple_of(PAGE_SIZE));
 
@@ -50,23 +52,65 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
     fn attributes(&self) -> io::Result<Attributes>;
 }
 
-/// What a thread of the pool can read from.
+/// A source that can be written, too, by calls that may block.
+///
+/// [`BlockingSource::for_writing`] makes a [`Backend`] of it.
+pub trait WriteAt: ReadAt {
+    /// Writes bytes at byte `position` and returns how many; fewer than given if it likes, but not 0. What lies
+    /// behind the end makes the source longer, with zeros between. Called by several threads at a time. May block.
+    ///
+    /// # Errors
+    /// Whatever went wrong. [`io::ErrorKind::Interrupted`] means "again".
+    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize>;
+
+    /// Makes durable what was written before the call, at least in `range`: see [`Backend::sync`]. May block.
+    ///
+    /// # Errors
+    /// Some of it may not be durable.
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()>;
+
+    /// Cuts it or extends it with zeros. May block.
+    ///
+    /// # Errors
+    /// Its size is what it was.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+}
+
+/// What a thread of the pool can read from and write to.
 pub(super) trait Source: Send + Sync {
     /// Fills `fill`; returns how many bytes came. `bounce` is a buffer of the thread's own.
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize>;
+    /// Writes `flush`. `bounce` is a buffer of the thread's own.
+    fn write(&self, flush: &Flush, bounce: &mut Vec<u8>) -> Result<(), FlushError>;
 }
 
-/// A backend that reads a user's [`ReadAt`] on a pool of threads.
+/// A backend that reads a user's [`ReadAt`], and writes a user's [`WriteAt`], on a pool of threads.
 #[derive(Debug)]
 pub struct BlockingSource<R> {
     source: Arc<R>,
+    /// The same once more, if it may be written.
+    writer: Option<Arc<dyn WriteAt>>,
     pool: Arc<Pool>,
+}
+
+impl<R: WriteAt + 'static> BlockingSource<R> {
+    /// Reads and writes `source` on `pool`. One pool may serve many sources.
+    pub fn for_writing(source: R, pool: Arc<Pool>) -> Self {
+        let source = Arc::new(source);
+        Self { writer: Some(Arc::clone(&source) as Arc<dyn WriteAt>), source, pool }
+    }
 }
 
 impl<R: ReadAt + 'static> BlockingSource<R> {
     /// Reads `source` on `pool`. One pool may serve many sources.
     pub fn new(source: R, pool: Arc<Pool>) -> Self {
-        Self { source: Arc::new(source), pool }
+        Self { source: Arc::new(source), writer: None, pool }
+    }
+    fn writer(&self) -> io::Result<&dyn WriteAt> {
+        self.writer.as_deref().ok_or_else(|| read_only(self.name()))
+    }
+    fn bounced(&self) -> Arc<dyn Source> {
+        Arc::new(Bounced { source: Arc::clone(&self.source), writer: self.writer.clone() })
     }
     /// What is read.
     pub fn source(&self) -> &R {
@@ -82,16 +126,35 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
         self.source.attributes()
     }
     fn submit(&self, fills: Vec<Fill>) {
-        let source: Arc<dyn Source> = Arc::new(Bounced(Arc::clone(&self.source)));
-        self.pool.submit(&source, fills);
+        self.pool.submit(&self.bounced(), fills.into_iter().map(Work::Fill));
     }
     fn has_room(&self, fills: usize) -> bool {
         self.pool.has_room(fills)
     }
+    fn can_write(&self) -> bool {
+        self.writer.is_some()
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.pool.submit(&self.bounced(), flushes.into_iter().map(Work::Flush));
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.writer()?.sync(kind, range)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.writer()?.set_size(bytes)
+    }
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        let writer = self.writer()?;
+        let size = self.source.attributes()?.size;
+        zero_by(range.start..range.end.min(size), |bytes, position| writer.write_at(bytes, position))
+    }
 }
 
-/// A user's source, read by way of a buffer: the frames themselves may not be lent as a slice.
-struct Bounced<R>(Arc<R>);
+/// A user's source, read and written by way of a buffer: the frames themselves may not be lent as a slice.
+struct Bounced<R> {
+    source: Arc<R>,
+    writer: Option<Arc<dyn WriteAt>>,
+}
 
 impl<R: ReadAt> Source for Bounced<R> {
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
@@ -99,7 +162,7 @@ impl<R: ReadAt> Source for Bounced<R> {
         let mut done = 0;
         while done < fill.len() {
             let asked = (fill.len() - done).min(BOUNCE_BYTES);
-            let bytes = match self.0.read_at(&mut bounce[..asked], fill.position() + done as u64) {
+            let bytes = match self.source.read_at(&mut bounce[..asked], fill.position() + done as u64) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
@@ -120,9 +183,31 @@ impl<R: ReadAt> Source for Bounced<R> {
         }
         Ok(done)
     }
+
+    fn write(&self, flush: &Flush, bounce: &mut Vec<u8>) -> Result<(), FlushError> {
+        let failed = |written, error| FlushError { written, error };
+        let writer = self.writer.as_ref().ok_or_else(|| failed(0, read_only("blocking source")))?;
+        bounce.resize(BOUNCE_BYTES, 0);
+        let mut done = 0;
+        while done < flush.len() {
+            let asked = (flush.len() - done).min(BOUNCE_BYTES);
+            flush.read(done, &mut bounce[..asked]);
+            match writer.write_at(&bounce[..asked], flush.position() + done as u64) {
+                Ok(0) => return Err(FlushError::stuck(done)),
+                Ok(bytes) if bytes > asked => {
+                    let words = "the source says it wrote more than it was given";
+                    return Err(failed(done, io::Error::other(words)));
+                }
+                Ok(bytes) => done += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(done, error)),
+            }
+        }
+        Ok(())
+    }
 }
 
-/// A few threads that read.
+/// A few threads that read and write.
 pub struct Pool {
     shared: Arc<Shared>,
     /// The process that made it.
@@ -133,7 +218,7 @@ struct Shared {
     state: Mutex<State>,
     /// Rung when there is work or the pool closes.
     bell: Condvar,
-    /// Fills given to us and not completed.
+    /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
     room: Arc<WaitRoom>,
     threads_max: usize,
@@ -142,14 +227,14 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Work>,
+    queue: VecDeque<Queued>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     is_closing: bool,
 }
 
-struct Work {
-    fill: Fill,
+struct Queued {
+    work: Work,
     source: Arc<dyn Source>,
 }
 
@@ -173,30 +258,59 @@ impl Pool {
         self.shared.outstanding.load(Ordering::Relaxed) + fills <= self.shared.queue_max
     }
 
-    pub(super) fn submit(&self, source: &Arc<dyn Source>, fills: Vec<Fill>) {
-        self.shared.outstanding.fetch_add(fills.len(), Ordering::Relaxed);
-        let is_many = fills.len() > 1;
-        let mut state = self.shared.lock();
-        let work = fills.into_iter().map(|fill| Work { fill, source: Arc::clone(source) });
-        state.queue.extend(work);
+    pub(super) fn submit(&self, source: &Arc<dyn Source>, work: impl ExactSizeIterator<Item = Work>) {
+        self.shared.submit(source, work);
+    }
+
+    /// A way to submit that does not keep the pool.
+    pub(super) fn inlet(&self) -> Inlet {
+        Inlet(Arc::clone(&self.shared))
+    }
+
+    /// Waits until all work given to the pool has been completed. Not to be called while work of the
+    /// pool is being completed by the caller: that would never be done.
+    pub(super) fn drain(&self) {
+        // Partner: the release in `Shared::run_one`.
+        let shared = &self.shared;
+        shared.room.sleep(&mut || shared.outstanding.load(Ordering::Acquire) == 0);
+    }
+}
+
+/// A way to submit to a pool, for who is called by what the pool or the ring beside it completes: it does not keep
+/// the pool, so whoever drops that waits for what comes by this way, too.
+pub(super) struct Inlet(Arc<Shared>);
+
+impl Inlet {
+    /// While work of the pool is completed, or work that somebody waits for before the pool is dropped.
+    pub(super) fn submit(&self, source: &Arc<dyn Source>, work: Work) {
+        self.0.submit(source, std::iter::once(work));
+    }
+}
+
+impl Shared {
+    fn submit(self: &Arc<Self>, source: &Arc<dyn Source>, work: impl ExactSizeIterator<Item = Work>) {
+        self.outstanding.fetch_add(work.len(), Ordering::Relaxed);
+        let is_many = work.len() > 1;
+        let mut state = self.lock();
+        state.queue.extend(work.map(|work| Queued { work, source: Arc::clone(source) }));
         self.start_threads(&mut state);
         let is_alone = state.threads.is_empty();
         drop(state);
         if is_many {
-            self.shared.bell.notify_all()
+            self.bell.notify_all()
         } else {
-            self.shared.bell.notify_one()
+            self.bell.notify_one()
         }
         if is_alone {
-            // Not one thread could be started: the work is ours.
-            self.shared.work_off();
+            // Not one thread could be started, or the pool is closing and this is one of its threads: the work is ours.
+            self.work_off();
         }
     }
 
     /// Starts as many threads as there is work for that nobody idle will take.
-    fn start_threads(&self, state: &mut State) {
-        while state.queue.len() > state.idle && state.threads.len() < self.shared.threads_max {
-            let shared = Arc::clone(&self.shared);
+    fn start_threads(self: &Arc<Self>, state: &mut State) {
+        while !state.is_closing && state.queue.len() > state.idle && state.threads.len() < self.threads_max {
+            let shared = Arc::clone(self);
             let name = format!("quinion-io-{}", state.threads.len());
             // Refused by a limit: the threads there are will do it.
             let Ok(thread) = std::thread::Builder::new().name(name).spawn(move || shared.run()) else {
@@ -208,16 +322,6 @@ impl Pool {
         }
     }
 
-    /// Waits until every fill given to the pool has been completed. Not to be called while a fill of the
-    /// pool is being completed by the caller: that one would never be done.
-    pub(super) fn drain(&self) {
-        // Partner: the release in `Shared::run_one`.
-        let shared = &self.shared;
-        shared.room.sleep(&mut || shared.outstanding.load(Ordering::Acquire) == 0);
-    }
-}
-
-impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -228,10 +332,10 @@ impl Shared {
         let mut bounce = Vec::new();
         let mut state = self.lock();
         loop {
-            if let Some(work) = state.queue.pop_front() {
+            if let Some(queued) = state.queue.pop_front() {
                 state.idle -= 1;
                 drop(state);
-                self.run_one(work, &mut bounce);
+                self.run_one(queued, &mut bounce);
                 state = self.lock();
                 state.idle += 1;
             } else if state.is_closing {
@@ -245,17 +349,21 @@ impl Shared {
     /// Does all the work there is, on the caller's thread.
     fn work_off(&self) {
         let mut bounce = Vec::new();
-        while let Some(work) = { self.lock().queue.pop_front() } {
-            self.run_one(work, &mut bounce);
+        while let Some(queued) = { self.lock().queue.pop_front() } {
+            self.run_one(queued, &mut bounce);
         }
     }
 
-    fn run_one(&self, work: Work, bounce: &mut Vec<u8>) {
-        let Work { mut fill, source } = work;
-        let read = catch_unwind(AssertUnwindSafe(|| source.read(&mut fill, bounce)));
-        let outcome = read.unwrap_or_else(|_| Err(io::Error::other("the source panicked")));
+    fn run_one(&self, queued: Queued, bounce: &mut Vec<u8>) {
+        let Queued { mut work, source } = queued;
+        let done = catch_unwind(AssertUnwindSafe(|| match &mut work {
+            Work::Fill(fill) => source.read(fill, bounce).map_err(|error| FlushError { written: 0, error }),
+            Work::Flush(flush) => source.write(flush, bounce).map(|()| flush.len()),
+        }));
+        let panicked = || FlushError { written: 0, error: io::Error::other("the source panicked") };
+        let outcome = done.unwrap_or_else(|_| Err(panicked()));
         // A sink that panics must not take the thread with it.
-        let _ = catch_unwind(AssertUnwindSafe(|| fill.complete(outcome)));
+        let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
         drop(source);
         // Partner: the acquire in `Pool::drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);

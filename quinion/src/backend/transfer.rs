@@ -1,8 +1,9 @@
-//! Transfer: how one contiguous read comes to its end.
+//! Transfer: how one contiguous read or write comes to its end.
 //!
 //! A system call may deliver less than it was asked for. Whether that is the
 //! file's end, and where to go on if not, is decided here, for every mechanism,
-//! by a value that does no input or output.
+//! by a value that does no input or output. A write falls short as a read does;
+//! it has no end to meet, so one that stands still has failed.
 //!
 //! ```text
 //!   0          from        done                     len
@@ -18,14 +19,14 @@
 //!  1. `from <= done <= len`, and `from` is aligned.
 //!  2. Every `Again` has made progress, except after an interruption; so a transfer ends.
 
-/// One contiguous read, under way.
+/// One contiguous read or write, under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Transfer {
-    /// Bytes wanted; a multiple of 4096.
+    /// Bytes wanted; a multiple of `align`.
     len: usize,
-    /// Bytes that have come.
+    /// Bytes that have come, or gone.
     done: usize,
-    /// Where a read must begin: a power of two, 1 if anywhere.
+    /// Where a call must begin: a power of two, 1 if anywhere.
     align: usize,
 }
 
@@ -63,7 +64,7 @@ impl Transfer {
     /// now, ends at or before a byte of the transfer; it is asked only if the call fell short.
     pub(super) fn advance(&mut self, bytes: usize, is_end: impl FnOnce(usize) -> bool) -> Step {
         let (from, asked) = self.rest();
-        assert!(bytes <= asked, "a read delivers no more than it was asked for");
+        assert!(bytes <= asked, "a call delivers no more than it was asked for");
         let now = from + bytes;
         if now == self.len {
             self.done = now;

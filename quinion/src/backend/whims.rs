@@ -1,7 +1,7 @@
 //! Whims: a kernel for the tests of the ring, with every right that the real one has.
 //!
-//! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the
-//! queue only when it leaves; it completes some at once, while it still takes others, and the rest late and in any order,
+//! It takes entries in their order, but fewer at a time than it was told of; it frees their places in the queue
+//! only when it leaves; it completes some at once, while it still takes others, and the rest late and in any order,
 //! whole, short or with an error. A wait may end early. In the end it may refuse, one caller more than another.
 //!
 //! ```text
@@ -23,8 +23,9 @@ use std::time::Duration;
 use super::file::OpenFile;
 use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
 use super::testing::Request;
+use super::work::Work;
 use super::{Attributes, Backend, Fill, Reap, Reaped, WaitRoom};
-use crate::sys::ring::{EnterRefused, Landed, Landing, ReadRequest};
+use crate::sys::ring::{Buffer, EnterRefused, Landed, Landing, Request as KernelRequest};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of the file that may be asked for; it is longer than that.
@@ -56,7 +57,7 @@ struct Skies {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry(ReadRequest);
+struct Entry(KernelRequest);
 
 // SAFETY: the buffer is this request's alone until it has landed: the promise of `Kernel::push`.
 unsafe impl Send for Entry {}
@@ -77,6 +78,7 @@ impl Whims {
     }
 
     fn serve(&self, Entry(request): Entry) -> Landed {
+        let Buffer::Into(buffer) = request.buffer else { unreachable!("nobody writes here") };
         let len = request.len as usize;
         let result = match self.roll(16) {
             0 => -[libc::EAGAIN, libc::EINTR, libc::ECANCELED][self.roll(3) as usize],
@@ -88,7 +90,7 @@ impl Whims {
         let bytes: Vec<u8> =
             (0..len).map(|at| if at < came { byte(request.position + at as u64) } else { 0xbd }).collect();
         // SAFETY: the promise of `Kernel::push`: valid for `len` bytes, and nobody else's, until it lands.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.buffer, came) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, came) };
         Landed { key: request.key, result }
     }
 
@@ -175,7 +177,7 @@ impl Kernel for WhimsicalKernel {
     fn queued(half: &mut Arc<Whims>) -> usize {
         half.unread.lock().unwrap().len()
     }
-    unsafe fn push(half: &mut Arc<Whims>, _: BorrowedFd<'_>, request: ReadRequest) {
+    unsafe fn push(half: &mut Arc<Whims>, _: BorrowedFd<'_>, request: KernelRequest) {
         let mut unread = half.unread.lock().unwrap();
         assert!(unread.len() < half.places, "no more are pushed than fit");
         unread.push_back(Entry(request));
@@ -220,10 +222,10 @@ impl Backend for Stage {
         unreachable!("nobody opens it")
     }
     fn submit(&self, fills: Vec<Fill>) {
-        self.driver.submit(&self.file, fills);
+        self.driver.submit(&self.file, fills.into_iter().map(Work::Fill));
     }
     fn submit_with_reap(&self, fills: Vec<Fill>) {
-        self.driver.submit_with_reap(&self.file, fills);
+        self.driver.submit_with_reap(&self.file, fills.into_iter().map(Work::Fill));
     }
     fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
         self.driver.reap(how, done)

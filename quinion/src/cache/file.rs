@@ -161,7 +161,8 @@ impl File {
     /// # Errors
     /// As [`File::read_at`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not even the
     /// first byte can be had without what the options forbid.
-    #[inline]
+    // Always: left to itself, the compiler keeps the hit out of its caller, where it takes a fifth more instructions.
+    #[inline(always)]
     pub fn read_at_with(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         if self.process.is_forked() {
             return Err(Repr::Forked.into());

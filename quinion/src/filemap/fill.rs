@@ -525,8 +525,8 @@ impl Filemap {
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
     }
 
-    /// Lists the folios of `runs`, which were just inserted. Nobody can have taken them out yet: their fills hold
-    /// them, and invalidation is held off.
+    /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
+    /// are not submitted. One that was dropped behind another uncached reader meanwhile is not listed any more.
     fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
         if promise.entries() == 0 {
             return;

@@ -151,7 +151,7 @@ impl Filemap {
             Waited::Page { position, word } => {
                 drop(word); // it was granted, or this is not the waker it has
                 match mapping.probe(PageIndex::of_byte(position)) {
-                    Ok(()) => Ok(Poll::Ready(())),
+                    Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
                     Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
                     // It was not startable, or its fill failed, or it is gone again.
                     Err(NotReady::Mismatch) => {

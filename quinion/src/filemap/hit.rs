@@ -5,7 +5,7 @@
 //!   2 walk      root -> node -> slot: a frame number, a hint
 //!   3 look      its descriptor: live, this mapping, this index, up to date?
 //!               being filled: how many pages from here on have landed?
-//!   4 copy
+//!   4 copy      written: page by page, each between two looks at its own sequence
 //!   5 look      same sequence as before?           no -> 2, at most 3 times
 //!   6 touch     note that it was read              (2 to 6 for each folio)
 //!   7 size      does the file still reach so far?
@@ -20,6 +20,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
+use crate::folio::written::{copy_page, copy_pages};
 use crate::mapping::{FolioFinder, find, finder};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
@@ -55,6 +56,9 @@ pub enum Stopped {
     Absent,
     /// The next page is in the cache, on its way, and has not landed.
     Filling,
+    /// The next page is in the cache, and had a writer in it each time it was looked at. Whoever has its lock can
+    /// read it.
+    Writing,
     /// The record is not this mapping's any more: the handle is stale.
     Stale,
 }
@@ -64,7 +68,7 @@ pub enum Stopped {
 ///
 /// # Safety
 /// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
-#[inline]
+#[inline(always)]
 pub unsafe fn read_hits(
     view: &View,
     cell: CellNumber,
@@ -124,6 +128,31 @@ unsafe fn read_within_page(
         unsafe { copy_out(from.add(in_page), to, len) };
     }
     is_still(descriptor, ticket, record, id, end).then_some(frame)
+}
+
+/// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.
+///
+/// # Safety
+/// That of [`read_hits`].
+#[inline(never)]
+pub(super) unsafe fn written_page(
+    grown: Grown<'_>,
+    record: &Record,
+    id: MappingId,
+    frame: Frame,
+    position: u64,
+    to: *mut u8,
+    len: usize,
+) -> Option<Frame> {
+    let end = end_within_page(record, position, len)?;
+    let index = PageIndex::of_byte(position);
+    let descriptor = grown.descriptor(frame)?;
+    let ticket = descriptor.begin_read_written(id, index).ok().filter(|ticket| !ticket.has_marker())?;
+    let page = frame.plus((index.0 - ticket.first.0) as u32);
+    let from = grown.bytes(page)?.wrapping_add(position as usize % PAGE_SIZE);
+    // SAFETY: the range is within a grown page, and the sequence is that page's; the destination is the caller's.
+    let is_whole = unsafe { copy_page(grown.write_sequence(page)?, from, to, len) };
+    (is_whole && is_still(descriptor, ticket, record, id, end)).then_some(frame)
 }
 
 /// Where a range ends, if it lies within one page and within the file.
@@ -230,7 +259,7 @@ unsafe fn read_folios(
 
 /// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, and these cannot
 /// be written.)
-#[inline]
+#[inline(always)]
 pub fn read_hits_into(
     view: &View,
     cell: CellNumber,
@@ -263,7 +292,6 @@ impl Reader<'_> {
     #[inline]
     unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, Stopped> {
         let index = PageIndex::of_byte(position);
-        let mut reason = Stopped::Absent;
         for _ in 0..TRIES {
             // 2
             let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
@@ -274,22 +302,17 @@ impl Reader<'_> {
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
-                Err(NotReady::Filling) => {
+                Err(reason) => {
                     // SAFETY: the caller's promise.
-                    let read = unsafe { self.read_landed(descriptor, frame, position, to, len) };
-                    match read {
+                    match unsafe { self.read_unsteady(reason, descriptor, frame, position, to, len) } {
                         Ok(read) => return Ok(read),
                         Err(NotReady::Filling) => return Err(Stopped::Filling),
+                        Err(NotReady::Written) => return Err(Stopped::Writing),
                         Err(NotReady::Mismatch) => {
                             self.finder.reset();
                             continue;
                         }
                     }
-                }
-                Err(NotReady::Mismatch) => {
-                    self.finder.reset();
-                    reason = Stopped::Absent;
-                    continue;
                 }
             };
             // 4, 5. Where in its page a single page is read, and how much, is known before its descriptor
@@ -309,7 +332,54 @@ impl Reader<'_> {
             }
             self.finder.reset();
         }
-        Err(reason)
+        Err(Stopped::Absent)
+    }
+
+    /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: what can be read of it all the same, or
+    /// why nothing can; `Mismatch` if it is to be looked up again.
+    ///
+    /// # Safety
+    /// That of [`read_hits`].
+    #[inline(never)]
+    unsafe fn read_unsteady(
+        &self,
+        reason: NotReady,
+        descriptor: &Descriptor,
+        frame: Frame,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<FolioRead, NotReady> {
+        match reason {
+            NotReady::Mismatch => Err(reason),
+            // SAFETY: the caller's promise.
+            NotReady::Filling => unsafe { self.read_landed(descriptor, frame, position, to, len) },
+            // SAFETY: as above.
+            NotReady::Written => unsafe { self.read_written(descriptor, frame, position, to, len) },
+        }
+    }
+
+    /// Copies pages of a folio that is written, from `position` on, up to the first that has a writer in it.
+    /// `Written` if that is the first of all, `Mismatch` if it was not the folio's all the while.
+    ///
+    /// # Safety
+    /// That of [`read_hits`].
+    unsafe fn read_written(
+        &self,
+        descriptor: &Descriptor,
+        frame: Frame,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<FolioRead, NotReady> {
+        let ticket = descriptor.begin_read_written(self.id, PageIndex::of_byte(position))?;
+        let inside = (position - ticket.first.first_byte()) as usize;
+        let len = len.min(ticket.order().bytes() - inside);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { copy_pages(*self.finder.slab(), frame, inside, to, len) };
+        let bytes = copied.filter(|_| descriptor.end_read(ticket)).ok_or(NotReady::Mismatch)?;
+        let marker = ticket.has_marker().then_some(ticket.first);
+        if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
     /// Copies what has landed in a row, from `position` on, of a folio that is being filled: 3 to 5 once more, and
@@ -328,7 +398,11 @@ impl Reader<'_> {
         len: usize,
     ) -> Result<FolioRead, NotReady> {
         let index = PageIndex::of_byte(position);
-        let (ticket, pages) = look_landed(*self.finder.slab(), descriptor, frame, self.id, index)?;
+        let (ticket, pages) = match look_landed(*self.finder.slab(), descriptor, frame, self.id, index) {
+            // It has been filled meanwhile, and written.
+            Err(NotReady::Written) => return Err(NotReady::Mismatch),
+            looked => looked?,
+        };
         let inside = (position - ticket.first.first_byte()) as usize;
         let bytes = len.min(pages as usize * PAGE_SIZE - inside % PAGE_SIZE);
         // SAFETY: the caller's promise.

@@ -24,7 +24,8 @@
 //!
 //! Only what is plainly a hit is served: a range within one page and within
 //! the file, of a page that is there, filled, and of a folio without a marker. The rest
-//! is left as it was, for the ordinary way.
+//! is left as it was, for the ordinary way. Reads of folios that are written in place are
+//! served one by one when the others are done.
 //!
 //! Invariants:
 //!  1. A read is served whole or not at all; only the buffer of one that was not holds arbitrary bytes.
@@ -41,7 +42,7 @@ use crate::mapping::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::{Kind, Steps};
 
-use super::hit::{end_within_page, is_still, look_landed, page_of};
+use super::hit::{end_within_page, is_still, look_landed, page_of, written_page};
 
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
@@ -132,8 +133,9 @@ pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(
     for (found, seek) in founds.iter_mut().zip(seeks) {
         *found = seek.as_ref().and_then(|seek| seek.found(grown)); // 3
     }
+    let mut are_written = false;
     for ((ready, found), wanted) in ready.iter_mut().zip(&founds).zip(wanted.iter()) {
-        *ready = found.as_ref().and_then(|found| found.look(grown, wanted)); // 4
+        *ready = found.as_ref().and_then(|found| found.look(grown, wanted, &mut are_written)); // 4
     }
     let mut served = Served::default();
     for (nth, (ready, wanted)) in ready.iter().zip(wanted.iter_mut()).enumerate() {
@@ -145,7 +147,33 @@ pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(
             served.add(nth);
         }
     }
+    if are_written {
+        serve_written(grown, &founds, wanted, &mut served, touch);
+    }
     served
+}
+
+/// Serves those of a group that are of folios which are written.
+#[cold]
+#[inline(never)]
+fn serve_written(
+    grown: Grown<'_>,
+    founds: &[Option<Found<'_>>],
+    wanted: &mut [Wanted<'_>],
+    served: &mut Served,
+    mut touch: impl FnMut(Grown<'_>, Frame),
+) {
+    for (nth, (found, wanted)) in founds.iter().zip(wanted).enumerate() {
+        let &mut Wanted { id, position, to, len, .. } = wanted;
+        let Some(&Found { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else {
+            continue;
+        };
+        // SAFETY: the destination is the caller's, by the promise that made `wanted`.
+        if let Some(frame) = unsafe { written_page(grown, record, id, frame, position, to, len) } {
+            touch(grown, frame);
+            served.add(nth);
+        }
+    }
 }
 
 /// Leads every walk to its end, a level of each at a time.
@@ -213,9 +241,9 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// The first look.
+    /// The first look. Notes in `are_written` if this is a folio that is written; then it is not ready here.
     #[inline]
-    fn look(&self, grown: Grown<'a>, wanted: &Wanted<'_>) -> Option<Ready<'a>> {
+    fn look(&self, grown: Grown<'a>, wanted: &Wanted<'_>, are_written: &mut bool) -> Option<Ready<'a>> {
         let index = wanted.index();
         let ticket = match self.descriptor.begin_read(wanted.id, index) {
             Ok(ticket) => ticket,
@@ -224,6 +252,10 @@ impl<'a> Found<'a> {
                 look_landed(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
             }
             Err(NotReady::Mismatch) => return None,
+            Err(NotReady::Written) => {
+                *are_written = true;
+                return None;
+            }
         };
         if ticket.has_marker() {
             return None;

@@ -173,7 +173,7 @@ impl Filemap {
                     end_checked = true;
                     self.look_at_the_end(mapping)?;
                 }
-                Stopped::Absent | Stopped::Filling | Stopped::Stale => {
+                Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {
                     debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
                     run.hit = false;
                     let at = position + run.done as u64;
@@ -503,6 +503,8 @@ impl Filemap {
         let held = self.hold_reaching(mapping, reader, Patience::Wait, miss, None)?;
         if let Some(held) = held {
             reader.touch(self.arena.view().grown(), held.frame());
+            // A viewer cannot take the page's lock. It looks again when whoever had it is through.
+            held.wait_for_writer(index);
         }
         Ok(())
     }

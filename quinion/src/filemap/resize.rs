@@ -108,9 +108,10 @@ impl Filemap {
         let stats = self.arena.stats();
         if stats.returned_bytes > before {
             std::thread::sleep(GRACE);
-            self.arena.sweep();
         }
-        if stats.returned_bytes > before || stats.slack_bytes > 0 {
+        // Also of what earlier resizes gave back: a reader may have been late for them.
+        let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
+        if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
             self.upkeep.poke();
         }
         Ok(Resized {

@@ -101,7 +101,9 @@ impl Filemap {
                 self.count_read(Reading { done: hits.bytes, hit: true });
                 Progress::Read(hits.bytes)
             }
-            Stopped::Absent | Stopped::Filling | Stopped::Stale => Progress::Missing(hits.bytes),
+            Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {
+                Progress::Missing(hits.bytes)
+            }
         }
     }
 

@@ -48,13 +48,20 @@ impl Touched {
         if let Some(byte) = grown.referenced(frame)
             && !referenced::is_saturated(byte.load(Ordering::Relaxed))
         {
-            let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
+            self.count_at(grown, frame, position, len);
+        }
+    }
+
+    /// Away from the hit, which most often has nothing to note and is the smaller without.
+    #[inline(never)]
+    fn count_at(&self, grown: Grown<'_>, frame: Frame, position: u64, len: usize) {
+        let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
+        if let Some(byte) = grown.referenced(frame) {
             self.count(byte, first, position, position + len as u64);
         }
     }
 
     /// The same, of a folio whose first byte is `first`, and a read that ends at `end`.
-    #[inline(never)]
     fn count(&self, byte: &AtomicU8, first: u64, position: u64, end: u64) {
         let found = byte.load(Ordering::Relaxed);
         let goes_on = self.remember(position, end) && first < position;

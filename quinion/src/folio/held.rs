@@ -12,16 +12,19 @@
 //!
 //! Invariants:
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
-//!  2. Bytes are copied out only of pages that were seen readable.
+//!  2. Bytes are copied out only of pages that were seen readable, and each page is copied whole: before or after
+//!     any write to it.
 //!  3. Whoever puts the last hold of a detached folio frees its frames, and nobody else does.
 //!
 //! Not an invariant: that a held folio is in the index, or will ever be
 //! readable. A fill may fail, and a change of the file detaches it.
 
-use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket};
+use crate::arena::written as arena_written;
+use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket, WriteRefused};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
-use super::copy;
+use super::writer::Writer;
+use super::{copy, written};
 
 /// A folio that this value keeps from being reused. It may leave the index all the same.
 #[derive(Debug)]
@@ -67,9 +70,7 @@ impl<'a> Held<'a> {
     /// If the folio does not cover `index`.
     pub fn is_readable_at(&self, index: PageIndex) -> Readable {
         let view = self.arena.view();
-        let page = index.0.wrapping_sub(self.first().0);
-        assert!(page < u64::from(self.order().pages()), "the folio covers the page");
-        let frame = self.frame.plus(page as u32);
+        let frame = self.frame.plus(self.page_of(index));
         view.own(self.frame).is_page_readable(self.ticket, || view.has_landed(frame))
     }
     /// What may be done with all of it now.
@@ -78,17 +79,67 @@ impl<'a> Held<'a> {
     }
 
     /// Copies the folio's bytes from file position `position` on into `to`, as many as there are; returns
-    /// how many.
+    /// how many. Pages that are being written are each of one moment, and not all of the same.
+    ///
+    /// May wait for a writer that has a page, after having tried without: for a copy of at most a page, or as long
+    /// as that writer is stopped. Takes `Rank::Page`.
     ///
     /// # Panics
     /// If the page at `position` is not filled, or the folio does not cover it.
     pub fn copy_out(&self, position: u64, to: &mut [u8]) -> usize {
         let bytes = to.len().min(self.ready_bytes(position));
         let inside = self.inside(position);
-        // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them and filled, and `to`
-        // is a unique slice of at least `bytes`.
-        unsafe { copy::copy_out(self.bytes().add(inside), to.as_mut_ptr(), bytes) };
+        let descriptor = self.arena.view().own(self.frame);
+        if !descriptor.word().is_written() {
+            // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them and filled, and
+            // `to` is a unique slice of at least `bytes`.
+            unsafe { copy::copy_out(self.bytes().add(inside), to.as_mut_ptr(), bytes) };
+            if !descriptor.was_written() {
+                return bytes;
+            }
+        }
+        self.copy_out_written(inside, &mut to[..bytes]);
         bytes
+    }
+
+    /// Copies pages that may be being written, from `inside` the folio on: each by itself, in a quiet moment, or
+    /// under its lock if none was found.
+    #[cold]
+    fn copy_out_written(&self, inside: usize, to: &mut [u8]) {
+        for part in written::parts(inside, to.len()) {
+            let frame = self.frame.plus(part.page);
+            let sequence = self.arena.view().own_write_sequence(frame);
+            // SAFETY: the part is within the folio, whose frames this hold keeps.
+            let from = unsafe { self.bytes().add(part.page as usize * PAGE_SIZE + part.at) };
+            let to = &mut to[part.done..part.done + part.len];
+            // SAFETY: as in `copy_out`.
+            if !unsafe { written::copy_page(sequence, from, to.as_mut_ptr(), part.len) } {
+                let _no_writer = self.arena.page_locks().lock(frame);
+                // SAFETY: as above.
+                unsafe { copy::copy_out(from, to.as_mut_ptr(), part.len) };
+            }
+        }
+    }
+
+    /// Waits, if a writer is in the page at `index`, until it has left. May wait as [`Held::copy_out`] may.
+    ///
+    /// # Panics
+    /// If the folio does not cover `index`.
+    pub fn wait_for_writer(&self, index: PageIndex) {
+        self.pass_writer(self.page_of(index));
+    }
+
+    /// Waits until `page`, counted from the folio's first, was seen without a writer.
+    fn pass_writer(&self, page: u32) {
+        let frame = self.frame.plus(page);
+        if !arena_written::is_quiet(self.arena.view().own_write_sequence(frame)) {
+            drop(self.arena.page_locks().lock(frame));
+        }
+    }
+
+    /// The right to change the folio's bytes in place, for as long as it is held; see [`Writer`].
+    pub fn writer(&self) -> Result<Writer<'_>, WriteRefused> {
+        Writer::begin(self)
     }
 
     /// How many bytes from file position `position` on can be read: to the folio's end, or while it is filled to
@@ -108,8 +159,15 @@ impl<'a> Held<'a> {
         pages as usize * PAGE_SIZE - inside % PAGE_SIZE
     }
 
+    /// Which of the folio's pages the one at `index` is.
+    fn page_of(&self, index: PageIndex) -> u32 {
+        let page = index.0.wrapping_sub(self.first().0);
+        assert!(page < u64::from(self.order().pages()), "the folio covers the page");
+        page as u32
+    }
+
     /// Where in the folio byte `position` of the file lies.
-    fn inside(&self, position: u64) -> usize {
+    pub(super) fn inside(&self, position: u64) -> usize {
         let inside = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
         assert!(inside < self.order().bytes() as u64, "the folio covers the position");
         inside as usize
@@ -121,9 +179,19 @@ impl<'a> Held<'a> {
         self.arena.view().bytes(self.frame).expect("a held folio has frames")
     }
 
+    pub(super) fn arena(&self) -> &'a Arena {
+        self.arena
+    }
+
     /// Turns the hold into a user's pin, to be given back by [`unpin`]; with the folio's order if it is its first.
+    /// When it returns, nobody is writing the folio's bytes, and nobody will until then. May wait as
+    /// [`Held::copy_out`] may.
     pub fn into_pin(self) -> (Frame, Option<Order>) {
-        let first = self.arena.view().own(self.frame).pin();
+        let descriptor = self.arena.view().own(self.frame);
+        let first = descriptor.pin();
+        if descriptor.may_have_writers() {
+            (0..self.order().pages()).for_each(|page| self.pass_writer(page));
+        }
         let parts = (self.frame, first.then_some(self.order()));
         std::mem::forget(self);
         parts

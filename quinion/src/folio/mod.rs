@@ -19,11 +19,16 @@
 //! Invariants:
 //!  1. The sequence is even exactly while the descriptor names a folio that the index may hold.
 //!  2. Mapping, index and order change only while the sequence is odd.
-//!  3. The bytes of an up-to-date folio do not change while its sequence stays the same.
+//!  3. The bytes of a steady folio do not change while its sequence stays the same; those of a written one change
+//!     page by page, each while its own sequence is odd ([`written`](crate::arena::written)), and
+//!     not while it is pinned.
 //!  4. A frame is given back to the arena by exactly one party: whoever retires a folio that nobody
 //!     holds, or whoever drops the last hold of a detached one.
 //!  5. Whoever writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
 //!     [`copy::copy_in`] and a fill's address do it for their callers.
+//!
+//! [`Writer`] changes pages in place, [`written::copy_page`] reads them without a lock, [`Held::copy_out`] with one if
+//! it must.
 //!
 //! Not an invariant: that a folio found in the index is still there when its bytes have been copied.
 //! The copy is right all the same.
@@ -32,6 +37,8 @@
 //! shows that no fence and no check of it can be left out.
 
 pub mod copy;
+#[cfg(not(quinion_model))]
+pub mod written;
 
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod held;
@@ -43,3 +50,7 @@ mod pinned;
 pub use pinned::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub(crate) use pinned::Unpinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod writer;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use writer::{PageWriter, Writer, Wrote};

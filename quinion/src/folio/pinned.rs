@@ -68,8 +68,9 @@ impl Pinned {
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
         // SAFETY: every extent lies in pages that had come and that this value's pins keep: nobody writes them
-        // (a fill does not write what has landed again, and a change of the file replaces folios, it does not
-        // rewrite pinned ones) and they stay mapped as long as the arena lives, which this value shares.
+        // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
+        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
+        // long as the arena lives, which this value shares.
         self.extents.iter().map(|extent| unsafe { std::slice::from_raw_parts(extent.first, extent.len) })
     }
 
@@ -89,7 +90,7 @@ impl Pinned {
             Some(last) if std::ptr::eq(unsafe { last.first.add(last.len) }, first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
-        let (frame, first) = held.into_pin();
+        let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that
         self.uncounted_pages += first.map_or(0, |order| u64::from(order.pages()));
         self.frames.push(frame);
         self.len += bytes;

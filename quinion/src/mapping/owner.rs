@@ -329,6 +329,7 @@ impl Mapping {
         let descriptor = self.view().descriptor(frame).ok_or(NotReady::Mismatch)?;
         match descriptor.begin_read(self.id, index) {
             Err(NotReady::Filling) if self.has_landed(descriptor, frame, index) => Ok(()),
+            Err(NotReady::Written) => Ok(()), // its reader waits for no more than a writer's copy
             looked => looked.map(drop),
         }
     }

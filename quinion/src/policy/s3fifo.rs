@@ -20,10 +20,11 @@
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that nobody could judge yet.
 //!
-//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon (a loop a little larger than the cache comes
-//! back soon with every page, and would push out of Main what it is about to read), unless it proves itself in the same way (one read more may be that of
-//! a second stream, close behind the first); what was read to be left uncached
-//! leaves first, and is new like others if somebody else has read it meanwhile.
+//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon: a loop
+//! a little larger than the cache comes back soon with every page, and would push out of Main what it is about to
+//! read. It stays if it proves itself in the same way; one read more may be that of a second stream, close behind
+//! the first. What was read to be left uncached leaves first, and is new like others if somebody else has read it
+//! meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
 //! one on these traces: each return of a page that a scan pushed out moves it the wrong way); promotion by one
@@ -56,12 +57,14 @@ const LATELY_PAGES_MIN: u64 = 64;
 pub struct S3Fifo {
     /// Of the pages judged in Probation lately, the share that had been read again; in parts of [`ONE`].
     read_again: u64,
+    /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
+    streams_turn: u64,
 }
 
 impl S3Fifo {
     /// Nothing has happened yet.
     pub const fn new() -> Self {
-        Self { read_again: SHARE_FIRST }
+        Self { read_again: SHARE_FIRST, streams_turn: 0 }
     }
 
     /// Pages that Probation is meant to have.
@@ -69,6 +72,22 @@ impl S3Fifo {
         let share = self.read_again.clamp(SHARE_MIN, SHARE_MAX);
         let listed = held.of(Class::Probation) + held.of(Class::Main);
         (u128::from(share) * u128::from(listed)).div_ceil(u128::from(ONE)) as u64
+    }
+
+    /// Whether a stream's folio goes next, though there are others. Above their share streams go first. Below it they
+    /// take their turn with the others: what a stream is about to read, and what it has just passed, is
+    /// not to be taken for what it left behind, and yet what was left behind goes in time.
+    fn is_streams_turn(&mut self, held: &Weights) -> bool {
+        let (streams, all) = (held.of(Class::Stream), held.total());
+        if streams * STREAM_SHARE > all {
+            return true;
+        }
+        self.streams_turn += streams;
+        if self.streams_turn >= all {
+            self.streams_turn = 0;
+            return true;
+        }
+        false
     }
 
     /// Another `pages` pages were judged in Probation.
@@ -110,10 +129,8 @@ impl Policy for S3Fifo {
 
     fn next(&mut self, held: &Weights) -> Option<Class> {
         let (probation, main) = (held.of(Class::Probation), held.of(Class::Main));
-        // What a stream is about to read, and what it has just passed, is not to be taken for what it left behind.
-        let stream_has_its_share = held.of(Class::Stream) * STREAM_SHARE > held.total();
         match held.passing() {
-            Some(Class::Stream) if !stream_has_its_share && probation + main > 0 => {
+            Some(Class::Stream) if probation + main > 0 && !self.is_streams_turn(held) => {
                 self.next(&held.without_streams())
             }
             Some(class) => Some(class),

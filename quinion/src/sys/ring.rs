@@ -28,12 +28,12 @@ use std::sync::Arc;
 
 use io_uring::{EnterFlags, IoUring, Probe, opcode, types};
 
-/// The half that queues reads.
+/// The half that queues reads and writes.
 pub struct SubmitHalf {
     ring: Arc<IoUring>,
 }
 
-/// The half that learns how reads ended.
+/// The half that learns how they ended.
 pub struct ReapHalf {
     ring: Arc<IoUring>,
 }
@@ -57,21 +57,30 @@ pub enum Landing {
 pub struct Landed {
     /// What the request was pushed with.
     pub key: u64,
-    /// Bytes read, or the negated error number.
+    /// Bytes read or written, or the negated error number.
     pub result: i32,
 }
 
-/// One read to be pushed.
+/// One read or write to be pushed.
 #[derive(Clone, Copy, Debug)]
-pub struct ReadRequest {
+pub struct Request {
     /// Where in the file, in bytes.
     pub position: u64,
-    /// Where the bytes go.
-    pub buffer: *mut u8,
+    /// Where the bytes go or are.
+    pub buffer: Buffer,
     /// How many bytes, at most `i32::MAX`.
     pub len: u32,
     /// What [`Landed::key`] will say.
     pub key: u64,
+}
+
+/// The memory of a request, and by that which way the bytes go.
+#[derive(Clone, Copy, Debug)]
+pub enum Buffer {
+    /// A read puts them here.
+    Into(*mut u8),
+    /// A write takes them from here.
+    From(*const u8),
 }
 
 /// Why there is no ring.
@@ -81,7 +90,7 @@ pub enum RingRefused {
     #[error("io_uring_setup: {0}; allow io_uring in the sandbox or set kernel.io_uring_disabled=0 to use it")]
     Setup(#[source] io::Error),
     /// The kernel is older than 5.6.
-    #[error("this kernel's io_uring cannot read; it can from Linux 5.6 on")]
+    #[error("this kernel's io_uring cannot read and write; it can from Linux 5.6 on")]
     NoRead,
 }
 
@@ -103,7 +112,7 @@ pub fn ring(entries: u32) -> Result<(SubmitHalf, Gate, ReapHalf), RingRefused> {
         IoUring::builder().dontfork().setup_clamp().build(entries).map_err(RingRefused::Setup)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(|_| RingRefused::NoRead)?;
-    if !probe.is_supported(opcode::Read::CODE) {
+    if !(probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::Write::CODE)) {
         return Err(RingRefused::NoRead);
     }
     let ring = Arc::new(ring);
@@ -122,20 +131,23 @@ impl SubmitHalf {
         unsafe { self.ring.submission_shared() }.len()
     }
 
-    /// Queues a read of `file`. The kernel learns of it at the [`Gate`].
+    /// Queues a read or a write of `file`. The kernel learns of it at the [`Gate`].
     ///
     /// # Panics
     /// If [`SubmitHalf::capacity`] are queued already.
     ///
     /// # Safety
-    /// The buffer is valid for `request.len` bytes of writes, and `file` stays open, until the request has
-    /// landed. Nobody relies on the buffer's content meanwhile.
-    pub unsafe fn push(&mut self, file: BorrowedFd<'_>, request: ReadRequest) {
-        let ReadRequest { position, buffer, len, key } = request;
-        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer, len)
-            .offset(position)
-            .build()
-            .user_data(key);
+    /// The buffer is valid for `request.len` bytes, of writes if it is a read's and of reads if it is a write's,
+    /// and `file` stays open, until the request has landed. Nobody relies on the content of a read's buffer
+    /// meanwhile.
+    pub unsafe fn push(&mut self, file: BorrowedFd<'_>, request: Request) {
+        let Request { position, buffer, len, key } = request;
+        let file = types::Fd(file.as_raw_fd());
+        let entry = match buffer {
+            Buffer::Into(buffer) => opcode::Read::new(file, buffer, len).offset(position).build(),
+            Buffer::From(buffer) => opcode::Write::new(file, buffer, len).offset(position).build(),
+        };
+        let entry = entry.user_data(key);
         // SAFETY: this half is the only one that makes submission queues, and it is borrowed mutably. The
         // entry's parameters are the caller's promise.
         unsafe { self.ring.submission_shared().push(&entry) }.expect("no more are pushed than fit");

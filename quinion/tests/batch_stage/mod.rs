@@ -4,6 +4,7 @@
 //! Pages describe themselves (`common`): whose they are, where, and of which generation.
 
 #![allow(unsafe_code, reason = "a test fills frames by address, as a device does")]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

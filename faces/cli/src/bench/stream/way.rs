@@ -7,7 +7,7 @@ use std::io::IoSliceMut;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use quinion::{Cache, File, ReadOptions};
+use quinion::{Cache, File};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
@@ -26,19 +26,11 @@ pub enum Way {
     Direct,
 }
 
-/// Whether the library has reads that leave nothing behind. See [`options`].
-pub const fn is_uncached() -> bool {
-    false
-}
-
-/// How a stream of ours reads: as long as the library knows no other way, as any read.
-fn options() -> ReadOptions {
-    ReadOptions::new()
-}
-
-/// The file as a stream of ours pins it: as long as the library knows no other way, as anybody.
-fn opened_to_pin(cache: &Cache, path: &Path) -> Result<File, Unmeasured> {
-    Ok(cache.open(path)?)
+/// The file as a stream of ours reads or pins it: uncached.
+fn opened(cache: &Cache, path: &Path) -> Result<File, Unmeasured> {
+    let file = cache.open(path)?;
+    file.set_uncached(true)?;
+    Ok(file)
 }
 
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
@@ -53,10 +45,8 @@ impl Way {
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Ours if is_uncached() => "quinion uncached",
-            Self::Ours => "quinion plain (not uncached yet)",
-            Self::Pinned if is_uncached() => "quinion uncached, pinned",
-            Self::Pinned => "quinion plain, pinned (not uncached yet)",
+            Self::Ours => "quinion uncached",
+            Self::Pinned => "quinion uncached, pinned",
             Self::Buffered => "kernel buffered",
             Self::DontCache => "kernel DONTCACHE",
             Self::Direct => "O_DIRECT io_uring",
@@ -96,15 +86,15 @@ impl Streams {
         let mut look = Look::default();
         match self.way {
             Way::Ours => {
-                let file = self.cache.as_ref().expect("we have one").open(path)?;
-                let read = |buffer: &mut [u8], at| Ok(file.read_at_with(buffer, at, options())?);
+                let file = opened(self.cache.as_ref().expect("we have one"), path)?;
+                let read = |buffer: &mut [u8], at| Ok(file.read_at(buffer, at)?);
                 self.in_blocks(start, end, read, |bytes, at| {
                     look.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
             }
             Way::Pinned => {
-                let file = opened_to_pin(self.cache.as_ref().expect("we have one"), path)?;
+                let file = opened(self.cache.as_ref().expect("we have one"), path)?;
                 let mut at = start;
                 while at < end {
                     let pinned = file.pin(at, self.block.min((end - at) as usize))?;
@@ -238,10 +228,5 @@ mod tests {
     fn a_way_is_known_by_its_name() {
         assert!(Way::ALL.into_iter().all(|way| Way::of(way.name()) == Some(way)));
         assert_eq!(Way::of("by heart"), None);
-        assert_eq!(
-            Way::Ours.name().contains("uncached yet"),
-            !is_uncached(),
-            "a plain read does not pretend"
-        );
     }
 }

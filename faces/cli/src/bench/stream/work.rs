@@ -210,6 +210,10 @@ mod tests {
                         (0.0..=1.0).contains(&kept) && answer.number(HOT_P50) > 0.0,
                         "{way:?}: {answer:?}"
                     );
+                    assert!(
+                        !way.is_ours() || kept == 1.0,
+                        "an uncached stream took what was hot: {answer:?}"
+                    );
                     let read = answer.number(FROM_DEVICE_BY_CACHE);
                     assert_eq!(read.is_nan(), !way.is_ours(), "{read}");
                 }

@@ -1,0 +1,46 @@
+//! Page locks: one writer at a time is in a page, and a reader that found no quiet moment waits for it.
+//!
+//! ```text
+//!   frame    0    1    2    3   ...  255  256  257         neighbours have different locks,
+//!   lock     0    1    2    3   ...  255    0    1         256 of them serve the whole arena
+//! ```
+//!
+//! A lock is held for one copy of at most a page. So writers of different pages go on side by side, also in one
+//! folio, and a writer that is stopped in the middle of a copy makes those wait who want to write its page, or a page
+//! of the same lock (1 in 256); and readers of its own page, after they have tried without. Nobody else.
+//!
+//! The locks are the owner's and lie on its heap: a viewer waits by asking the owner.
+//!
+//! Invariant: nothing is locked under a page's lock, another page's included. Builds with debug assertions see to it.
+//!
+//! Not an invariant: that two pages have two locks.
+
+use crate::sync::{Rank, RankedGuard, RankedMutex};
+use crate::units::Frame;
+
+const LOCKS: usize = 256;
+
+/// What holding a page's lock looks like.
+pub type PageLock<'a> = RankedGuard<'a, ()>;
+
+/// The locks of all pages of an arena.
+#[derive(Debug)]
+pub struct PageLocks(Box<[RankedMutex<()>]>);
+
+impl PageLocks {
+    /// Locks that nobody holds.
+    pub fn new() -> Self {
+        Self((0..LOCKS).map(|_| RankedMutex::new(Rank::Page, ())).collect())
+    }
+
+    /// Locks the page in `frame`. Waits for whoever has it, which is in a copy of at most a page.
+    pub fn lock(&self, frame: Frame) -> PageLock<'_> {
+        self.0[frame.0 as usize % LOCKS].lock()
+    }
+}
+
+impl Default for PageLocks {
+    fn default() -> Self {
+        Self::new()
+    }
+}

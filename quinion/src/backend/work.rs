@@ -1,0 +1,71 @@
+//! Work: a fill or a flush, for mechanisms that treat both alike.
+//!
+//! A ring and a pool queue, cut, count and complete requests whichever way the
+//! bytes go. What differs is said here, and nowhere else but where the kernel is called.
+//!
+//! Invariant: work ends once, because a [`Fill`] and a [`Flush`] do.
+
+use std::io;
+use std::ops::Range;
+
+use super::{Arrival, Fill, Flush, FlushError};
+
+/// One request of those above.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Bytes come from the file.
+    Fill(Fill),
+    /// Bytes go to the file.
+    Flush(Flush),
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Direction {
+    /// From the file to memory.
+    Read,
+    /// From memory to the file.
+    Write,
+}
+
+impl Work {
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Fill(_) => Direction::Read,
+            Self::Flush(_) => Direction::Write,
+        }
+    }
+    /// Where in the file it begins, in bytes.
+    pub(super) fn position(&self) -> u64 {
+        match self {
+            Self::Fill(fill) => fill.position(),
+            Self::Flush(flush) => flush.position(),
+        }
+    }
+    /// How many bytes it is of.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Fill(fill) => fill.len(),
+            Self::Flush(flush) => flush.len(),
+        }
+    }
+    /// See [`Fill::landed`]; nobody waits for a part of what is written. May be called under a lock.
+    pub(super) fn note_landed(&mut self, bytes: Range<usize>) -> Option<Arrival> {
+        match self {
+            Self::Fill(fill) => fill.note_landed(bytes),
+            Self::Flush(_) => None,
+        }
+    }
+    /// Ends it: so many bytes there were before the file's end, or it failed after some.
+    pub(super) fn complete(self, outcome: Result<usize, FlushError>) {
+        match self {
+            Self::Fill(fill) => fill.complete(outcome.map_err(io::Error::from)),
+            Self::Flush(flush) => {
+                let outcome = outcome.and_then(|written| {
+                    if written == flush.len() { Ok(()) } else { Err(FlushError::stuck(written)) }
+                });
+                flush.complete(outcome);
+            }
+        }
+    }
+}

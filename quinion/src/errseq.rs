@@ -1,0 +1,314 @@
+//! Errseq: each handle learns of each error of writing once.
+//!
+//! A write-back fails when nobody waits for it. Later somebody syncs, and must be
+//! told; so must everybody else who has the file open, once each; and whoever
+//! opens the file afterwards must not be told of what is long known, but of what
+//! nobody has heard of yet. All that is one word for each file and one for each handle.
+//!
+//! ```text
+//!    63                     13   12   11        0
+//!   +--------------------------+------+-----------+
+//!   |          counter         | seen |   errno   |     word of the file, and cursor of a handle
+//!   +--------------------------+------+-----------+
+//!
+//!   record(errno)        seen?  counter + 1, not seen, errno      not seen?  only the errno changes
+//!   sample()             seen?  cursor = word                     not seen?  cursor = 0, so that it will be told
+//!   check_and_advance()  cursor = word?  nothing new              else: seen, cursor = word, tell the errno
+//! ```
+//!
+//! The counter steps only when the error before has been seen by somebody. So a
+//! thousand failures that nobody asked about are one report, and the number of
+//! steps is bounded by the number of reports.
+//!
+//! Invariants:
+//!  1. A handle is told at most once of each error that was recorded, however many threads ask for it.
+//!  2. After an error was recorded, each handle opened before is told of it or of a later one at its next check.
+//!  3. An error that nobody was told of is told to who opens the file next.
+//!
+//! Not an invariant: that the errors told are all that were recorded. Of those that nobody has seen, the last is.
+//!
+//! The idea and the rules are those of Linux (`lib/errseq.c`, since 4.13). We differ: its word has 32 bits, so after
+//! 2^19 errors a handle that slept may miss one. Ours counts 2^51.
+//!
+//! Each word is the whole message, so all accesses are `Relaxed`: who must be told of an error has waited for the
+//! write that failed, and that orders the two.
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+const ERRNO: u64 = (1 << 12) - 1;
+const SEEN: u64 = 1 << 12;
+const STEP: u64 = SEEN << 1;
+
+/// The errors of one file, as one word.
+#[derive(Debug)]
+pub struct ErrorSequence {
+    word: AtomicU64,
+}
+
+/// How far one handle has been told. Belongs to the sequence that it was sampled from.
+#[derive(Debug)]
+pub struct ErrorCursor {
+    word: AtomicU64,
+}
+
+impl Default for ErrorSequence {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ErrorSequence {
+    /// Of a file that never failed.
+    pub fn new() -> Self {
+        Self { word: AtomicU64::new(0) }
+    }
+
+    /// Takes note of an error, by its number of the system. Takes no lock; any number of threads may call it.
+    ///
+    /// # Panics
+    /// If `errno` is not from 1 to 4095, as all numbers of errors are.
+    pub fn record(&self, errno: i32) {
+        let errno = u64::try_from(errno).ok().filter(|errno| (1..=ERRNO).contains(errno));
+        let errno = errno.expect("the number of an error is from 1 to 4095");
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let step = if word & SEEN != 0 { STEP } else { 0 };
+            let next = ((word & !SEEN & !ERRNO) | errno).wrapping_add(step);
+            // The same error, and nobody has seen the last one: there is nothing to add.
+            if next == word {
+                return;
+            }
+            match self.word.compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// A cursor for a handle that is opened now: it will be told of what nobody has been told of yet, and of
+    /// what comes.
+    pub fn sample(&self) -> ErrorCursor {
+        let word = self.word.load(Ordering::Relaxed);
+        ErrorCursor { word: AtomicU64::new(if word & SEEN != 0 { word } else { 0 }) }
+    }
+
+    /// Whether `cursor`'s handle has something to be told. Changes nothing.
+    pub fn has_news(&self, cursor: &ErrorCursor) -> bool {
+        self.word.load(Ordering::Relaxed) != cursor.word.load(Ordering::Relaxed)
+    }
+
+    /// The error that `cursor`'s handle has not been told of, if there is one. It is told of it by this. Takes
+    /// no lock; of several threads that ask for one handle, one is told.
+    pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Option<i32> {
+        loop {
+            let told = cursor.word.load(Ordering::Relaxed);
+            let word = self.word.load(Ordering::Relaxed);
+            if word == told {
+                return None;
+            }
+            let seen = word | SEEN;
+            // 1 From now on it is known. If it changed meanwhile there is a later error, or somebody was first.
+            if seen != word && self.exchange(word, seen).is_err() {
+                continue;
+            }
+            // 2 This handle knows it. If it did already, another thread of the handle has told it.
+            if cursor.word.compare_exchange(told, seen, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return Some((seen & ERRNO) as i32);
+            }
+        }
+    }
+
+    fn exchange(&self, before: u64, after: u64) -> Result<u64, u64> {
+        self.word.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(quinion_model)))]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EIO: i32 = 5;
+    const ENOSPC: i32 = 28;
+
+    #[test]
+    fn e01_each_of_two_handles_is_told_once() {
+        let errors = ErrorSequence::new();
+        let handles = [errors.sample(), errors.sample()];
+        errors.record(EIO);
+        for handle in &handles {
+            assert!(errors.has_news(handle));
+            assert_eq!(errors.check_and_advance(handle), Some(EIO));
+            assert_eq!(errors.check_and_advance(handle), None);
+            assert!(!errors.has_news(handle));
+        }
+    }
+
+    #[test]
+    fn e02_an_open_after_an_unseen_error_is_told_once() {
+        let errors = ErrorSequence::new();
+        errors.record(EIO);
+        let handle = errors.sample();
+        assert_eq!(errors.check_and_advance(&handle), Some(EIO));
+        assert_eq!(errors.check_and_advance(&handle), None);
+    }
+
+    #[test]
+    fn e03_an_open_after_a_seen_error_is_not_told() {
+        let errors = ErrorSequence::new();
+        let first = errors.sample();
+        errors.record(EIO);
+        assert_eq!(errors.check_and_advance(&first), Some(EIO));
+        assert_eq!(errors.check_and_advance(&errors.sample()), None);
+    }
+
+    #[test]
+    fn e04_the_same_error_twice_and_unseen_is_one_report() {
+        let errors = ErrorSequence::new();
+        let handle = errors.sample();
+        errors.record(EIO);
+        errors.record(EIO);
+        assert_eq!(errors.check_and_advance(&handle), Some(EIO));
+        assert_eq!(errors.check_and_advance(&handle), None);
+    }
+
+    #[test]
+    fn e05_the_same_error_twice_and_seen_between_is_two_reports() {
+        let errors = ErrorSequence::new();
+        let (handle, late) = (errors.sample(), errors.sample());
+        errors.record(EIO);
+        assert_eq!(errors.check_and_advance(&handle), Some(EIO));
+        errors.record(EIO);
+        assert_eq!(errors.check_and_advance(&handle), Some(EIO));
+        assert_eq!(errors.check_and_advance(&handle), None);
+        // One that asked at neither time is behind by both, and told once.
+        assert_eq!(errors.check_and_advance(&late), Some(EIO));
+        assert_eq!(errors.check_and_advance(&late), None);
+    }
+
+    #[test]
+    fn e06_of_different_errors_that_nobody_saw_the_last_wins() {
+        let errors = ErrorSequence::new();
+        let handle = errors.sample();
+        errors.record(EIO);
+        errors.record(ENOSPC);
+        assert_eq!(errors.check_and_advance(&handle), Some(ENOSPC));
+        assert_eq!(errors.check_and_advance(&handle), None);
+    }
+
+    #[test]
+    fn e07_a_handle_that_goes_without_asking_leaves_the_error_to_the_next() {
+        let errors = ErrorSequence::new();
+        {
+            let _first = errors.sample();
+            errors.record(EIO);
+        }
+        assert_eq!(errors.check_and_advance(&errors.sample()), Some(EIO));
+        assert_eq!(errors.check_and_advance(&errors.sample()), None);
+    }
+
+    /// Where the kernel's counter has come round, ours has not.
+    #[test]
+    fn e08_a_handle_that_slept_through_any_number_of_errors_is_told() {
+        let errors = ErrorSequence::new();
+        let awake = errors.sample();
+        errors.record(EIO);
+        assert_eq!(errors.check_and_advance(&awake), Some(EIO));
+        let asleep = errors.sample();
+        for _ in 0..1 << 19 {
+            errors.record(EIO);
+            assert_eq!(errors.check_and_advance(&awake), Some(EIO));
+        }
+        assert_eq!(errors.check_and_advance(&asleep), Some(EIO));
+        assert_eq!(errors.check_and_advance(&asleep), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Open,
+        Close(prop::sample::Index),
+        Record(i32),
+        Check(prop::sample::Index),
+    }
+
+    fn ops() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            2 => Just(Op::Open),
+            1 => any::<prop::sample::Index>().prop_map(Op::Close),
+            3 => prop::sample::select(vec![EIO, ENOSPC, 122]).prop_map(Op::Record),
+            5 => any::<prop::sample::Index>().prop_map(Op::Check),
+        ]
+    }
+
+    /// The rules told plainly: the last error, who has been told of it, and whether anybody has.
+    #[derive(Default)]
+    struct Twin {
+        last: Option<i32>,
+        is_seen: bool,
+        owed: BTreeMap<usize, bool>,
+    }
+
+    impl Twin {
+        fn tell(&mut self, op: &Op, opened: usize) -> Option<i32> {
+            match *op {
+                Op::Open => {
+                    self.owed.insert(opened, self.last.is_some() && !self.is_seen);
+                }
+                Op::Close(at) => {
+                    self.pick(at).map(|handle| self.owed.remove(&handle));
+                }
+                Op::Record(errno) => {
+                    self.last = Some(errno);
+                    self.is_seen = false;
+                    self.owed.values_mut().for_each(|owed| *owed = true);
+                }
+                Op::Check(at) => {
+                    let handle = self.pick(at)?;
+                    if self.owed.insert(handle, false) == Some(true) {
+                        self.is_seen = true;
+                        return self.last;
+                    }
+                }
+            }
+            None
+        }
+        fn pick(&self, at: prop::sample::Index) -> Option<usize> {
+            (!self.owed.is_empty()).then(|| *self.owed.keys().nth(at.index(self.owed.len())).unwrap())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn who_is_told_what_is_what_the_rules_say(ops in prop::collection::vec(ops(), 1..60)) {
+            let (errors, mut twin) = (ErrorSequence::new(), Twin::default());
+            let mut cursors = BTreeMap::new();
+            for (number, op) in ops.iter().enumerate() {
+                let picked = match op {
+                    Op::Close(at) | Op::Check(at) => twin.pick(*at),
+                    _ => None,
+                };
+                let wanted = twin.tell(op, number);
+                let told = match (op, picked) {
+                    (Op::Open, _) => {
+                        cursors.insert(number, errors.sample());
+                        None
+                    }
+                    (Op::Record(errno), _) => {
+                        errors.record(*errno);
+                        None
+                    }
+                    (Op::Close(_), Some(handle)) => {
+                        cursors.remove(&handle);
+                        None
+                    }
+                    (Op::Check(_), Some(handle)) => errors.check_and_advance(&cursors[&handle]),
+                    _ => None,
+                };
+                prop_assert_eq!(told, wanted, "{:?}", op);
+            }
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! Pages are changed in place while others read them: each page is read whole, whoever reads it and however.
+//!
+//! ```text
+//!   writers   overwrite pages with contents of rising generation; now and then refill a folio    over and over
+//!   readers   hits, groups of hits, holds, pins, hits through a second mapping that is read-only
+//! ```
+//!
+//! The model (`model_hit.rs`) proves the protocol on two words; this runs it on real pages with the real copy, and
+//! shows what its users rely on: a writer that is stopped in the middle stops nobody but who wants its page.
+//!
+//! What is checked of each read in the storm:
+//!  1. Every page of it is whole: of the right file and place, of one generation.
+//!  2. No page is older than what its writer had finished before the read began.
+//!  3. What a pin lends does not change while it is lent.
+#![cfg(not(quinion_model))]
+#![allow(unsafe_code, reason = "a second mapping of the arena, and pinned bytes by address")]
+
+mod batch_stage;
+mod common;
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use batch_stage::{FILE, Stage, State};
+use common::{Dice, LINE, fill_content, generations, page_content, verify};
+use proptest::prelude::*;
+use quinion::arena::{Readable, View, WriteRefused};
+use quinion::filemap::{GROUP_MAX, Hits, Stopped, Wanted, read_group, read_hits_into};
+use quinion::folio::{Wrote, unpin};
+use quinion::units::{PAGE_SIZE, PageIndex};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// What a reader who holds nothing finds.
+fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
+    read_hits_into(view, stage.mapping.cell(), stage.mapping.id(), position, to, |_, _| ())
+}
+
+/// As above, of whole pages from `page` on, which must be the file's.
+fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, Stopped) {
+    let mut bytes = vec![0; pages * PAGE_SIZE];
+    let hits = hit(stage, stage.arena.view(), page * PAGE, &mut bytes);
+    verify(&bytes[..hits.bytes], FILE, page * PAGE).unwrap();
+    (hits.bytes / PAGE_SIZE, hits.stopped)
+}
+
+/// Which of `pages` a group of reads of one page each gets.
+fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
+    let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
+    let (cell, id) = (stage.mapping.cell(), stage.mapping.id());
+    let wanted = buffers.iter_mut().zip(pages);
+    let mut wanted: Vec<_> =
+        wanted.map(|(buffer, page)| Wanted::new(cell, id, page * PAGE, buffer)).collect();
+    let served = read_group(stage.arena.view(), &mut wanted, |_, _| ());
+    drop(wanted);
+    let got = pages.iter().zip(&buffers).enumerate().filter(|(nth, _)| served.has(*nth));
+    got.map(|(_, (&page, buffer))| {
+        verify(buffer, FILE, page * PAGE).unwrap();
+        page
+    })
+    .collect()
+}
+
+/// Writes pages of one generation.
+fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrote {
+    let mut content = vec![0; pages * PAGE_SIZE];
+    fill_content(&mut content, FILE, page * PAGE, generation);
+    let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
+    held.writer().unwrap().write(page * PAGE, &content)
+}
+
+/// As `write`, a line at a time, so that the writer is in each page for long.
+fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrote {
+    let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
+    for nth in 0..pages {
+        let index = page + nth as u64;
+        match held.writer().unwrap().page((index - held.first().0) as u32) {
+            Ok(mut writer) => (0..PAGE_SIZE).step_by(LINE).for_each(|at| {
+                let mut line = [0; LINE];
+                fill_content(&mut line, FILE, index * PAGE + at as u64, generation);
+                writer.copy_in(at, &line);
+            }),
+            Err(refused) => return Wrote { bytes: nth * PAGE_SIZE, refused: Some(refused) },
+        }
+    }
+    all(pages * PAGE_SIZE)
+}
+
+/// The generation of a page, by a reader who holds nothing.
+fn generation(stage: &Stage, page: u64) -> u32 {
+    let mut bytes = [0; PAGE_SIZE];
+    assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, Stopped::Full);
+    *generations(&bytes, FILE, page * PAGE).unwrap().unwrap().start()
+}
+
+fn all(bytes: usize) -> Wrote {
+    Wrote { bytes, refused: None }
+}
+
+// ---- one at a time ------------------------------------------------------------------------------------------
+
+#[test]
+fn what_was_written_is_read_by_everybody() {
+    let stage = Stage::new();
+    stage.add(0, 4, State::Ready);
+    assert_eq!(write(&stage, 3, 2, 7), all(2 * PAGE_SIZE));
+    assert_eq!([2, 3, 4, 5].map(|page| generation(&stage, page)), [1, 7, 7, 1]);
+    assert_eq!(hit_pages(&stage, 0, 16), (16, Stopped::Full));
+    assert_eq!(group(&stage, &[0, 3, 4, 15]), [0, 3, 4, 15]);
+    let (_, batch) = stage.batch(0, 15);
+    let mut bytes = vec![0; 16 * PAGE_SIZE];
+    assert_eq!(batch.last().unwrap().copy_out(0, &mut bytes), bytes.len());
+    assert_eq!(generations(&bytes, FILE, 0), Ok(Some(1..=7)));
+    drop(batch);
+    stage.check();
+}
+
+/// The first write steps the folio's sequence; who holds it since before is not told that it has left.
+#[test]
+fn a_holder_sees_its_folio_written_and_still_there() {
+    let stage = Stage::new();
+    let frame = stage.add(0, 1, State::Filling);
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    assert_eq!(held.writer().unwrap_err(), WriteRefused::Filling);
+    stage.complete(frame);
+    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
+    assert_eq!(held.is_readable(), Readable::Yes);
+    stage.let_all_go();
+    assert_eq!(held.is_readable(), Readable::Never);
+    assert_eq!(held.writer().unwrap_err(), WriteRefused::Left);
+    let mut bytes = [0; 2 * PAGE_SIZE];
+    assert_eq!(held.copy_out(0, &mut bytes), bytes.len(), "its bytes are kept all the same");
+    assert_eq!(generations(&bytes, FILE, 0), Ok(Some(1..=2)));
+    drop(held);
+    stage.check();
+}
+
+/// The frames of a written folio head another one: that is steady, whatever the sequences of its pages are.
+#[test]
+fn the_next_folio_of_the_frames_is_steady() {
+    let stage = Stage::new();
+    let first = stage.add(0, 0, State::Ready);
+    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
+    assert!(stage.arena.view().own(first).word().is_written());
+    assert!(stage.evict(0, first));
+    let next = stage.add(5, 0, State::Ready);
+    assert_eq!(next, first, "what was freed last is given first");
+    assert!(!stage.arena.view().own(next).word().is_written());
+    assert_eq!(generation(&stage, 5), 1);
+}
+
+#[test]
+fn a_pinned_folio_is_not_written() {
+    let stage = Stage::new();
+    stage.add(0, 2, State::Ready);
+    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
+    let (frame, _) = stage.mapping.try_hold(PageIndex(3)).unwrap().into_pin();
+    let pinned = Wrote { bytes: 0, refused: Some(WriteRefused::Pinned) };
+    assert_eq!(write(&stage, 0, 4, 3), pinned);
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    assert_eq!(held.writer().unwrap().zero(PAGE, 10), pinned);
+    assert_eq!(held.writer().unwrap().page(1).unwrap_err(), WriteRefused::Pinned);
+    drop(held);
+    assert_eq!([0, 1, 2, 3].map(|page| generation(&stage, page)), [2, 1, 1, 1]);
+    unpin(&stage.arena, frame);
+    assert_eq!(write(&stage, 0, 4, 3), all(4 * PAGE_SIZE));
+    assert_eq!([0, 1, 2, 3].map(|page| generation(&stage, page)), [3; 4]);
+}
+
+// ---- a writer that is stopped ---------------------------------------------------------------------------------
+
+/// A holder's copy of pages 4 to 6.
+fn copy_three(stage: &Stage) {
+    let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
+    let mut bytes = vec![0; 3 * PAGE_SIZE];
+    assert_eq!(held.copy_out(4 * PAGE, &mut bytes), bytes.len());
+    verify(&bytes, FILE, 4 * PAGE).unwrap();
+}
+
+/// What is lent of the folio at 0 is whole.
+fn pin_and_judge(stage: &Stage) {
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let (address, len) = (held.bytes(), held.order().bytes());
+    let (frame, _) = held.into_pin();
+    // SAFETY: pinned bytes are kept and not changed.
+    let lent = unsafe { std::slice::from_raw_parts(address, len) }.to_vec();
+    unpin(&stage.arena, frame);
+    verify(&lent, FILE, 0).unwrap();
+}
+
+/// A writer is in the middle of page 5. Who holds nothing gives up on that page, in as many looks as there are, and
+/// reads all others; whoever has locks waits, and gets the page whole.
+#[test]
+fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
+    let stage = Stage::new();
+    stage.add(0, 4, State::Ready);
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let content = page_content(FILE, 5, 2);
+    let mut page = held.writer().unwrap().page(5).unwrap();
+    page.copy_in(0, &content[..2048]);
+
+    assert_eq!(hit_pages(&stage, 5, 1), (0, Stopped::Writing));
+    assert_eq!(hit_pages(&stage, 5, 4), (0, Stopped::Writing));
+    assert_eq!(hit_pages(&stage, 0, 16), (5, Stopped::Writing));
+    assert_eq!(hit_pages(&stage, 6, 10), (10, Stopped::Full));
+    let mut part = [0; 100];
+    assert_eq!(hit(&stage, stage.arena.view(), 5 * PAGE + 4000, &mut part).stopped, Stopped::Writing);
+    assert_eq!(group(&stage, &[4, 5, 6]), [4, 6]);
+
+    let (done, told) = mpsc::channel();
+    thread::scope(|scope| {
+        let stage = &stage;
+        let (copied, pinned, wrote, other) = (done.clone(), done.clone(), done.clone(), done);
+        scope.spawn(move || {
+            copy_three(stage);
+            copied.send("copied").unwrap();
+        });
+        scope.spawn(move || {
+            pin_and_judge(stage);
+            pinned.send("pinned").unwrap();
+        });
+        scope.spawn(move || {
+            // The pin may stand when its turn comes.
+            while write(stage, 5, 1, 3) != all(PAGE_SIZE) {
+                thread::yield_now();
+            }
+            wrote.send("wrote").unwrap();
+        });
+        scope.spawn(move || {
+            // Of another page: the pin may refuse it, but nobody lets it wait.
+            write(stage, 9, 1, 3);
+            other.send("other").unwrap();
+        });
+        assert_eq!(told.recv().unwrap(), "other", "the others wait for the page");
+        // Time to do what they must not do. If it is not enough this test shows less; it cannot fail by that.
+        (0..10_000).for_each(|_| thread::yield_now());
+        page.copy_in(2048, &content[2048..]);
+        assert!(told.try_recv().is_err(), "the page is whole, and has not been given back");
+        drop(page);
+        let mut rest: Vec<_> = told.iter().collect();
+        rest.sort_unstable();
+        assert_eq!(rest, ["copied", "pinned", "wrote"]);
+    });
+    assert_eq!(generation(&stage, 5), 3);
+    drop(held);
+    stage.check();
+}
+
+/// A second mapping of the arena, as another process has it: read-only.
+fn other_view(stage: &Stage) -> View {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let file = stage.arena.arena_fd();
+    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
+    let base =
+        unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0).unwrap() };
+    // SAFETY: the mapping stays.
+    unsafe { View::attach(NonNull::new(base.cast()).unwrap(), bytes as u64) }.unwrap()
+}
+
+#[test]
+fn a_viewer_sees_the_writer_by_the_same_table() {
+    let stage = Stage::new();
+    stage.add(0, 3, State::Ready);
+    let view = other_view(&stage);
+    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let writer = held.writer().unwrap();
+    let page = writer.page(2).unwrap();
+    let mut bytes = [0; PAGE_SIZE];
+    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, Stopped::Writing);
+    assert_eq!(hit(&stage, &view, 3 * PAGE, &mut bytes).stopped, Stopped::Full);
+    drop(page);
+    assert_eq!(writer.write(2 * PAGE, &page_content(FILE, 2, 6)), all(PAGE_SIZE));
+    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, Stopped::Full);
+    assert_eq!(bytes, page_content(FILE, 2, 6));
+}
+
+/// A folio is filled and written at once, over and over, while a reader copies all of it: if it found the folio
+/// steady, it must notice the first writer.
+fn first_writes(read: impl Fn(&Stage, &mut [u8]) -> usize + Sync) {
+    let stage = Stage::new();
+    let mut frame = stage.add(0, 4, State::Ready);
+    let stop = AtomicBool::new(false);
+    thread::scope(|threads| {
+        let _stop = StopAtEnd(&stop);
+        let (stage, stop, read) = (&stage, &stop, &read);
+        let reader = threads.spawn(move || {
+            let mut bytes = vec![0; 16 * PAGE_SIZE];
+            while !stop.load(Ordering::Relaxed) {
+                let done = read(stage, &mut bytes);
+                verify(&bytes[..done], FILE, 0).unwrap();
+                thread::yield_now(); // and hold nothing meanwhile
+            }
+        });
+        for generation in 1..3_000 {
+            write_slowly(stage, dice_page(generation), 1, generation * 2);
+            while !stage.evict(0, frame) && !reader.is_finished() {
+                thread::yield_now();
+            }
+            if reader.is_finished() {
+                break;
+            }
+            frame = stage.add_generation(0, 4, State::Ready, generation * 2 + 1).unwrap();
+        }
+    });
+    stage.check();
+}
+
+fn dice_page(generation: u32) -> u64 {
+    Dice::new(generation.into()).below(16)
+}
+
+#[test]
+fn who_found_a_folio_steady_notices_its_first_writer() {
+    first_writes(|stage, bytes| hit(stage, stage.arena.view(), 0, bytes).bytes);
+}
+
+#[test]
+fn who_held_a_steady_folio_notices_its_first_writer() {
+    first_writes(|stage, bytes| match stage.mapping.try_hold(PageIndex(0)) {
+        Ok(held) if held.is_readable() == Readable::Yes => held.copy_out(0, bytes),
+        _ => 0,
+    });
+}
+
+// ---- a naive twin -----------------------------------------------------------------------------------------------
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { at: usize, len: usize, seed: u8 },
+    Zero { at: usize, len: usize },
+    Hit { at: usize, len: usize },
+    Hold { at: usize, len: usize },
+}
+
+const TWIN_BYTES: usize = 8 * PAGE_SIZE;
+
+fn range() -> impl Strategy<Value = (usize, usize)> {
+    let len = prop_oneof![0usize..100, 4000usize..5000, 0..TWIN_BYTES];
+    (0..TWIN_BYTES, len).prop_map(|(at, len)| (at, len.min(TWIN_BYTES - at)))
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        (range(), any::<u8>()).prop_map(|((at, len), seed)| Op::Write { at, len, seed }),
+        range().prop_map(|(at, len)| Op::Zero { at, len }),
+        range().prop_map(|(at, len)| Op::Hit { at, len }),
+        range().prop_map(|(at, len)| Op::Hold { at, len }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None, cases: 64, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_folio_is_the_bytes_that_were_written_to_it(ops in prop::collection::vec(op(), 1..40)) {
+        let stage = Stage::new();
+        stage.add(8, 3, State::Ready);
+        let start = 8 * PAGE;
+        let mut twin = vec![0; TWIN_BYTES];
+        fill_content(&mut twin, FILE, start, 1);
+        let held = stage.mapping.try_hold(PageIndex(8)).unwrap();
+        for op in ops {
+            match op {
+                Op::Write { at, len, seed } => {
+                    let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(29) ^ seed).collect();
+                    twin[at..at + len].copy_from_slice(&bytes);
+                    prop_assert_eq!(held.writer().unwrap().write(start + at as u64, &bytes), all(len));
+                }
+                Op::Zero { at, len } => {
+                    twin[at..at + len].fill(0);
+                    prop_assert_eq!(held.writer().unwrap().zero(start + at as u64, len), all(len));
+                }
+                Op::Hit { at, len } => {
+                    let mut bytes = vec![0xa5; len];
+                    let hits = hit(&stage, stage.arena.view(), start + at as u64, &mut bytes);
+                    prop_assert_eq!((hits.bytes, hits.stopped), (len, Stopped::Full));
+                    prop_assert_eq!(&bytes[..], &twin[at..at + len]);
+                }
+                Op::Hold { at, len } => {
+                    let mut bytes = vec![0xa5; len];
+                    prop_assert_eq!(held.copy_out(start + at as u64, &mut bytes), len);
+                    prop_assert_eq!(&bytes[..], &twin[at..at + len]);
+                }
+            }
+        }
+    }
+}
+
+// ---- the storm --------------------------------------------------------------------------------------------------
+
+/// Pages of the storm: each writer has a half, in folios of several orders, and one page is both's.
+const HALF: u64 = 24;
+const SHARED: u64 = 2 * HALF;
+const PAGES: usize = SHARED as usize + 1;
+/// Folios of a half: first page and order.
+const FOLIOS: [(u64, u8); 4] = [(0, 3), (8, 3), (16, 2), (20, 0)];
+
+struct Storm {
+    stage: Stage,
+    other: View,
+    /// The generation that a page's writer has finished last.
+    finished: [AtomicU32; PAGES],
+    stop: AtomicBool,
+    counts: [AtomicU64; 5],
+}
+
+#[derive(Clone, Copy)]
+enum Met {
+    Hit,
+    Writing,
+    Held,
+    Pinned,
+    Refused,
+}
+
+impl Storm {
+    fn new() -> Self {
+        let stage = Stage::new();
+        for half in [0, HALF] {
+            FOLIOS.iter().for_each(|&(first, order)| _ = stage.add(half + first, order, State::Ready));
+        }
+        stage.add(SHARED, 0, State::Ready);
+        let other = other_view(&stage);
+        let finished = [const { AtomicU32::new(1) }; PAGES];
+        Self { stage, other, finished, stop: AtomicBool::new(false), counts: Default::default() }
+    }
+    fn count(&self, met: Met) {
+        self.counts[met as usize].fetch_add(1, Ordering::Relaxed);
+    }
+    fn counted(&self, met: Met) -> u64 {
+        self.counts[met as usize].load(Ordering::Relaxed)
+    }
+    /// The least generation of each page that a read which begins now may return.
+    fn oldest(&self) -> [u32; PAGES] {
+        // Acquire, partner: the Release in `finish`.
+        std::array::from_fn(|page| self.finished[page].load(Ordering::Acquire))
+    }
+    fn finish(&self, page: u64, pages: u64, generation: u32) {
+        for page in page..page + pages {
+            self.finished[page as usize].store(generation, Ordering::Release); // partner: `oldest`
+        }
+    }
+    fn judge(&self, oldest: &[u32; PAGES], position: u64, bytes: &[u8]) {
+        for (nth, part) in pages_of(position, bytes) {
+            let at = position.max(nth * PAGE);
+            let met = generations(part, FILE, at).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let Some(met) = met else { continue };
+            let oldest = oldest[nth as usize];
+            assert!(*met.start() >= oldest, "page {nth}: {met:?} was over, {oldest} is the oldest");
+        }
+    }
+
+    /// One write, or a refill, of `half`; the shared page's generations are not in order.
+    fn write(&self, half: u64, generation: u32, dice: &mut Dice) {
+        if dice.below(8) == 0 {
+            write(&self.stage, SHARED, 1, generation);
+            return;
+        }
+        let (first, order) = FOLIOS[dice.below(FOLIOS.len() as u64) as usize];
+        let (first, pages) = (half + first, 1u64 << order);
+        if dice.below(64) == 0 && self.refill(first, order, generation) {
+            return;
+        }
+        let page = first + dice.below(pages);
+        let count = (dice.below(3) + 1).min(first + pages - page);
+        let write = if dice.below(2) == 0 { write } else { write_slowly };
+        let wrote = write(&self.stage, page, count as usize, generation);
+        self.finish(page, wrote.bytes as u64 / PAGE, generation);
+        if wrote.refused.is_some() {
+            self.count(Met::Refused);
+        }
+    }
+    /// Evicts a folio, if nobody holds it, and fills it anew.
+    fn refill(&self, first: u64, order: u8, generation: u32) -> bool {
+        let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
+        let evicted = self.stage.evict(first, frame);
+        if evicted {
+            self.stage.add_generation(first, order, State::Ready, generation).expect("it was there");
+            self.finish(first, 1 << order, generation);
+        }
+        evicted
+    }
+
+    fn read(&self, view: &View, dice: &mut Dice, buffer: &mut [u8]) {
+        let position = dice.below(SHARED * PAGE);
+        let bytes = [64, 300, PAGE_SIZE, 5 * PAGE_SIZE][dice.below(4) as usize];
+        let oldest = self.oldest();
+        let hits = hit(&self.stage, view, position, &mut buffer[..bytes]);
+        self.count(if hits.stopped == Stopped::Writing { Met::Writing } else { Met::Hit });
+        self.judge(&oldest, position, &buffer[..hits.bytes]);
+    }
+    fn read_group(&self, dice: &mut Dice) {
+        let pages: Vec<u64> = (0..GROUP_MAX).map(|_| dice.below(PAGES as u64)).collect();
+        group(&self.stage, &pages);
+    }
+    fn hold(&self, dice: &mut Dice, buffer: &mut [u8]) {
+        let position = dice.below(SHARED * PAGE);
+        let oldest = self.oldest();
+        let Ok(held) = self.stage.mapping.try_hold(PageIndex::of_byte(position)) else { return };
+        if held.is_readable() != Readable::Yes {
+            return;
+        }
+        let bytes = held.copy_out(position, buffer);
+        self.count(Met::Held);
+        self.judge(&oldest, position, &buffer[..bytes]);
+    }
+    /// Takes what is lent twice, with time between.
+    fn pin(&self, dice: &mut Dice) {
+        let page = dice.below(PAGES as u64);
+        let Ok(held) = self.stage.mapping.try_hold(PageIndex(page)) else { return };
+        if held.is_readable() != Readable::Yes {
+            return;
+        }
+        let (first, len) = (held.first().first_byte(), held.order().bytes());
+        let address = held.bytes();
+        let (frame, _) = held.into_pin();
+        // SAFETY: pinned bytes are kept and not changed.
+        let lent = unsafe { std::slice::from_raw_parts(address, len) };
+        let before = lent.to_vec();
+        generations(&before, FILE, first).unwrap_or_else(|wrong| panic!("pinned: {wrong}"));
+        thread::yield_now();
+        assert!(lent == before, "pinned bytes have changed");
+        unpin(&self.stage.arena, frame);
+        self.count(Met::Pinned);
+    }
+
+    fn until_stopped(&self, seed: u64, mut act: impl FnMut(&mut Dice)) {
+        let mut dice = Dice::new(seed);
+        while !self.stop.load(Ordering::Relaxed) {
+            act(&mut dice);
+        }
+    }
+}
+
+/// The pages of a range, by number, each with its part of it.
+fn pages_of(position: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let (mut at, mut rest) = (position, bytes);
+    std::iter::from_fn(move || {
+        let (part, next) = rest.split_at(rest.len().min(PAGE_SIZE - at as usize % PAGE_SIZE));
+        let page = at / PAGE;
+        (at, rest) = (at + part.len() as u64, next);
+        (!part.is_empty()).then_some((page, part))
+    })
+}
+
+/// Stops the readers also when a writer panics.
+struct StopAtEnd<'a>(&'a AtomicBool);
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn every_page_is_whole_in_the_storm() {
+    let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 3_000_000 } else { 30_000 };
+    let storm = Storm::new();
+    thread::scope(|threads| {
+        let storm = &storm;
+        threads.spawn(move || {
+            let mut buffer = vec![0; 5 * PAGE_SIZE];
+            storm.until_stopped(1, |dice| storm.read(storm.stage.arena.view(), dice, &mut buffer));
+        });
+        threads.spawn(move || {
+            let mut buffer = vec![0; 5 * PAGE_SIZE];
+            storm.until_stopped(2, |dice| {
+                storm.read(&storm.other, dice, &mut buffer);
+                storm.read_group(dice);
+            });
+        });
+        threads.spawn(move || {
+            let mut buffer = vec![0; 5 * PAGE_SIZE];
+            storm.until_stopped(3, |dice| {
+                (0..16).for_each(|_| storm.hold(dice, &mut buffer));
+                storm.pin(dice);
+            });
+        });
+        let _stop = StopAtEnd(&storm.stop);
+        let writers = [0, HALF].map(|half| {
+            threads.spawn(move || {
+                let mut dice = Dice::new(10 + half);
+                (2..rounds + 2).for_each(|generation| storm.write(half, generation, &mut dice));
+            })
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    let [hits, writing, held] = [Met::Hit, Met::Writing, Met::Held].map(|met| storm.counted(met));
+    let [pinned, refused] = [Met::Pinned, Met::Refused].map(|met| storm.counted(met));
+    println!("{hits} hits, {writing} gave up, {held} held, {pinned} pinned, {refused} refused for pins");
+    assert!(hits > 0 && held > 0 && pinned > 0, "nobody read anything");
+    assert!(writing <= hits, "most reads met a writer in their page: {writing} of {hits}");
+    storm.stage.check();
+}

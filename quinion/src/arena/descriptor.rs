@@ -142,6 +142,16 @@ impl Word {
     pub const fn is_written(self) -> bool {
         self.has(Flags::UPTODATE) && !self.has(Flags::STEADY)
     }
+    /// Whether this is a later word of the folio whose sequence was `sequence`: that has not changed, or by the step
+    /// of its first write alone. (A folio prepared anew after as many steps is not a written one yet.)
+    #[inline]
+    pub const fn is_still(self, sequence: u32) -> bool {
+        match self.sequence().wrapping_sub(sequence) {
+            0 => true,
+            WRITTEN_STEP => self.is_written(),
+            _ => false,
+        }
+    }
 }
 
 impl core::fmt::Debug for Word {
@@ -184,11 +194,7 @@ impl Ticket {
     /// Whether `word`, seen later, is of the same folio, in the index. If two steps lie between, the folio was
     /// written first, or retired and its frame prepared again; but that one is not written before two more.
     fn names(&self, word: Word) -> bool {
-        match word.sequence().wrapping_sub(self.word.sequence()) {
-            0 => true,
-            WRITTEN_STEP => word.is_written(),
-            _ => false,
-        }
+        word.is_still(self.word.sequence())
     }
 }
 
@@ -807,6 +813,18 @@ mod tests {
         d.prepare(FILE, PageIndex(index), Order(order), false);
         assert_eq!(d.complete(true), Completed::Attached);
         d
+    }
+
+    #[test]
+    fn a_folio_is_still_the_same_after_its_first_write_and_not_in_another_life() {
+        let word = |sequence: u32, flags: u64| Word(u64::from(sequence) << 32 | flags);
+        let (steady, written) = (Flags::UPTODATE | Flags::STEADY, Flags::UPTODATE);
+        assert!(word(8, steady).is_still(8));
+        assert!(word(10, written).is_still(8), "the first write steps the sequence by two");
+        assert!(!word(10, steady).is_still(8), "so does another life, which begins unwritten");
+        assert!(!word(10, Flags::LOCKED).is_still(8));
+        assert!(!word(12, written).is_still(8));
+        assert!(word(0, written).is_still(u32::MAX - 1), "it wraps");
     }
 
     #[test]

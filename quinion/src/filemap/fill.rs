@@ -470,14 +470,17 @@ impl Filemap {
     /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
     /// ended.
     fn wait_for_landing(&self, mapping: &Mapping, fills: impl Fn() -> (u64, u64) + Sync, completed: u64) {
-        // It may be in flight at another backend than ours, which nobody waits at: then we do.
+        // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
+        // For what is meant may be at a third.
+        let any = self.completed.load(Ordering::Relaxed);
         let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
             let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
-            self.room.wait(&*backend, &mut || landed(fills()));
+            let looks_again = || self.completed.load(Ordering::Relaxed) != any;
+            self.room.wait(&*backend, &mut || landed(fills()) || looks_again());
         }
     }
 

@@ -417,6 +417,10 @@ impl Filemap {
         let Miss { index, position, reach, .. } = miss;
         if let Ok(held) = mapping.try_hold(index) {
             let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
+            if next != Next::Anything && held.is_readable_at(index) != Readable::NotYet {
+                // Ours was dropped, and somebody else has brought it: we shall not wait, and so not reap, below.
+                mapping.backend().reap(Reap::Ready, &mut || false);
+            }
             let readable = self.wait_readable(mapping, &held, miss, patience);
             if let Some(since) = stalled {
                 self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);

@@ -344,10 +344,11 @@ impl ListsGuard<'_> {
         }
     }
 
-    /// As [`ListsGuard::list`], if it is still the folio that it was when its sequence was `sequence`.
+    /// As [`ListsGuard::list`], if it is still the folio that it was when its sequence was `sequence`, written in place
+    /// since or not.
     pub fn list_again(&mut self, frame: Frame, sequence: u32, ring: usize, promise: &mut Promise<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
-        if word.is_live() && word.sequence() == sequence && !self.holds(frame) {
+        if word.is_live() && word.is_still(sequence) && !self.holds(frame) {
             self.list_as(frame, word.order(), ring, promise);
         }
     }

@@ -632,9 +632,10 @@ impl<'m> Together<'m> {
     /// Holds invalidation off from now on; `None` if that would need waiting and the caller does not wait.
     fn hold_off(&mut self, patience: Patience) -> Option<()> {
         if self.held_off.is_none() {
-            let mapping = self.mapping;
-            self.held_off =
-                patience.wait_or(|| mapping.hold_off_invalidation(), || mapping.try_hold_off_invalidation());
+            self.held_off = match patience.locks() {
+                Locks::Wait => Some(self.mapping.hold_off_invalidation()),
+                Locks::Try => self.mapping.try_hold_off_invalidation(),
+            };
         }
         self.held_off.as_ref().map(|_| ())
     }

@@ -72,14 +72,6 @@ impl Patience {
             Patience::Now | Patience::CacheOnly => Locks::Try,
         }
     }
-
-    /// `wait`, or `now` if this caller does not wait.
-    pub(crate) fn wait_or<T>(self, wait: impl FnOnce() -> T, now: impl FnOnce() -> Option<T>) -> Option<T> {
-        match self {
-            Patience::Wait | Patience::Start => Some(wait()),
-            Patience::Now | Patience::CacheOnly => now(),
-        }
-    }
 }
 
 /// How often a page is sought before the read gives up: each time it was there and gone again, or its
@@ -358,8 +350,7 @@ impl Filemap {
         let next = if patience == Patience::Wait && is_all { Next::Reap(index) } else { Next::Anything };
         let filled = self.begin_miss(mapping, reader, patience, Judged { windows, judge }, next);
         if matches!(filled, Filled::Busy | Filled::NoMemory | Filled::PoolFull)
-            && let Some(mut state) =
-                patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
+            && let Some(mut state) = reader.readahead().lock_as(patience.locks())
         {
             state.on_refused(index);
         }
@@ -437,7 +428,7 @@ impl Filemap {
         }
         let failure = batch.take_failure(index);
         if failure.is_some() && reach == Reach::Window {
-            let state = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
+            let state = reader.readahead().lock_as(patience.locks());
             state.into_iter().for_each(|mut state| state.on_failure());
         }
         judge_failure(failure, miss).map(Missed::Again)
@@ -455,11 +446,7 @@ impl Filemap {
         if patience == Patience::CacheOnly {
             return;
         }
-        let Some(mut state) =
-            patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock())
-        else {
-            return;
-        };
+        let Some(mut state) = reader.readahead().lock_as(patience.locks()) else { return };
         if !mapping.take_marker(page) {
             return;
         }
@@ -628,8 +615,9 @@ fn judge_miss<'r>(
         let windows = Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1));
         return Ok(Some(Judged { windows, judge: None }));
     }
-    let guard = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
-    let Some(mut guard) = guard else { return Err(Repr::WouldBlock { position }.into()) };
+    let Some(mut guard) = reader.readahead().lock_as(patience.locks()) else {
+        return Err(Repr::WouldBlock { position }.into());
+    };
     // Others may have judged, and filled, while we waited for them: what they brought is not a
     // window that was lost, and is not to be judged as one.
     if mapping.probe(index) != Err(NotReady::Mismatch) {

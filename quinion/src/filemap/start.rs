@@ -119,8 +119,7 @@ impl Filemap {
         if patience == Patience::CacheOnly {
             return;
         }
-        let judge = patience.wait_or(|| reader.readahead().lock(), || reader.readahead().try_lock());
-        let Some(mut judge) = judge else { return };
+        let Some(mut judge) = reader.readahead().lock_as(patience.locks()) else { return };
         let mut together = Together::of(mapping, reader.pool(), reader.behind());
         for &span in spans {
             self.start_span(&mut together, &mut judge, patience, span);

@@ -322,8 +322,7 @@ impl Filemap {
 
     /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
     /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
-    /// for, if
-    /// `need` says so and `locks` allows it.
+    /// for, if `need` says so and `locks` allows it.
     fn charge(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -413,9 +412,11 @@ impl Filemap {
             return runs;
         }
         let completed = self.completed.load(Ordering::Relaxed);
-        // A stream takes of others what it lacks and no more.
-        let room = self.arena.room_pages(Locks::Try).unwrap_or(0).min(u64::from(pages)) as u32;
-        let some = if window.stream.is_some() { pages - room } else { pages.max(RECLAIM_PAGES) };
+        let some = match window.stream {
+            // It takes of others what it lacks now and no more.
+            Some(_) => u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32,
+            None => pages.max(RECLAIM_PAGES),
+        };
         let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
         if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
             self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);

@@ -91,23 +91,7 @@ impl Filemap {
         to: &mut [u8],
         context: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
-        let polled = self.poll_on(mapping, reader, progress, position, to, context);
-        if let Poll::Ready(read) = &polled {
-            reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), Locks::Wait);
-        }
-        polled
-    }
-
-    fn poll_on(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        progress: &mut Polled,
-        position: u64,
-        to: &mut [u8],
-        context: &Context<'_>,
-    ) -> Poll<Result<usize, Error>> {
-        loop {
+        let outcome = loop {
             // 1
             match self.poll_waited(mapping, reader, progress, context) {
                 Ok(Poll::Pending) => return Poll::Pending,
@@ -116,7 +100,7 @@ impl Filemap {
                     if error.kind() == ErrorKind::Io {
                         reader.readahead().lock().on_failure(); // it was fetched in a window, and then alone
                     }
-                    return self.end_polls(progress, Err(error));
+                    break Err(error);
                 }
             }
             // 2
@@ -129,13 +113,16 @@ impl Filemap {
                         filemap.look_at_the_end(mapping).map(drop)
                     });
                     if let Err(error) = sent {
-                        return self.end_polls(progress, Err(error));
+                        break Err(error);
                     }
                 }
-                Ok(Some(Obstacle::End) | None) => return self.end_polls(progress, Ok(())),
-                Err(error) => return self.end_polls(progress, Err(error)),
+                Ok(Some(Obstacle::End) | None) => break Ok(()),
+                Err(error) => break Err(error),
             }
-        }
+        };
+        let read = self.end_read(std::mem::take(progress).read, outcome);
+        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), Locks::Wait);
+        Poll::Ready(read)
     }
 
     /// Whether what was waited for is there. If not, sees to it that the future is woken when it is.
@@ -246,9 +233,5 @@ impl Filemap {
         self.room.send(Box::new(errand)).map_err(Repr::NoThread)?;
         progress.waited = Waited::Errand(outcome);
         Ok(())
-    }
-
-    fn end_polls(&self, progress: &mut Polled, outcome: Result<(), Error>) -> Poll<Result<usize, Error>> {
-        Poll::Ready(self.end_read(std::mem::take(progress).read, outcome))
     }
 }

@@ -635,9 +635,8 @@ impl Arena {
     /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
     pub fn room_pages(&self, locks: Locks) -> Option<u64> {
         let stock = self.stock.lock_as(locks)?;
-        let kept = stock.reserve().saturating_sub(stock.cells.extents());
-        let extents = stock.extents_max.saturating_sub(stock.extents_grown).saturating_sub(kept);
-        Some(stock.buddy.free_pages() + u64::from(extents) * u64::from(EXTENT_PAGES))
+        let growable = u64::from(stock.growable(Wanted::Data)) * u64::from(EXTENT_PAGES);
+        Some(stock.buddy.free_pages() + growable)
     }
 
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
@@ -690,7 +689,7 @@ impl Arena {
                 if taken.is_some() {
                     return taken;
                 }
-                if !self.may_grow(&stock, Wanted::Data) {
+                if stock.growable(Wanted::Data) == 0 {
                     return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
                 }
                 stock.growths
@@ -811,7 +810,7 @@ impl Arena {
             if stock.growths != seen {
                 return Grown::Yes;
             }
-            if !self.may_grow(&stock, wanted) {
+            if stock.growable(wanted) == 0 {
                 return Grown::No;
             }
             stock.next_extent()
@@ -830,15 +829,6 @@ impl Arena {
             Wanted::Cells => stock.cells.add_extent(extent),
         }
         Grown::Yes
-    }
-
-    /// Whether the bound, and for data the reserve, allow one extent more.
-    fn may_grow(&self, stock: &Stock, wanted: Wanted) -> bool {
-        let left = stock.extents_max.saturating_sub(stock.extents_grown);
-        match wanted {
-            Wanted::Cells => left > 0,
-            Wanted::Data => left > stock.reserve().saturating_sub(stock.cells.extents()),
-        }
     }
 
     // ---- looking at it --------------------------------------------------------------------------
@@ -919,6 +909,20 @@ impl Stock {
     /// Extents kept for cells.
     pub(super) fn reserve(&self) -> u32 {
         u32::max(1, self.extents_max / 64)
+    }
+
+    /// Extents of the reserve that are none of cells yet.
+    pub(super) fn reserve_left(&self) -> u32 {
+        self.reserve().saturating_sub(self.cells.extents())
+    }
+
+    /// Extents by which the bound, and for data the reserve, allow to grow.
+    fn growable(&self, wanted: Wanted) -> u32 {
+        let kept = match wanted {
+            Wanted::Cells => 0,
+            Wanted::Data => self.reserve_left(),
+        };
+        self.extents_max.saturating_sub(self.extents_grown).saturating_sub(kept)
     }
 
     /// The extent to be grown next: a punched one, or else the first that never had memory.

@@ -48,7 +48,7 @@ impl Stage {
     }
     fn add(arena: &Arena, mapping: &Mapping, first: u64, order: u8) -> Frame {
         let pages = 1 << order;
-        let run = arena.alloc_run(pages).expect("there is room");
+        let run = arena.alloc_run(pages, Locks::Wait).expect("there is room");
         assert_eq!(run.pages, pages);
         let fill = FillRun { index: PageIndex(first), frame: run.frame, pages };
         let shape = Shape::of(Orders { min: Order::ZERO, max: Order(order) });

@@ -235,7 +235,7 @@ fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
     let folio = stage.folio(77, 0);
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
     stage.arena.free_cell(all.pop().unwrap());
     assert_eq!(stage.add(folio), AddedFolio::NoNode, "it needs two and there is one");
     assert_eq!(stage.mapping.spare_nodes(), 0);

@@ -129,7 +129,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
     let run = stage.run(0, 512);
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
     for nodes in [0, 1, 2, 5] {
         stage.arena.free_cells(all.drain(..nodes));
         let got = add(&stage, run, PAGES);
@@ -149,7 +149,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
             assert!(guard.evict(index, frame, |_| Leave::Nothing).is_some());
         }
         drop(guard);
-        stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+        stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
     }
     stage.arena.free_run(run.frame, run.pages);
     stage.arena.free_cells(all);
@@ -282,7 +282,7 @@ fn under_the_lock_nodes_come_out_of_the_stock_and_from_nowhere_else() {
     let mut guard = stage.mapping.lock_to_add(run.index, 300, Locks::Wait).unwrap();
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all);
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
     assert_eq!(guard.add_folio_range(run, PAGES, &mut no_shadow), Added { pages: 300, stop: Stop::All });
     drop(guard);
     stage.arena.free_cells(all);

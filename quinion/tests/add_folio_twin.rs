@@ -223,7 +223,7 @@ impl Rig {
     }
 
     fn hoard(&mut self, left: usize) {
-        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard);
+        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard, Locks::Wait);
         let left = left.min(self.hoard.len() - 1);
         self.stage.arena.free_cells(self.hoard.drain(..left));
     }

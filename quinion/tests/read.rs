@@ -451,7 +451,7 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     let known = device.attributes().unwrap();
     let tuning = quinion::Tuning::default();
     let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, tuning).unwrap();
-    let frame = arena.alloc_run(1).unwrap().frame;
+    let frame = arena.alloc_run(1, quinion::sync::Locks::Wait).unwrap().frame;
     let run = FillRun { index: PageIndex(0), frame, pages: 1 };
     let mut guard = mapping.lock_to_add(run.index, 1, quinion::sync::Locks::Wait).unwrap();
     assert_eq!(guard.add_folio_range(run, Shape::of(Orders::PAGES), &mut |_, _| {}).pages, 1);

@@ -53,7 +53,7 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
 fn add(mapping: &Mapping, index: u64, pages: u32, order: u8) -> Vec<(Frame, Value)> {
     let (mut consumed, mut done) = (Vec::new(), 0);
     while done < pages {
-        let run = mapping.arena().alloc_run(pages - done).unwrap();
+        let run = mapping.arena().alloc_run(pages - done, Locks::Wait).unwrap();
         add_run(mapping, PageIndex(index + u64::from(done)), run, Order(order), &mut consumed);
         done += run.pages;
     }

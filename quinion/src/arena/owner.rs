@@ -553,19 +553,12 @@ impl Arena {
     /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
     /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
     /// many. Otherwise as [`Arena::alloc`].
-    pub fn alloc_run(&self, pages: u32) -> Option<Run> {
-        self.alloc_run_as(pages, Locks::Wait)
-    }
-
-    /// As [`Arena::alloc_run`], without waiting for a lock: `None` also when somebody has one. It grows the
+    ///
+    /// With [`Locks::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
     /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
     /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
     /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
-    pub fn try_alloc_run(&self, pages: u32) -> Option<Run> {
-        self.alloc_run_as(pages, Locks::Try)
-    }
-
-    fn alloc_run_as(&self, pages: u32, locks: Locks) -> Option<Run> {
+    pub fn alloc_run(&self, pages: u32, locks: Locks) -> Option<Run> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) = (Fit::anywhere(Stock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
         self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
@@ -575,30 +568,9 @@ impl Arena {
     /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
     /// already. Says how many pages more have one now: all, or with [`Amount::Less`] fewer where there are no more.
     /// No run reaches over the end of a gap.
-    /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`].
+    /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`], or with
+    /// [`Locks::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
     pub fn alloc_runs(
-        &self,
-        gaps: &[(PageIndex, u32)],
-        fit: Fit,
-        amount: Amount,
-        runs: &mut Vec<Run>,
-    ) -> u32 {
-        self.alloc_runs_as(gaps, fit, amount, Locks::Wait, runs)
-    }
-
-    /// As [`Arena::alloc_runs`], without waiting for a lock, like [`Arena::try_alloc_run`]; fewer or none also
-    /// when somebody has one. To give back what was not enough it does take the lock of the lists.
-    pub fn try_alloc_runs(
-        &self,
-        gaps: &[(PageIndex, u32)],
-        fit: Fit,
-        amount: Amount,
-        runs: &mut Vec<Run>,
-    ) -> u32 {
-        self.alloc_runs_as(gaps, fit, amount, Locks::Try, runs)
-    }
-
-    fn alloc_runs_as(
         &self,
         gaps: &[(PageIndex, u32)],
         fit: Fit,
@@ -635,9 +607,8 @@ impl Arena {
     /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
     pub fn room_pages(&self, locks: Locks) -> Option<u64> {
         let stock = self.stock.lock_as(locks)?;
-        let kept = stock.reserve().saturating_sub(stock.cells.extents());
-        let extents = stock.extents_max.saturating_sub(stock.extents_grown).saturating_sub(kept);
-        Some(stock.buddy.free_pages() + u64::from(extents) * u64::from(EXTENT_PAGES))
+        let growable = u64::from(stock.growable(Wanted::Data)) * u64::from(EXTENT_PAGES);
+        Some(stock.buddy.free_pages() + growable)
     }
 
     /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
@@ -690,7 +661,7 @@ impl Arena {
                 if taken.is_some() {
                     return taken;
                 }
-                if !self.may_grow(&stock, Wanted::Data) {
+                if stock.growable(Wanted::Data) == 0 {
                     return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
                 }
                 stock.growths
@@ -720,16 +691,13 @@ impl Arena {
     /// virtual machine has to fetch the memory first.
     pub fn alloc_cell(&self) -> Option<CellNumber> {
         let mut one = Vec::with_capacity(1);
-        self.alloc_cells(1, &mut one);
+        self.alloc_cells(1, &mut one, Locks::Wait);
         one.pop()
     }
 
-    /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`].
-    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
-        self.alloc_cells_as(wanted, cells, Locks::Wait)
-    }
-
-    fn alloc_cells_as(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> usize {
+    /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
+    /// [`Locks::Try`] as [`Arena::alloc_run`].
+    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
         // 1 what is there, free data extents included once the reserve is used up
@@ -744,18 +712,6 @@ impl Arena {
         // 3 outside the lock: the cells are ours
         cells[first..].iter().for_each(|&cell| self.clear(cell));
         cells.len() - first
-    }
-
-    /// As [`Arena::alloc_cell`], without waiting for a lock, like [`Arena::try_alloc_run`].
-    pub fn try_alloc_cell(&self) -> Option<CellNumber> {
-        let mut one = Vec::with_capacity(1);
-        self.try_alloc_cells(1, &mut one);
-        one.pop()
-    }
-
-    /// As [`Arena::alloc_cells`], without waiting for a lock, like [`Arena::try_alloc_run`].
-    pub fn try_alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>) -> usize {
-        self.alloc_cells_as(wanted, cells, Locks::Try)
     }
 
     /// Gives a cell back that nobody can reach any more but readers who are late.
@@ -811,7 +767,7 @@ impl Arena {
             if stock.growths != seen {
                 return Grown::Yes;
             }
-            if !self.may_grow(&stock, wanted) {
+            if stock.growable(wanted) == 0 {
                 return Grown::No;
             }
             stock.next_extent()
@@ -830,15 +786,6 @@ impl Arena {
             Wanted::Cells => stock.cells.add_extent(extent),
         }
         Grown::Yes
-    }
-
-    /// Whether the bound, and for data the reserve, allow one extent more.
-    fn may_grow(&self, stock: &Stock, wanted: Wanted) -> bool {
-        let left = stock.extents_max.saturating_sub(stock.extents_grown);
-        match wanted {
-            Wanted::Cells => left > 0,
-            Wanted::Data => left > stock.reserve().saturating_sub(stock.cells.extents()),
-        }
     }
 
     // ---- looking at it --------------------------------------------------------------------------
@@ -919,6 +866,20 @@ impl Stock {
     /// Extents kept for cells.
     pub(super) fn reserve(&self) -> u32 {
         u32::max(1, self.extents_max / 64)
+    }
+
+    /// Extents of the reserve that are none of cells yet.
+    pub(super) fn reserve_left(&self) -> u32 {
+        self.reserve().saturating_sub(self.cells.extents())
+    }
+
+    /// Extents by which the bound, and for data the reserve, allow to grow.
+    fn growable(&self, wanted: Wanted) -> u32 {
+        let kept = match wanted {
+            Wanted::Cells => 0,
+            Wanted::Data => self.reserve_left(),
+        };
+        self.extents_max.saturating_sub(self.extents_grown).saturating_sub(kept)
     }
 
     /// The extent to be grown next: a punched one, or else the first that never had memory.
@@ -1112,6 +1073,17 @@ mod tests {
             .sum()
     }
 
+    /// Frames for `pages` pages, wherever they lie; how many.
+    fn take(
+        arena: &Arena,
+        (pages, sizes): (u32, Orders),
+        amount: Amount,
+        locks: Locks,
+        runs: &mut Vec<Run>,
+    ) -> u32 {
+        arena.alloc_runs(&[(PageIndex(0), pages)], Fit::anywhere(sizes), amount, locks, runs)
+    }
+
     fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
         std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
     }
@@ -1132,9 +1104,17 @@ mod tests {
             let arena = arena(memory);
             assert!(taken(&arena) < 5 << 20, "only the tables are there at first");
             let mut runs = drain(&arena, Order(4));
-            assert!(!runs.is_empty() && arena.alloc(Order(0)).is_none() && arena.alloc_run(512).is_none());
+            assert!(
+                !runs.is_empty()
+                    && arena.alloc(Order(0)).is_none()
+                    && arena.alloc_run(512, Locks::Wait).is_none()
+            );
             let mut cells = Vec::new();
-            assert_eq!(arena.alloc_cells(usize::MAX / 2, &mut cells), 6144, "the reserve is one extent");
+            assert_eq!(
+                arena.alloc_cells(usize::MAX / 2, &mut cells, Locks::Wait),
+                6144,
+                "the reserve is one extent"
+            );
             arena.populate_control().unwrap();
             let stats = arena.stats();
             assert_eq!(stats.grown_bytes + stats.control_bytes, memory & !(EXTENT_SIZE as u64 - 1));
@@ -1155,7 +1135,7 @@ mod tests {
     #[test]
     fn handed_out_frames_have_odd_descriptors_too() {
         let arena = arena(SMALL);
-        let run = arena.alloc_run(100).unwrap();
+        let run = arena.alloc_run(100, Locks::Wait).unwrap();
         assert_eq!((run.pages, run.frame.0 % 64), (64, 0));
         for frame in (0..arena.view().frames_grown()).map(Frame) {
             let word = arena.view().own(frame).word();
@@ -1181,23 +1161,18 @@ mod tests {
     fn a_wish_is_met_by_growing_before_it_is_broken_into_pieces() {
         let arena = arena(SMALL);
         let one = arena.alloc(Order(0)).unwrap();
-        assert_eq!(arena.alloc_run(512).unwrap().pages, 512, "the first extent is broken, the second is not");
+        assert_eq!(
+            arena.alloc_run(512, Locks::Wait).unwrap().pages,
+            512,
+            "the first extent is broken, the second is not"
+        );
         let rest = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 1000)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
-            511
-        );
+        assert_eq!(take(&arena, (1000, Stock::ANY), Amount::Less, Locks::Wait, &mut runs), 511);
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 1)], Fit::anywhere(Stock::ANY), Amount::Less, &mut Vec::new()),
-            0
-        );
+        assert_eq!(take(&arena, (1, Stock::ANY), Amount::Less, Locks::Wait, &mut Vec::new()), 0);
         arena.free_all(&rest);
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 600)], Fit::anywhere(Stock::ANY), Amount::All, &mut Vec::new()),
-            600
-        );
+        assert_eq!(take(&arena, (600, Stock::ANY), Amount::All, Locks::Wait, &mut Vec::new()), 600);
         arena.free(one, Order(0));
         arena.check().unwrap();
     }
@@ -1214,7 +1189,7 @@ mod tests {
         }
         arena.free_all(&scribble);
         let mut cells = Vec::new();
-        assert_eq!(arena.alloc_cells(8000, &mut cells), 8000);
+        assert_eq!(arena.alloc_cells(8000, &mut cells, Locks::Wait), 8000);
         for &cell in &cells {
             let zero = |number: &std::sync::atomic::AtomicU32| number.load(Ordering::Relaxed) == 0;
             assert!(arena.view().slots(cell).unwrap().iter().all(zero), "{cell:?}");
@@ -1230,7 +1205,7 @@ mod tests {
         let extents = (arena.stats().bound_bytes - arena.stats().control_bytes - arena.stats().meta_bytes)
             / EXTENT_SIZE as u64;
         let mut cells = Vec::new();
-        let all = arena.alloc_cells(usize::MAX / 2, &mut cells);
+        let all = arena.alloc_cells(usize::MAX / 2, &mut cells, Locks::Wait);
         assert_eq!(all as u64, extents * 6144, "cells may have all there is");
         assert!(arena.alloc(Order(0)).is_none());
         cells.drain(..).for_each(|cell| arena.free_cell(cell));
@@ -1246,7 +1221,7 @@ mod tests {
         let frame = arena.alloc(Order(0)).unwrap();
         arena.free(frame, Order(0));
         arena.growth.lock().refuse = u32::MAX;
-        assert_eq!(arena.alloc_cells(7000, &mut Vec::new()), 6144);
+        assert_eq!(arena.alloc_cells(7000, &mut Vec::new(), Locks::Wait), 6144);
         assert_eq!((arena.stats().data_bytes, arena.alloc(Order(0))), (0, None));
         arena.check().unwrap();
     }
@@ -1266,24 +1241,12 @@ mod tests {
         let all = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
         arena.free_run(all[0].0, 100);
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
-            0
-        );
-        assert_eq!(
-            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
-            0
-        );
+        assert_eq!(take(&arena, (101, Stock::ANY), Amount::All, Locks::Wait, &mut runs), 0);
+        assert_eq!(take(&arena, (101, Stock::ANY), Amount::All, Locks::Try, &mut runs), 0);
         assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
-        assert_eq!(
-            arena.try_alloc_runs(&[(PageIndex(0), 101)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs),
-            100
-        );
+        assert_eq!(take(&arena, (101, Stock::ANY), Amount::Less, Locks::Try, &mut runs), 100);
         arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 100)], Fit::anywhere(Stock::ANY), Amount::All, &mut runs),
-            100
-        );
+        assert_eq!(take(&arena, (100, Stock::ANY), Amount::All, Locks::Wait, &mut runs), 100);
         arena.check().unwrap();
     }
 
@@ -1298,22 +1261,16 @@ mod tests {
         }
         let mut runs = Vec::new();
         assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::All, &mut runs),
+            take(&arena, (512, sizes), Amount::All, Locks::Wait, &mut runs),
             0,
             "there are as many, but not such"
         );
         assert_eq!(arena.stats().free_pages, 448);
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 512)], Fit::anywhere(sizes), Amount::Less, &mut runs),
-            256
-        );
+        assert_eq!(take(&arena, (512, sizes), Amount::Less, Locks::Wait, &mut runs), 256);
         assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
         arena.free_run(all[1].0, 512);
         runs.clear();
-        assert_eq!(
-            arena.alloc_runs(&[(PageIndex(0), 132)], Fit::anywhere(sizes), Amount::All, &mut runs),
-            132
-        );
+        assert_eq!(take(&arena, (132, sizes), Amount::All, Locks::Wait, &mut runs), 132);
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
         arena.check().unwrap();
     }
@@ -1321,22 +1278,26 @@ mod tests {
     #[test]
     fn who_must_not_wait_grows_the_arena_unless_another_does() {
         let arena = arena(SMALL);
+        let try_cell = || {
+            let mut cells = Vec::new();
+            arena.alloc_cells(1, &mut cells, Locks::Try);
+            cells.pop()
+        };
         let growing = arena.growth.lock();
-        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None), "nothing is grown");
+        assert_eq!((arena.alloc_run(8, Locks::Try), try_cell()), (None, None), "nothing is grown");
         drop(growing);
-        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8);
-        let cell = arena.try_alloc_cell().unwrap();
+        assert_eq!(arena.alloc_run(8, Locks::Try).unwrap().pages, 8);
+        let cell = try_cell().unwrap();
         let growing = arena.growth.lock();
-        assert_eq!(arena.try_alloc_run(8).unwrap().pages, 8, "out of what is grown");
-        assert_ne!(arena.try_alloc_cell().unwrap(), cell);
+        assert_eq!(arena.alloc_run(8, Locks::Try).unwrap().pages, 8, "out of what is grown");
+        assert_ne!(try_cell().unwrap(), cell);
         drop(growing);
         let locked = arena.stock.lock();
-        assert_eq!((arena.try_alloc_run(8), arena.try_alloc_cell()), (None, None));
+        assert_eq!((arena.alloc_run(8, Locks::Try), try_cell()), (None, None));
         drop(locked);
         let mut runs = Vec::new();
         let max = arena.view().layout().frames_max;
-        let got =
-            arena.try_alloc_runs(&[(PageIndex(0), max)], Fit::anywhere(Stock::ANY), Amount::Less, &mut runs);
+        let got = take(&arena, (max, Stock::ANY), Amount::Less, Locks::Try, &mut runs);
         assert!(arena.alloc(Order::ZERO).is_none(), "it went to the bound: {got}");
         arena.check().unwrap();
     }
@@ -1507,7 +1468,7 @@ mod tests {
                         // An odd place, and a shift: no frame more than are wanted is lost.
                         let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
                         let fit = Fit { runs: Stock::ANY, align: Order((pages % 10) as u8) };
-                        let got = arena.alloc_runs(&gaps, fit, Amount::Less, &mut new);
+                        let got = arena.alloc_runs(&gaps, fit, Amount::Less, Locks::Wait, &mut new);
                         prop_assert_eq!(pages_of(&new), got);
                         prop_assert!(got == pages || arena.stats().free_pages == 0);
                         prop_assert_eq!(check_places(gaps[0].0, fit.align, &new), Ok(()));
@@ -1518,7 +1479,7 @@ mod tests {
                         arena.free_run(run.frame, run.pages);
                     }
                     Op::Cells(wanted) => {
-                        let got = arena.alloc_cells(wanted, &mut cells);
+                        let got = arena.alloc_cells(wanted, &mut cells, Locks::Wait);
                         let stats = arena.stats();
                         let full = stats.cells_used * EXTENT_SIZE as u64 == stats.cell_bytes * 6144;
                         prop_assert!(got == wanted || full);
@@ -1634,7 +1595,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 17;
             random ^= random << 5;
-            match arena.alloc_run(1 << (random % 8)) {
+            match arena.alloc_run(1 << (random % 8), Locks::Wait) {
                 Some(run) => {
                     let mark = arena.view().own(run.frame);
                     mark.set_link(0, thread);
@@ -1648,7 +1609,7 @@ mod tests {
             }
             if round % 64 < 32 {
                 let first = cells.len();
-                arena.alloc_cells(40, &mut cells);
+                arena.alloc_cells(40, &mut cells, Locks::Wait);
                 for &cell in &cells[first..] {
                     arena.view().slots(cell).unwrap()[9].store(thread, Ordering::Relaxed);
                 }

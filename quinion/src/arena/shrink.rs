@@ -277,8 +277,7 @@ impl Stock {
 
     /// Extents more than the bound and the reserve allow.
     pub(super) fn excess(&self) -> u32 {
-        let missing = self.reserve().saturating_sub(self.cells.extents());
-        (self.extents_grown + missing).saturating_sub(self.extents_max)
+        (self.extents_grown + self.reserve_left()).saturating_sub(self.extents_max)
     }
 
     /// Extents of data that are to be emptied. Two stay, whatever the bound: else nothing could be read.

@@ -460,10 +460,7 @@ impl Filemap {
     fn take_frames(&self, wanted: Wanted<'_>, amount: Amount, runs: &mut Vec<Run>) -> u32 {
         let Wanted { gaps, align, locks, .. } = wanted;
         let fit = Fit { runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) }, align };
-        match locks {
-            Locks::Wait => self.arena.alloc_runs(gaps, fit, amount, runs),
-            Locks::Try => self.arena.try_alloc_runs(gaps, fit, amount, runs),
-        }
+        self.arena.alloc_runs(gaps, fit, amount, locks, runs)
     }
 
     /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill to end after

@@ -199,10 +199,7 @@ impl Lists {
         let missing = entries.div_ceil(Rings::<SLOTS>::ENTRIES);
         let mut cells = Vec::new();
         let wanted = (missing + CHUNKS_AHEAD) as usize;
-        match locks {
-            Locks::Wait => self.arena.alloc_cells(wanted, &mut cells),
-            Locks::Try => self.arena.try_alloc_cells(wanted, &mut cells),
-        };
+        self.arena.alloc_cells(wanted, &mut cells, locks);
         if (cells.len() as u64) < missing {
             self.arena.free_cells(cells);
             return false;

@@ -327,10 +327,7 @@ impl Mapping {
         };
         let mut nodes = Vec::new();
         if wanted > 0 {
-            match locks {
-                Locks::Wait => self.arena().alloc_cells(wanted as usize, &mut nodes),
-                Locks::Try => self.arena().try_alloc_cells(wanted as usize, &mut nodes),
-            };
+            self.arena().alloc_cells(wanted as usize, &mut nodes, locks);
         }
         nodes
     }

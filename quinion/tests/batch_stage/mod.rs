@@ -91,7 +91,7 @@ impl Stage {
     /// Puts a folio in if it can be had and nothing is in its way.
     pub fn add_generation(&self, first: u64, order: u8, state: State, generation: u32) -> Option<Frame> {
         let (index, pages) = (PageIndex(first), 1u32 << order);
-        let run = self.arena.alloc_run(pages)?;
+        let run = self.arena.alloc_run(pages, Locks::Wait)?;
         if run.pages < pages {
             self.arena.free_run(run.frame, run.pages);
             return None;

@@ -10,6 +10,7 @@ use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::mapping::{Leave, Mapping};
+use quinion::sync::Locks;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -42,7 +43,7 @@ impl Stage {
 
     /// Frames for `pages` pages from `index` on, in one run: a power of two, at most [`RUN_PAGES_MAX`].
     pub fn take(&self, index: u64, pages: u32) -> FillRun {
-        let run = self.arena.alloc_run(pages).expect("the arena was made large enough");
+        let run = self.arena.alloc_run(pages, Locks::Wait).expect("the arena was made large enough");
         assert_eq!(run.pages, pages, "the arena was made large enough for whole runs");
         FillRun { index: PageIndex(index), frame: run.frame, pages }
     }

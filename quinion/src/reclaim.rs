@@ -83,6 +83,11 @@ const FOLLOWERS_SHARE: u64 = 16;
 /// Bytes of a node, its share of the heads included.
 pub const NODE_BYTES: u64 = PAGE_SIZE as u64 / CELLS_PER_PAGE as u64;
 
+/// The most nodes of a cache of `memory` bytes that may only remember: 1.8 % of it.
+pub fn shadow_nodes_max(memory: u64) -> u64 {
+    memory * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES
+}
+
 /// The reclaimer of one cache.
 #[derive(Debug)]
 pub struct Reclaim {
@@ -228,9 +233,9 @@ impl Reclaim {
         }
     }
 
-    /// The most nodes that may only remember: 1.8 % of memory, as it is bounded now.
+    /// The most nodes that may only remember, as memory is bounded now.
     pub fn shadow_nodes_max(&self) -> u64 {
-        self.arena.bound() * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES
+        shadow_nodes_max(self.arena.bound())
     }
 
     /// The list in which the nodes of known mappings stand that only remember.

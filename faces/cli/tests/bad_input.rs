@@ -420,11 +420,19 @@ fn a_file_that_is_replaced_is_the_old_one_until_it_is_opened_again() {
 
 // ---- owners that go away ----------------------------------------------------------------------------------
 
+/// Becomes a command in whose process no signal is ignored, as from a terminal. Who runs the tests may have said
+/// otherwise: by `nohup`, by `&` in a shell without jobs; and python itself ignores two.
+const HEEDING: &str = "import os, signal, sys\n\
+    for name in 'HUP', 'INT', 'TERM', 'PIPE', 'XFSZ': signal.signal(getattr(signal, 'SIG' + name), signal.SIG_DFL)\n\
+    os.execv(sys.argv[1], sys.argv[1:])";
+
 /// A program that reads a file slowly, and has begun: its owner, and who reads what it prints.
 fn slow(path: &Path, naps: &str) -> (Child, JoinHandle<Vec<u8>>) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/slow.py");
-    let mut command = run(&[text(python()), script, text(path), naps]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let command = run(&[text(python()), script, text(path), naps]);
+    let mut heeding = plain(python());
+    heeding.args(["-c", HEEDING]).arg(command.get_program()).args(command.get_args());
+    let mut child = heeding.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     // It says that it has begun when it has written more than a pipe holds: somebody has to read.
     let mut said = child.stderr.take().expect("piped");
     let reader = read_all(child.stdout.take());

@@ -185,12 +185,6 @@ impl Alternative {
     pub fn with_series(self, metric: &'static str, series: Series) -> Self {
         Self { series: Some((metric, series)), ..self }
     }
-
-    /// What its first run answers.
-    #[cfg(test)]
-    pub fn answer(&mut self) -> Result<Vec<f64>, Unmeasured> {
-        (self.run)(0)
-    }
 }
 
 /// A row of the result: how `ours` compares with `peer` by a metric.
@@ -257,21 +251,13 @@ impl Case {
 
     /// A row: `metric` of `ours` beside that of `peer`, with the ratio that is wanted at least.
     pub fn compare(
-        mut self,
+        self,
         metric: &'static str,
         ours: &'static str,
         peer: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        self.comparisons.push(Comparison {
-            metric,
-            ours,
-            peer: Some(peer),
-            standing: Standing::Peer,
-            goal,
-            behind_max: None,
-        });
-        self
+        self.row(metric, ours, Some(peer), Standing::Peer, goal)
     }
 
     /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
@@ -290,35 +276,29 @@ impl Case {
 
     /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
     pub fn bound(
-        mut self,
+        self,
         metric: &'static str,
         ours: &'static str,
         bound: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        let standing = Standing::Bound;
-        self.comparisons.push(Comparison {
-            metric,
-            ours,
-            peer: Some(bound),
-            standing,
-            goal,
-            behind_max: None,
-        });
-        self
+        self.row(metric, ours, Some(bound), Standing::Bound, goal)
     }
 
     /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
-    pub fn told(mut self, metric: &'static str, of: &'static str) -> Self {
-        let standing = Standing::Bound;
-        self.comparisons.push(Comparison {
-            metric,
-            ours: of,
-            peer: None,
-            standing,
-            goal: None,
-            behind_max: None,
-        });
+    pub fn told(self, metric: &'static str, of: &'static str) -> Self {
+        self.row(metric, of, None, Standing::Bound, None)
+    }
+
+    fn row(
+        mut self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: Option<&'static str>,
+        standing: Standing,
+        goal: Option<f64>,
+    ) -> Self {
+        self.comparisons.push(Comparison { metric, ours, peer, standing, goal, behind_max: None });
         self
     }
 

@@ -30,6 +30,8 @@ use quinion::{BatchRead, Cache, File};
 
 use super::caches::check_warm;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::pages::PAGE;
+use super::places::Places;
 use super::scratch::{Scratch, is_from};
 use super::shared::Shared;
 use super::timing::together_ready;
@@ -95,7 +97,6 @@ impl Load {
     }
 }
 
-const PAGE: usize = 4096;
 const LOADS: [Load; 10] = [
     load("4 KiB random, DRAM, 1 thread", PAGE, None, 1, 200_000, [Some(1.7), Some(2.0)]),
     load("4 KiB random, DRAM, 2 threads", PAGE, None, 2, 100_000, [Some(1.7), Some(2.0)]),
@@ -347,27 +348,5 @@ fn batches(file: &File, load: Load, memory: &mut [u8], mut next: impl FnMut() ->
             assert!(reads[..count].iter().all(is_right), "each answer is what stands at its place");
         }
         std::hint::black_box(&reads);
-    }
-}
-
-/// Numbers that look random, and are the same for every alternative.
-struct Places(u64);
-
-impl Places {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((u128::from(self.0 >> 11) * u128::from(below)) >> 53) as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_stay_below_what_was_asked() {
-        let mut places = Places(1);
-        let seen: std::collections::BTreeSet<u64> = (0..1000).map(|_| places.next(7)).collect();
-        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
     }
 }

@@ -33,6 +33,11 @@ impl Limit {
         Ok(limit)
     }
 
+    /// What of a limit of `bytes` our cache may be: all but what our process needs itself.
+    pub fn memory_within(bytes: u64) -> u64 {
+        bytes - bytes / 32 - (16 << 20)
+    }
+
     /// What a process writes its number to, to belong to it.
     pub fn door(&self) -> PathBuf {
         self.folder.path().join(GROUP_FILE)

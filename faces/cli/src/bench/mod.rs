@@ -13,6 +13,7 @@
 //!   counted      pieces of work                         callgrind counts their instructions
 //!   limit        a group with a memory limit            disk      files on a disk in memory
 //!   worker       work in a process of its own           pages     a file that is nowhere
+//!   places       numbers that look random
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
 //!   evict  thrash  stream  ratio
 //! ```
@@ -40,6 +41,7 @@ mod insert;
 mod limit;
 mod machine;
 mod pages;
+mod places;
 mod ratio;
 mod readbatch;
 mod readseq;

@@ -7,8 +7,7 @@ use std::io;
 
 use quinion::backend::{Attributes, Backend, Fill, Identity, Version};
 
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
+pub use quinion::units::PAGE_SIZE as PAGE;
 
 /// The content of a page but for its first word.
 static PAGE_CONTENT: [u8; PAGE] = [0x51; PAGE];

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, open};
 
 use super::harness::Unmeasured;
+use super::pages::PAGE;
 
 /// Bytes that are written at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -90,9 +91,6 @@ pub fn is_from(bytes: &[u8], position: u64) -> bool {
     bytes.first_chunk::<8>().is_some_and(|&word| u64::from_le_bytes(word) == word_at(position))
 }
 
-/// Bytes between two words that a [`Look`] takes.
-const PAGE_BYTES: usize = 4096;
-
 /// A look at the first word of each page that was read: the same little work for everybody, after which each
 /// page has been touched and is known to be the right one.
 #[derive(Default, Debug)]
@@ -104,7 +102,7 @@ pub struct Look {
 impl Look {
     /// At `bytes`, which are said to stand at `position`, the beginning of a page.
     pub fn at(&mut self, bytes: &[u8], position: u64) {
-        let pages = (position..).step_by(PAGE_BYTES).zip(bytes.chunks(PAGE_BYTES));
+        let pages = (position..).step_by(PAGE).zip(bytes.chunks(PAGE));
         for (position, page) in pages {
             let word = page.first_chunk().map_or(!word_at(position), |&word| u64::from_le_bytes(word));
             self.wrong |= word ^ word_at(position);

@@ -10,6 +10,8 @@ use super::sequential::no_ring;
 use super::target::{Cost, Target};
 use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte, tasks};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::bench::pages::PAGE;
+use crate::bench::places;
 use crate::bench::scratch::Look;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
@@ -23,7 +25,6 @@ const METRICS: [Metric; 5] = [
     per_byte(CACHE),
 ];
 
-const PAGE: usize = 4096;
 const DEPTH: usize = 32;
 const FUTURES: &str = "futures, 32 at once";
 const READ_AT: &str = "read_at, 1 at once";
@@ -127,11 +128,11 @@ struct Places(std::vec::IntoIter<u32>);
 impl Places {
     /// `reads` of `pages` pages, the same for the same `seed`.
     fn new(pages: u64, reads: usize, seed: u64) -> Self {
-        let (mut all, mut state): (Vec<u32>, _) = ((0..pages as u32).collect(), seed.wrapping_add(1));
+        let (mut all, mut random): (Vec<u32>, _) =
+            ((0..pages as u32).collect(), places::Places(seed.wrapping_add(1)));
         for at in 0..reads {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let left = all.len() - at;
-            all.swap(at, at + ((state >> 33) as usize % left));
+            let left = (all.len() - at) as u64;
+            all.swap(at, at + random.next(left) as usize);
         }
         all.truncate(reads);
         Self(all.into_iter())

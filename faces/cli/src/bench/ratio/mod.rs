@@ -239,7 +239,7 @@ mod tests {
         let trace = Rc::new(Trace::new("x", asked));
         let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];
         let all = everybody(&trace, pages, Came::Asked);
-        let hits = |mut one: Alternative| one.answer().expect("it runs")[0] * asked.len() as f64 / 100.0;
+        let hits = |mut one: Alternative| one.run_once(0).expect("it runs")[0] * asked.len() as f64 / 100.0;
         names.into_iter().zip(all.into_iter().map(hits)).collect()
     }
 
@@ -282,7 +282,7 @@ mod tests {
         let trace = Rc::new(synthetic::trace(Extent::Quick));
         let pages = trace.cache_pages(10.0);
         let all = everybody(&trace, pages, Came::Asked);
-        let ratios: Vec<_> = all.into_iter().map(|mut one| one.answer().expect("it runs")[0]).collect();
+        let ratios: Vec<_> = all.into_iter().map(|mut one| one.run_once(0).expect("it runs")[0]).collect();
         let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
         assert_eq!(shown, EXPECTED);
     }

@@ -4,7 +4,7 @@
 //!   rings     a queue of pages for each class            policy      quinion::policy, as it is
 //!   shadows   an age for each page that left             ages        quinion::workingset, as it is
 //!   nodes     64 places each: shadows are lost with a node that only remembers, the oldest first,
-//!             when such nodes take more than 1.8 % of the memory
+//!             when there are more such nodes than the cache would have
 //! ```
 //!
 //! Folios are single pages here. In the cache a stream that needs room first drops
@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 
 use quinion::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
-use quinion::reclaim::NODE_BYTES;
+use quinion::reclaim::shadow_nodes_max;
 use quinion::units::{Order, PAGE_SIZE};
 use quinion::workingset::{Memory, Refault, Standing, WorkingSet};
 
@@ -26,8 +26,6 @@ use super::peers::Simulated;
 
 /// Places that a node of the index has, as a power of two.
 const NODE_SHIFT: u32 = 6;
-/// Of memory, what nodes that only remember may take: so many thousandths, as in the cache.
-const SHADOW_THOUSANDTHS: u64 = 18;
 
 /// A policy and the rings it judges.
 pub struct Ours {
@@ -174,8 +172,7 @@ impl Shadows {
             entry: Vec::new(),
             entries: 0,
             alone: 0,
-            alone_max: (pages_max as u64 * PAGE_SIZE as u64 * SHADOW_THOUSANDTHS / 1000 / NODE_BYTES)
-                as usize,
+            alone_max: shadow_nodes_max((pages_max * PAGE_SIZE) as u64) as usize,
         };
         let mut last = None;
         for (page, place) in places.iter().enumerate() {

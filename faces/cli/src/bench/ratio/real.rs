@@ -1,8 +1,7 @@
 //! Real: a trace asked of a cache as programs use it, through its front door.
 //!
-//! One file, whose bytes are made when they are wanted: each page begins with
-//! its own number, and that it does is looked at. No readahead, and folios of
-//! one page, as in the simulation.
+//! One file that is nowhere, each of whose pages says which one it is, and that it does is looked at. No
+//! readahead, and folios of one page, as in the simulation.
 //!
 //! The bound of a cache is on all its memory: tables, nodes and shadows are
 //! paid from it too. So it is built a little larger than the data it is meant to
@@ -11,15 +10,14 @@
 //!
 //! Not an invariant: that it holds so many all the time. Nodes of the index take extents of data as they become more.
 
-use std::io;
 use std::sync::Arc;
 
-use quinion::backend::{Attributes, Backend, Fill, Identity, Version};
 use quinion::units::PAGE_SIZE;
 use quinion::{Cache, Hint};
 
 use super::trace::Trace;
 use crate::bench::harness::Unmeasured;
+use crate::bench::pages::{Pages, word_of};
 
 /// What a cache needs beside its data: so many hundredths of it, and so many bytes.
 const OVERHEAD_HUNDREDTHS: u64 = 4;
@@ -39,13 +37,13 @@ pub fn answered(trace: &Trace, pages: usize) -> Result<Answered, Unmeasured> {
     let memory = (data + data * OVERHEAD_HUNDREDTHS / 100 + OVERHEAD_BYTES).max(Cache::MEMORY_MIN);
     let cache = Cache::builder().memory(memory).readahead(0).folio_order_max(0).build()?;
     let pages = trace.places.last().map_or(0, |last| last + 1);
-    let file = cache.open_backend(Arc::new(Numbered { pages }))?;
+    let file = cache.open_backend(Arc::new(Pages(pages)))?;
     file.advise(Hint::Random)?;
     let mut page = [0; PAGE_SIZE];
     for number in &trace.references {
         let place = trace.places[*number as usize];
         file.read_at(&mut page, place * PAGE_SIZE as u64)?;
-        if page[..8] != place.to_le_bytes() {
+        if page[..8] != word_of(place) {
             return Err(Unmeasured::Failed(format!(
                 "page {place} has another one's bytes; please report this"
             )));
@@ -54,32 +52,4 @@ pub fn answered(trace: &Trace, pages: usize) -> Result<Answered, Unmeasured> {
     let stats = cache.stats();
     let held = (stats.data_bytes - stats.free_bytes) / PAGE_SIZE as u64;
     Ok(Answered { hits: stats.hits, pages_held: held as usize })
-}
-
-/// A file of which each page begins with its number.
-#[derive(Debug)]
-struct Numbered {
-    pages: u64,
-}
-
-impl Backend for Numbered {
-    fn name(&self) -> &'static str {
-        "numbered"
-    }
-
-    fn attributes(&self) -> io::Result<Attributes> {
-        let identity = Identity { device: u64::MAX, inode: 1, born: 0 };
-        let version = Version { modified: 0, changed: 0, settled: true };
-        Ok(Attributes { identity, version, size: self.pages * PAGE_SIZE as u64 })
-    }
-
-    fn submit(&self, fills: Vec<Fill>) {
-        for mut fill in fills {
-            let (first, bytes) = (fill.position() / PAGE_SIZE as u64, fill.len());
-            for page in 0..bytes / PAGE_SIZE {
-                fill.write(page * PAGE_SIZE, &(first + page as u64).to_le_bytes());
-            }
-            fill.complete(Ok(bytes));
-        }
-    }
 }

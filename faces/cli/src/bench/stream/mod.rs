@@ -39,6 +39,7 @@ use std::rc::Rc;
 use super::caches::Drops;
 use super::disk::Disk;
 use super::harness::{Alternative, Case, Metric, Series, Settings, Unmeasured};
+use super::limit::Limit;
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::worker::{Answer, CPU, Errand, FROM_DEVICE, KERNEL, KSWAPD, SECONDS};
@@ -289,11 +290,6 @@ impl Files {
         self.each * self.stream.len() as u64
     }
 
-    /// What of the limit is our cache: all but what our process needs itself.
-    fn memory(&self) -> u64 {
-        self.limit - self.limit / 32 - (16 << 20)
-    }
-
     fn measure(&self, situation: Situation, way: Way) -> Result<Answer, Unmeasured> {
         let Situation { block, jobs, hot } = situation;
         let mut errand = match &self.place {
@@ -314,7 +310,7 @@ impl Files {
         let errand = errand.with("way", way.name()).with("block", block).with("jobs", jobs);
         let errand = errand.with("files", self.stream.len()).with("each", self.each);
         let errand = errand.with("interval-ms", self.interval_ms).with("depth", self.depth);
-        errand.with("memory", self.memory()).run(Some(self.limit))
+        errand.with("memory", Limit::memory_within(self.limit)).run(Some(self.limit))
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::bench::caches::kept_bytes;
 use crate::bench::harness::Unmeasured;
+use crate::bench::pages::PAGE;
 use crate::bench::scratch::Look;
 use crate::sys::{HugeMemory, RawReader};
 
@@ -214,7 +215,7 @@ impl HotFile {
     /// Bytes of it that are cached.
     pub fn kept(&self) -> Result<u64, Unmeasured> {
         match self {
-            Self::Ours(file) => Ok(file.cached_pages() * 4096),
+            Self::Ours(file) => Ok(file.cached_pages() * PAGE as u64),
             Self::Kernel(file) => kept_bytes(std::slice::from_ref(file)),
         }
     }

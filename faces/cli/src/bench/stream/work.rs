@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use super::way::{HotFile, Streams, Way};
 use crate::bench::caches::Drops;
 use crate::bench::harness::Unmeasured;
+use crate::bench::pages::PAGE;
+use crate::bench::places::Places;
 use crate::bench::scratch::is_from;
 use crate::bench::statistics::percentile;
 use crate::bench::worker::{Answer, Errand, Meter};
@@ -33,7 +35,6 @@ pub const HOT_KEPT: &str = "hot-kept";
 pub const HOT_P50: &str = "hot-p50";
 pub const HOT_P99: &str = "hot-p99";
 
-const PAGE: usize = 4096;
 const HOT_PAUSE: Duration = Duration::from_micros(250);
 
 /// The key of a path.
@@ -149,11 +150,10 @@ fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<f64> {
 
 /// Nanoseconds of reads of pages here and there, until it is over.
 fn read_hot(hot: &HotFile, is_over: &AtomicBool) -> Result<Vec<f64>, Unmeasured> {
-    let (mut buffer, mut waits, mut state) = (HugeMemory::new(PAGE)?, Vec::new(), 1_u64);
+    let (mut buffer, mut waits, mut places) = (HugeMemory::new(PAGE)?, Vec::new(), Places(1));
     let pages = hot.len()? / PAGE as u64;
     while !is_over.load(Ordering::Relaxed) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let at = (state >> 33) % pages * PAGE as u64;
+        let at = places.next(pages) * PAGE as u64;
         let start = Instant::now();
         hot.read(&mut buffer, at)?;
         waits.push(start.elapsed().as_nanos() as f64);

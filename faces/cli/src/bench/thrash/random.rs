@@ -14,6 +14,9 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use crate::bench::caches::Drops;
 use crate::bench::disk::Disk;
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::bench::limit::Limit;
+use crate::bench::pages::PAGE;
+use crate::bench::places::Places;
 use crate::bench::scratch::is_from;
 use crate::bench::shared::Shared;
 use crate::bench::statistics::percentile;
@@ -23,7 +26,6 @@ use crate::sys::{HugeMemory, Mapped};
 /// What the worker calls it.
 pub const JOB: &str = "thrash";
 
-const PAGE: usize = 4096;
 const OURS: &str = "quinion";
 const MMAP: &str = "kernel mmap";
 const PREAD: &str = "kernel pread";
@@ -85,18 +87,15 @@ impl Load {
         let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 10_000));
         Self { limit, jobs, before_ms, counted_ms }
     }
-
-    /// What of the limit is our cache: all but what our process needs itself.
-    fn memory(self) -> u64 {
-        self.limit - self.limit / 32 - (16 << 20)
-    }
 }
 
 fn measured(disk: &Disk, load: Load, way: &'static str, seed: u64) -> Result<Vec<f64>, Unmeasured> {
     let path = disk.paths().next().expect("it has one file");
     let errand = disk.errand(JOB).with("way", way).with("path", path.display()).with("bytes", disk.bytes());
-    let errand =
-        errand.with("jobs", load.jobs).with("before-ms", load.before_ms).with("memory", load.memory());
+    let errand = errand
+        .with("jobs", load.jobs)
+        .with("before-ms", load.before_ms)
+        .with("memory", Limit::memory_within(load.limit));
     let answer = errand.with("counted-ms", load.counted_ms).with("seed", seed).run(Some(load.limit))?;
     Ok(values(&answer))
 }
@@ -216,13 +215,13 @@ struct Part {
 
 /// Reads until it is over.
 fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part, Unmeasured> {
-    let (mut buffer, mut part, mut state) = (HugeMemory::new(PAGE)?, Part::default(), seed);
+    let (mut buffer, mut part, mut places) = (HugeMemory::new(PAGE)?, Part::default(), Places(seed));
     for count in 0_u64.. {
         let now = phase.load(Ordering::Relaxed);
         if now == OVER {
             break;
         }
-        let position = next(&mut state, pages) * PAGE as u64;
+        let position = places.next(pages) * PAGE as u64;
         let start = (count % TIMED == 0).then(Instant::now);
         reader.read(&mut buffer, position)?;
         let wait = start.map(|start| start.elapsed().as_nanos() as f64);
@@ -235,12 +234,6 @@ fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part
         }
     }
     Ok(part)
-}
-
-/// A number below `below` that looks random.
-fn next(state: &mut u64, below: u64) -> u64 {
-    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-    ((u128::from(*state >> 11) * u128::from(below)) >> 53) as u64
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 mod common;
 mod device;
 
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::Dice;

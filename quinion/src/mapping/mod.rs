@@ -39,6 +39,8 @@
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
+pub mod device;
+#[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
 mod insert;
@@ -48,12 +50,16 @@ mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
+pub mod page_ranges;
+#[cfg(feature = "std")]
 mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+#[cfg(feature = "std")]
+pub use device::Device;
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
 #[cfg(feature = "std")]

@@ -45,6 +45,7 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
+use super::device::Device;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
 /// Folios given back to the arena at a time.
@@ -57,6 +58,8 @@ pub struct Mapping {
     cell: CellNumber,
     arena: Arc<Arena>,
     backend: Arc<dyn Backend>,
+    /// What is known of the file where it is kept.
+    device: Device,
     tree: RankedMutex<Tree>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
@@ -115,6 +118,7 @@ impl Mapping {
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
+            device: Device::new(attributes.size),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
@@ -232,6 +236,14 @@ impl Mapping {
     /// Where its bytes come from.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
+    }
+    /// What is known of its file where that is kept.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+    /// Where its bytes go to, if anybody has opened the file for writing.
+    pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
+        self.device.writer()
     }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
@@ -374,6 +386,7 @@ impl Mapping {
         // so that none takes the zeroes after the old end for the file's.
         self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
         *version = attributes.version;
+        self.device.set_bytes(attributes.size);
         let pages = tree.remove_all();
         // Release, partner: the Acquire in `read_hits`.
         self.record().size.store(attributes.size, Ordering::Release);

@@ -1,5 +1,5 @@
-//! Device: what a mapping knows of its file where that is kept: by whom it is written, how long it is there, which
-//! pages are on their way to it, and which are there but may not survive a loss of power.
+//! Device: what a mapping knows of its file where that is kept: which pages are on their way to it, which are there but
+//! may not survive a loss of power, and what has failed.
 //!
 //! ```text
 //!   dirty pages --begin--> under way --end--> written, not durable --take_unsynced, sync, Ok--> durable
@@ -20,17 +20,18 @@
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
 //!     system tells once, and the other that all is well.
 //!
-//! Not an invariant: that the file is as long on the device as here. It is so only when all dirty pages are written.
+//! Not an invariant: that a page that is not under way here is not under write-back. Pages are taken, and their end is
+//! noted, under the tree lock; who does not hold it may see the one before the other.
 //!
 //! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by who wakes and is woken.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::backend::{Backend, SyncKind};
+use crate::backend::SyncKind;
 use crate::errseq::ErrorSequence;
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::{Millis, PageIndex};
@@ -43,10 +44,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// A file where it is kept, as one mapping knows it.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub struct Device {
-    writer: OnceLock<Arc<dyn Backend>>,
-    bytes: AtomicU64,
     errors: ErrorSequence,
     /// Whether write-back has it in its list of files; changed with that list's lock held.
     is_listed: AtomicBool,
@@ -102,8 +101,6 @@ struct Account {
     failing: Option<Failing>,
     /// Where the background goes on.
     cursor: u64,
-    /// When the background last began to write all that was dirty.
-    passed: Millis,
     syncs: Syncs,
 }
 
@@ -124,43 +121,6 @@ struct Syncs {
 }
 
 impl Device {
-    /// A file that is `bytes` bytes long there, and that nobody writes so far.
-    pub fn new(bytes: u64) -> Self {
-        Self {
-            writer: OnceLock::new(),
-            bytes: AtomicU64::new(bytes),
-            errors: ErrorSequence::new(),
-            is_listed: AtomicBool::new(false),
-            account: Mutex::default(),
-        }
-    }
-
-    /// The backend that writes the file, if anybody has opened it for that.
-    pub fn writer(&self) -> Option<&Arc<dyn Backend>> {
-        self.writer.get()
-    }
-
-    /// Has the file written by `writer` from now on, if nobody does yet. Returns who does.
-    pub fn set_writer(&self, writer: Arc<dyn Backend>) -> &Arc<dyn Backend> {
-        self.writer.get_or_init(|| writer)
-    }
-
-    /// How long the file is on the device, as far as we have made it: what lies behind is in the cache alone.
-    pub fn bytes(&self) -> u64 {
-        // Acquire, partner: the Release in `raise_bytes`: who reads up to there from the device finds what was flushed.
-        self.bytes.load(Ordering::Acquire)
-    }
-
-    /// A flush that ended at byte `end` went well.
-    pub fn raise_bytes(&self, end: u64) {
-        self.bytes.fetch_max(end, Ordering::Release); // partner: `bytes`
-    }
-
-    /// The file was cut or extended there, by who alone writes it, or it was found so.
-    pub fn set_bytes(&self, bytes: u64) {
-        self.bytes.store(bytes, Ordering::Release); // partner: `bytes`
-    }
-
     /// The errors of writing that handles are told of.
     pub fn errors(&self) -> &ErrorSequence {
         &self.errors
@@ -266,20 +226,14 @@ impl Device {
 
     // ---- the background's place -----------------------------------------------------------------
 
-    /// Where the background goes on, and when it last began to write all that was dirty.
-    pub fn place(&self) -> (PageIndex, Millis) {
-        let account = self.account();
-        (PageIndex(account.cursor), account.passed)
+    /// Where the background goes on.
+    pub fn cursor(&self) -> PageIndex {
+        PageIndex(self.account().cursor)
     }
 
     /// The background goes on at `cursor` the next time.
     pub fn set_cursor(&self, cursor: PageIndex) {
         self.account().cursor = cursor.0;
-    }
-
-    /// The background begins to write all that is dirty at `now`.
-    pub fn note_pass(&self, now: Millis) {
-        self.account().passed = now;
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -392,7 +346,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_what_is_under_way_is_not_kept_by_what_begins_later() {
-        let device = Device::new(0);
+        let device = Device::default();
         let first = device.begin_flush(pages(0, 4));
         let now = device.next_flush();
         let second = device.begin_flush(pages(4, 8));
@@ -408,7 +362,7 @@ mod tests {
 
     #[test]
     fn pages_in_no_flush_are_found_around_those_that_are() {
-        let device = Device::new(0);
+        let device = Device::default();
         for range in [pages(2, 4), pages(4, 5), pages(10, 12)] {
             device.begin_flush(range);
         }
@@ -425,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_sync_that_failed_leaves_nothing_that_counts_as_durable() {
-        let device = Device::new(0);
+        let device = Device::default();
         written(&device, pages(0, 4));
         let under_way = device.begin_flush(pages(20, 21));
         let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
@@ -444,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_sync_that_began_later_is_as_good_as_my_own_and_one_from_before_is_not() {
-        let device = Device::new(0);
+        let device = Device::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
             let Turn::Mine(taken) = device.take_turn(kind, range, seen) else { panic!("it is my turn") };
@@ -467,7 +421,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_end_with_what_goes_well_later() {
-        let device = Device::new(0);
+        let device = Device::default();
         let fail = |range| {
             let number = device.begin_flush(range);
             device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));

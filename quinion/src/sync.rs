@@ -132,6 +132,12 @@ pub enum Mutant {
     PinnedAcquire,
     /// The release ordering with which a pin is given back.
     UnpinRelease,
+    /// The step of the sequence when a folio is split.
+    SplitStep,
+    /// The fence before a piece of a folio gets its identity.
+    PieceFence,
+    /// The release ordering with which a piece gets its word.
+    PieceRelease,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -150,6 +156,8 @@ pub enum Mutant {
     PlantLast,
     /// That the node into which a shadow is split is linked after its pieces stand in it.
     SplitLast,
+    /// That the nodes into which a folio is split are linked after its pieces stand in them.
+    CutLast,
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
 }
@@ -207,6 +215,9 @@ impl Mutant {
         Mutant::WritePins,
         Mutant::PinnedAcquire,
         Mutant::UnpinRelease,
+        Mutant::SplitStep,
+        Mutant::PieceFence,
+        Mutant::PieceRelease,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,
@@ -216,6 +227,7 @@ impl Mutant {
         Mutant::NodeInit,
         Mutant::PlantLast,
         Mutant::SplitLast,
+        Mutant::CutLast,
         Mutant::WalkLeaf,
     ];
     const HIT: usize = Mutant::MarkerFlag as usize;

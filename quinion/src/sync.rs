@@ -138,6 +138,10 @@ pub enum Mutant {
     PieceFence,
     /// The release ordering with which a piece gets its word.
     PieceRelease,
+    /// The fence between a writer's bytes and its look whether the page is dirty already.
+    DirtyWriteFence,
+    /// The fence between the clearing of dirty bits and the reading of the bytes that are written back.
+    DirtyFlushFence,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -218,6 +222,8 @@ impl Mutant {
         Mutant::SplitStep,
         Mutant::PieceFence,
         Mutant::PieceRelease,
+        Mutant::DirtyWriteFence,
+        Mutant::DirtyFlushFence,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,
@@ -319,28 +325,30 @@ mod ranked {
         Mappings = 2,
         /// One handle's readahead state.
         Readahead = 3,
+        /// One mapping: who writes to the file, and who changes how long it is.
+        Write = 4,
         /// One mapping's invalidate lock.
-        Invalidate = 4,
+        Invalidate = 5,
         /// The reclaimer's policy.
-        Policy = 5,
+        Policy = 6,
         /// One mapping's tree.
-        Tree = 6,
+        Tree = 7,
         /// The list of nodes that only remember.
-        Shadows = 7,
+        Shadows = 8,
         /// The rings of folios.
-        Lists = 8,
+        Lists = 9,
         /// The table from mapping number to mapping.
-        Directory = 9,
+        Directory = 10,
         /// The arena's growth.
-        Growth = 10,
+        Growth = 11,
         /// The arena's frames and index nodes.
-        Arena = 11,
+        Arena = 12,
         /// The submission side of a ring.
-        Submit = 12,
+        Submit = 13,
         /// What the owner knows of one viewer.
-        Viewer = 13,
+        Viewer = 14,
         /// Who may change one page's bytes in place, or wants to read them without racing.
-        Page = 14,
+        Page = 15,
     }
 
     #[cfg(debug_assertions)]

@@ -28,8 +28,8 @@
 //! invalidation may make it larger at any time.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::{
     Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
@@ -39,12 +39,13 @@ use crate::folio::Held;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
+use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
 /// Folios given back to the arena at a time.
@@ -57,6 +58,12 @@ pub struct Mapping {
     cell: CellNumber,
     arena: Arc<Arena>,
     backend: Arc<dyn Backend>,
+    /// Where its bytes go, once somebody writes.
+    writes_by: OnceLock<Arc<dyn Backend>>,
+    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
+    size_on_device: AtomicU64,
+    /// The write lock.
+    write: RankedRwLock<()>,
     tree: RankedMutex<Tree>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
@@ -69,6 +76,8 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// What is dirty; changed under the tree's lock.
+    pub(super) dirty: Counts,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -115,6 +124,9 @@ impl Mapping {
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
+            writes_by: OnceLock::new(),
+            size_on_device: AtomicU64::new(attributes.size),
+            write: RankedRwLock::new(Rank::Write, ()),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
@@ -122,6 +134,7 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            dirty: Counts::default(),
             counters: None,
         })
     }
@@ -178,6 +191,7 @@ impl Mapping {
             }
             // What is known of it, while it is: held by others, its frames are theirs to free from the next step on.
             unread += self.take_unread(frame, order);
+            self.forget_leaving(frame, order);
             retired(frame, order, self.view().own(frame).retire());
         }
         unread
@@ -233,6 +247,14 @@ impl Mapping {
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
+    /// Where its bytes go; `None` as long as nobody has opened it for writing.
+    pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
+        self.writes_by.get()
+    }
+    /// Somebody opens it for writing, by `backend`. The first who says so decides for all; what all use is returned.
+    pub fn write_by(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
+        self.writes_by.get_or_init(|| backend)
+    }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
@@ -254,6 +276,20 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
+    /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
+    pub fn size_on_device(&self) -> u64 {
+        // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
+        self.size_on_device.load(Ordering::Acquire)
+    }
+    /// A flush that ends at byte `end` of the file has completed.
+    pub fn raise_size_on_device(&self, end: u64) {
+        self.size_on_device.fetch_max(end, Ordering::Release); // partner: `size_on_device`
+    }
+    /// The file on the device was cut at `bytes`, or extended to them, or was found so.
+    pub fn set_size_on_device(&self, bytes: u64) {
+        self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
+    }
+
     /// The content this mapping is filled from. Waits for an invalidation.
     pub fn version(&self) -> Version {
         *self.invalidate.read()
@@ -291,6 +327,15 @@ impl Mapping {
         self.stock.count_lock();
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
+    }
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping, and
+    /// may be held while a device is waited for.
+    pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
+        self.write.read()
+    }
+    /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
+    pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
+        self.write.write()
     }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
@@ -374,6 +419,7 @@ impl Mapping {
         // so that none takes the zeroes after the old end for the file's.
         self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
         *version = attributes.version;
+        self.set_size_on_device(attributes.size);
         let pages = tree.remove_all();
         // Release, partner: the Acquire in `read_hits`.
         self.record().size.store(attributes.size, Ordering::Release);
@@ -403,6 +449,7 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
+        guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
         let promised = listed.map_or(0, |listed| listed.promised());
         if unlisted > promised {
             let id = self.id;

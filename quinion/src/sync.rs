@@ -132,6 +132,12 @@ pub enum Mutant {
     PinnedAcquire,
     /// The release ordering with which a pin is given back.
     UnpinRelease,
+    /// The step of the sequence when a folio is split.
+    SplitStep,
+    /// The fence before a piece of a folio gets its identity.
+    PieceFence,
+    /// The release ordering with which a piece gets its word.
+    PieceRelease,
     /// The fence between a writer's bytes and its look whether the page is dirty already.
     DirtyWriteFence,
     /// The fence between the clearing of dirty bits and the reading of the bytes that are written back.
@@ -154,6 +160,8 @@ pub enum Mutant {
     PlantLast,
     /// That the node into which a shadow is split is linked after its pieces stand in it.
     SplitLast,
+    /// That the nodes into which a folio is split are linked after its pieces stand in them.
+    CutLast,
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
 }
@@ -211,6 +219,9 @@ impl Mutant {
         Mutant::WritePins,
         Mutant::PinnedAcquire,
         Mutant::UnpinRelease,
+        Mutant::SplitStep,
+        Mutant::PieceFence,
+        Mutant::PieceRelease,
         Mutant::DirtyWriteFence,
         Mutant::DirtyFlushFence,
         Mutant::MarkerSequence,
@@ -222,6 +233,7 @@ impl Mutant {
         Mutant::NodeInit,
         Mutant::PlantLast,
         Mutant::SplitLast,
+        Mutant::CutLast,
         Mutant::WalkLeaf,
     ];
     const HIT: usize = Mutant::MarkerFlag as usize;

@@ -572,7 +572,7 @@ impl Filemap {
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
     /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
-    fn make_nodes(&self, pool: PoolNumber) -> bool {
+    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {

@@ -215,6 +215,9 @@ impl Backend for LocalFile {
     fn can_write(&self) -> bool {
         self.file.writing.is_some()
     }
+    fn can_grow(&self) -> bool {
+        self.file.kind == Kind::Regular
+    }
     fn flush(&self, flushes: Vec<Flush>) {
         if self.can_write() {
             return self.engine.flush(&self.file, flushes);

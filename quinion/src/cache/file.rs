@@ -1,4 +1,4 @@
-//! File: what a program reads from.
+//! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
 //! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
@@ -105,7 +105,7 @@ pub struct File {
     pub(super) uncached: Uncached,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    position: u64,
+    pub(super) position: u64,
 }
 
 /// Whether a handle's reads are uncached ones, and what they have left behind.

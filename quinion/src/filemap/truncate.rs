@@ -48,7 +48,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Flags, HoldRefused, Readable, WriteRefused};
+use crate::arena::{Flags, HOLDS_MAX, HoldRefused, Readable, WriteRefused};
 use crate::backend::{Attributes, Backend, Version, WakesHeldBack};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
@@ -141,14 +141,17 @@ impl Filemap {
         self.split(mapping, edge, edge..touched.end)?;
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
-        // 7
+        // 7: in one hold of the tree lock, so that nobody takes a page for write-back that lies behind the end.
         mapping.set_size_on_device(size);
+        let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
+        let mut tree = mapping.lock();
         mapping.set_size(size);
+        tree.forget_dirty(behind..touched.end);
+        drop(tree);
         // 8
         self.remove(mapping, edge..touched.end, Content::All);
         // 9: nobody is shown it before the file is extended, which sees to it again.
         let _rest = self.zero(mapping, size..edge.first_byte());
-        mapping.lock().forget_dirty(PageIndex(size.div_ceil(PAGE_SIZE as u64))..edge);
         Ok(())
     }
 
@@ -298,7 +301,7 @@ impl Filemap {
             match mapping.split_at(edge) {
                 Divided::Done => return Ok(()),
                 Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
-                Divided::NoNode => return Err(self.no_memory(edge)),
+                Divided::NoNode => return Err(self.no_memory(edge.first_byte())),
                 Divided::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
                     std::thread::sleep(AGAIN);
                 }
@@ -314,28 +317,48 @@ impl Filemap {
         index: PageIndex,
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
+        match mapping.try_hold(index) {
+            Ok(held) => self.detach(mapping, &held, unwanted),
+            Err(HoldRefused::TooMany) => Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            Err(HoldRefused::Mismatch | HoldRefused::Filling) => Ok(()),
+        }
+    }
+
+    /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its place,
+    /// and its clean ones are read again when somebody wants them. The caller has the write lock alone.
+    ///
+    /// # Errors
+    /// There is no memory for the copies.
+    pub(super) fn detach_copy(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        held: &Held<'_>,
+    ) -> Result<(), Error> {
+        self.detach(mapping, held, held.first()..held.first())
+    }
+
+    fn detach(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        held: &Held<'_>,
+        unwanted: Range<PageIndex>,
+    ) -> Result<(), Error> {
         for _ in 0..MEMORY_TRIES {
-            let held = match mapping.try_hold(index) {
-                Ok(held) => held,
-                Err(HoldRefused::TooMany) => return Err(self.no_memory(index)),
-                Err(HoldRefused::Mismatch | HoldRefused::Filling) => return Ok(()),
-            };
-            match mapping.detach_copy(&held, unwanted.clone()) {
+            match mapping.detach_copy(held, unwanted.clone()) {
                 Copied::Done { pages } => {
                     self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
                     self.counters.add(Count::Inserted, u64::from(pages));
                     return Ok(());
                 }
                 Copied::Gone => return Ok(()),
-                Copied::InFlight => self.wait_for_folio(mapping, &held),
+                Copied::InFlight => self.wait_for_folio(mapping, held),
                 Copied::NoMemory => {
-                    drop(held);
                     self.make_nodes(PoolNumber::DEFAULT);
                     self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, Locks::Wait);
                 }
             }
         }
-        Err(self.no_memory(index))
+        Err(self.no_memory(held.first().first_byte()))
     }
 
     // ---- steps 8 and 9 ------------------------------------------------------------------------------
@@ -390,10 +413,6 @@ impl Filemap {
             }
         }
         Ok(())
-    }
-
-    fn no_memory(&self, page: PageIndex) -> Error {
-        Repr::NoMemory { position: page.first_byte(), pages: self.pages_max() }.into()
     }
 }
 

@@ -563,6 +563,38 @@ impl MappingGuard<'_> {
         }
     }
 
+    /// The pages of `pages` that are cached and filled are dirty, at the moment `now`: what was written of them to the
+    /// file may be lost there. Returns how many there are.
+    pub fn mark_cached_dirty(&mut self, pages: Range<PageIndex>, now: Millis) -> u64 {
+        let (mut at, mut cached) = (pages.start, 0);
+        while at < pages.end {
+            let folios = self.folios_from(at..pages.end, ENTRIES_BATCH);
+            at = if folios.len() < ENTRIES_BATCH { pages.end } else { folios[ENTRIES_BATCH - 1].end() };
+            for folio in folios {
+                let meant = folio.first.max(pages.start)..folio.end().min(pages.end);
+                if self.mapping.view().own(folio.frame).word().has(Flags::UPTODATE) {
+                    cached += meant.end.0 - meant.start.0;
+                    let marked = self.mark_folio(folio.frame, meant, now);
+                    debug_assert_ne!(marked, Marked::Left, "it stands in the tree");
+                }
+            }
+        }
+        cached
+    }
+
+    /// The first folios that meet `pages`, `max` of them at most.
+    fn folios_from(&self, pages: Range<PageIndex>, max: usize) -> Vec<Folio> {
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        let folio = |(first, entry, order): (u64, Entry, u8)| match entry.kind() {
+            Kind::Folio(frame) => {
+                Some(Folio { first: PageIndex(first), frame: Frame(frame), order: Order(order) })
+            }
+            _ => None,
+        };
+        tree.range(pages.start.0, pages.end.0 - 1).filter_map(folio).take(max).collect()
+    }
+
     /// The first page of `pages` that is dirty.
     pub fn next_dirty(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
         self.next_with(pages, DIRTY, Bits::Dirty)

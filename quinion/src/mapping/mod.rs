@@ -46,6 +46,8 @@
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
+pub mod device;
+#[cfg(feature = "std")]
 mod dirty;
 #[cfg(feature = "std")]
 mod drop_behind;
@@ -57,6 +59,8 @@ mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
+pub mod page_ranges;
+#[cfg(feature = "std")]
 mod remove;
 #[cfg(feature = "std")]
 mod residency;
@@ -67,6 +71,8 @@ mod split;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+#[cfg(feature = "std")]
+pub use device::Device;
 #[cfg(feature = "std")]
 pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
 #[cfg(feature = "std")]

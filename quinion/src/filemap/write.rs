@@ -543,7 +543,7 @@ impl Filemap {
         self.room.wake_filled(Place { mapping: mapping.id(), page: run.index }, run.pages);
     }
 
-    fn no_memory(&self, position: u64) -> Error {
+    pub(super) fn no_memory(&self, position: u64) -> Error {
         Repr::NoMemory { position, pages: self.pages_max() }.into()
     }
 

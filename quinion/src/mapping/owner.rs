@@ -285,6 +285,13 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
+    /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
+    /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
+    pub fn set_size(&self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees a longer file finds no page from before. For a shorter
+        // one the fences before the frames' next use, and before bytes are written in place, do as much.
+        self.record().size.store(bytes, Ordering::Release);
+    }
     /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
     pub fn size_on_device(&self) -> u64 {
         // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
@@ -358,6 +365,12 @@ impl Mapping {
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
         self.invalidate.try_read()
+    }
+
+    /// The right to take out what is there, while nobody adds folios or hands fills and flushes to a backend: all that
+    /// is to be done to the file on its device is done when it is given. Waits for those who do.
+    pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
+        self.invalidate.write()
     }
 
     // ---- without the lock -----------------------------------------------------------------------

@@ -69,6 +69,9 @@ pub mod curve;
 pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "flushes hand out frames")]
+pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
 #[allow(unsafe_code, reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes")]

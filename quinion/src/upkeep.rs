@@ -162,8 +162,7 @@ impl Room {
         let mut book = self.lock();
         if matches!(book.thread, Thread::None) {
             let room = Arc::clone(self);
-            let started =
-                std::thread::Builder::new().name(self.name.into()).spawn(move || room.live());
+            let started = std::thread::Builder::new().name(self.name.into()).spawn(move || room.live());
             book.thread = match started {
                 Ok(handle) => {
                     let id = handle.thread().id();

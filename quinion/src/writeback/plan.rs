@@ -166,11 +166,15 @@ mod tests {
     fn a_file_is_swept_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
         let seen = Seen { since: Some(Millis(1000)), paused_until: None, is_asked: false };
         let expire = 30 * SECOND;
-        assert!(!sweeps(&seen, Millis(30_999), expire, false) && sweeps(&seen, Millis(31_000), expire, false));
+        assert!(
+            !sweeps(&seen, Millis(30_999), expire, false) && sweeps(&seen, Millis(31_000), expire, false)
+        );
         assert!(sweeps(&Seen { is_asked: true, ..seen }, Millis(1000), expire, false));
         assert!(sweeps(&seen, Millis(1000), expire, true));
         let paused = Seen { paused_until: Some(Millis(40_000)), ..seen };
-        assert!(!sweeps(&paused, Millis(39_999), expire, true) && sweeps(&paused, Millis(40_000), expire, false));
+        assert!(
+            !sweeps(&paused, Millis(39_999), expire, true) && sweeps(&paused, Millis(40_000), expire, false)
+        );
         assert!(!sweeps(&Seen { since: None, is_asked: true, ..seen }, Millis(90_000), expire, true));
     }
 
@@ -186,7 +190,11 @@ mod tests {
             failed: false,
         };
         let judge = |waiting: Waiting| judge(&limits(), &waiting, SECOND);
-        assert_eq!(judge(Waiting { unwritten: 200, failed: true, ..waiting }), Verdict::Go, "nothing is wrong yet");
+        assert_eq!(
+            judge(Waiting { unwritten: 200, failed: true, ..waiting }),
+            Verdict::Go,
+            "nothing is wrong yet"
+        );
         assert_eq!(judge(waiting), Verdict::Nap);
         assert_eq!(judge(Waiting { written: 8, ..waiting }), Verdict::Go);
         assert_eq!(judge(Waiting { failed: true, written: 8, ..waiting }), Verdict::Fail);

@@ -70,7 +70,7 @@ pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "flushes are handed frames by address")]
+#[allow(unsafe_code, reason = "flushes hand out frames")]
 pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]

@@ -688,9 +688,8 @@ impl Drop for Shared {
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
-            // What was written and is not in its file yet; errors are counted, there is nobody left to be told.
+            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
-            filemap.writeback.close();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();

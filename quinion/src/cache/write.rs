@@ -377,11 +377,8 @@ impl File {
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> Result<()> {
         self.check_process()?;
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
-        if mapping.writes_by().is_none() {
-            return Ok(()); // nobody has written
-        }
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
-        let failed = |source| Repr::Sync { source }.into();
+        let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
         shared.filemap.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
     }
 

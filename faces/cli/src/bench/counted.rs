@@ -20,9 +20,9 @@
 
 use std::sync::Arc;
 
-use quinion::{Cache, OpenOptions};
 use quinion::backend::MemoryFile;
 use quinion::xarray::{Inserted, Stop};
+use quinion::{Cache, OpenOptions};
 
 use super::harness::Unmeasured;
 use super::index::{Index, made_up};

@@ -68,6 +68,8 @@ pub mod curve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lease;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
@@ -93,7 +95,7 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, Builder, Cache, File, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
+    BatchRead, Builder, Cache, File, Outside, OutsideInForce, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
     Residency, Resident, Residents, Resized, Stats,
 };
 #[cfg(feature = "std")]
@@ -104,6 +106,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use filemap::Prefetch;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]

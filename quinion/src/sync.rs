@@ -305,30 +305,32 @@ mod ranked {
         Resize = 1,
         /// The cache's table of mappings.
         Mappings = 2,
+        /// One file's read lease.
+        Lease = 3,
         /// One handle's readahead state.
-        Readahead = 3,
+        Readahead = 4,
         /// One mapping's invalidate lock.
-        Invalidate = 4,
+        Invalidate = 5,
         /// The reclaimer's policy.
-        Policy = 5,
+        Policy = 6,
         /// One mapping's tree.
-        Tree = 6,
+        Tree = 7,
         /// The list of nodes that only remember.
-        Shadows = 7,
+        Shadows = 8,
         /// The rings of folios.
-        Lists = 8,
+        Lists = 9,
         /// The table from mapping number to mapping.
-        Directory = 9,
+        Directory = 10,
         /// The arena's growth.
-        Growth = 10,
+        Growth = 11,
         /// The arena's frames and index nodes.
-        Arena = 11,
+        Arena = 12,
         /// The submission side of a ring.
-        Submit = 12,
+        Submit = 13,
         /// What the owner knows of one viewer.
-        Viewer = 13,
+        Viewer = 14,
         /// Who may change one page's bytes in place, or wants to read them without racing.
-        Page = 14,
+        Page = 15,
     }
 
     #[cfg(debug_assertions)]

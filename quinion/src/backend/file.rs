@@ -50,8 +50,8 @@ use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
 use super::{
-    Attributes, Backend, Fill, Flush, FlushError, Identity, Reap, Reaped, SyncKind, Version, WaitRoom,
-    read_only, zero_by,
+    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind, Version,
+    WaitRoom, read_only, zero_by,
 };
 use crate::units::PAGE_SIZE;
 
@@ -194,6 +194,9 @@ impl Backend for LocalFile {
         self.way() == Way::Direct
     }
 
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        self.file.leasable()
+    }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }
@@ -259,6 +262,9 @@ pub(super) struct OpenFile {
     direct_align: usize,
     /// How old a change must be before a later one is sure to carry another time.
     settling: i64,
+    /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
+    /// through this kernel.
+    lease: Option<FileTimes>,
     /// If it was opened for writing.
     writing: Option<Writing>,
 }
@@ -345,7 +351,7 @@ impl OpenFile {
     }
 
     fn of(descriptor: OwnedFd, description: Description) -> Result<Self, OpenError> {
-        let (kind, stat, settling) = check(&descriptor)?;
+        let (kind, stat, clock) = check(&descriptor)?;
         let direct_align = direct_align(&stat);
         let way = match (description, direct_align) {
             (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => Way::Direct,
@@ -363,9 +369,16 @@ impl OpenFile {
             kind,
             is_direct,
             direct_align: direct_align.unwrap_or(1),
-            settling,
+            settling: clock.settling,
+            lease: clock.local.filter(|_| description == Description::Ours && kind == Kind::Regular),
             writing: None,
         })
+    }
+
+    /// The description, unless it is shared with others or open for writing: then there is no read lease by it.
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        let times = self.lease.filter(|_| self.writing.is_none())?;
+        Some(Leasable { descriptor: self.descriptor(), times })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -631,8 +644,26 @@ fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
 }
 
-/// Looks at an open descriptor: what it is, and how long its times take to settle.
-fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, i64), OpenError> {
+/// What is known of a file system's times.
+struct Clock {
+    /// How long they take to settle, in nanoseconds.
+    settling: i64,
+    /// What they tell, if every change of its files goes through this kernel.
+    local: Option<FileTimes>,
+}
+
+impl Clock {
+    fn of(magic: u64) -> Self {
+        if !LOCAL_FILE_SYSTEMS.contains(&magic) {
+            return Self { settling: SETTLING_REMOTE, local: None };
+        }
+        let times = if magic == TMPFS { FileTimes::TellOfWrites } else { FileTimes::TellOfStores };
+        Self { settling: SETTLING_LOCAL, local: Some(times) }
+    }
+}
+
+/// Looks at an open descriptor: what it is, and of what kind its times are.
+fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, Clock), OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
     let kind = kind_of(&stat)?;
@@ -642,8 +673,7 @@ fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, i64), OpenError> {
     {
         return Err(OpenError::PseudoFile { file_system });
     }
-    let is_local = LOCAL_FILE_SYSTEMS.contains(&magic);
-    Ok((kind, stat, if is_local { SETTLING_LOCAL } else { SETTLING_REMOTE }))
+    Ok((kind, stat, Clock::of(magic)))
 }
 
 fn kind_of(stat: &Statx) -> Result<Kind, OpenError> {
@@ -714,6 +744,9 @@ const SETTLING_REMOTE: i64 = 10_000_000_000;
 /// ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS, bcachefs, overlayfs: clocked by this kernel, to the nanosecond.
 const LOCAL_FILE_SYSTEMS: [u64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
+
+/// tmpfs does not hear of stores to mapped memory.
+const TMPFS: u64 = 0x0102_1994;
 
 /// File systems whose files have no content of their own, by magic number.
 const PSEUDO_FILE_SYSTEMS: [(u64, &str); 20] = [

@@ -32,6 +32,7 @@ use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mecha
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
+use crate::lease::Leases;
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
@@ -48,6 +49,7 @@ use crate::workingset::RefaultCurve;
 mod batch;
 mod file;
 mod future;
+mod outside;
 mod pool;
 mod residency;
 
@@ -55,6 +57,8 @@ pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+use outside::Watch;
+pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
@@ -73,6 +77,7 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
+    leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
     _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
@@ -98,6 +103,7 @@ struct Table {
 #[derive(Debug)]
 struct Known {
     mapping: Arc<Mapping>,
+    watch: Arc<Watch>,
     handles: usize,
     idle_since: Option<u64>,
 }
@@ -276,6 +282,7 @@ impl Builder {
             ),
             filemap,
             engine,
+            leases: Arc::default(),
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             pools: pool::no_pools(),
             process,
@@ -335,14 +342,23 @@ impl Cache {
     /// socket, a terminal, or a file of a pseudo file system such as procfs.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_in(path.as_ref(), None)
+        self.open_in(path.as_ref(), None, Outside::default())
     }
 
-    fn open_in(&self, path: &Path, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    /// As [`Cache::open`]; `outside` says what is done about others who may change the file.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    #[doc(hidden)]
+    pub fn open_outside(&self, path: impl AsRef<Path>, outside: Outside) -> Result<File> {
+        self.open_in(path.as_ref(), None, outside)
+    }
+
+    fn open_in(&self, path: &Path, pool: Option<&Arc<PoolShare>>, outside: Outside) -> Result<File> {
         self.check_process()?;
         let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
         let backend = self.shared.engine.open(path).map_err(|e| failed(Box::new(e)))?;
-        self.open_backend_in(Arc::new(backend), pool).map_err(|error| match error.raw_os_error() {
+        self.open_backend_in(Arc::new(backend), pool, outside).map_err(|error| match error.raw_os_error() {
             Some(code) => failed(Box::new(std::io::Error::from_raw_os_error(code))),
             None => error,
         })
@@ -360,7 +376,7 @@ impl Cache {
     fn adopt_in(&self, descriptor: BorrowedFd<'_>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-        self.open_in(Path::new(&path), pool)
+        self.open_in(Path::new(&path), pool, Outside::default())
     }
 
     /// Opens whatever `backend` reads. Backends with equal identities share pages.
@@ -368,15 +384,24 @@ impl Cache {
     /// # Errors
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.open_backend_in(backend, None)
+        self.open_backend_in(backend, None, Outside::default())
     }
 
-    fn open_backend_in(&self, backend: Arc<dyn Backend>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    fn open_backend_in(
+        &self,
+        backend: Arc<dyn Backend>,
+        pool: Option<&Arc<PoolShare>>,
+        outside: Outside,
+    ) -> Result<File> {
         self.check_process()?;
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        let mapping = self.shared.mapping_of(backend, &attributes)?;
-        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping, pool: pool.cloned() })))
+        let (mapping, watch) = self.shared.mapping_of(backend, &attributes)?;
+        // From here on it is closed if something goes wrong, and then it has entered.
+        let shared = Arc::clone(&self.shared);
+        let handle = Handle { shared, mapping, pool: pool.cloned(), watch, outside };
+        handle.watch.enter(outside, &attributes)?;
+        Ok(File::new(Arc::new(handle)))
     }
 
     /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
@@ -477,17 +502,19 @@ impl Cache {
 
 impl Shared {
     /// The mapping of the file that `attributes` are of, with one handle more.
-    fn mapping_of(&self, backend: Arc<dyn Backend>, attributes: &Attributes) -> Result<Arc<Mapping>> {
+    fn mapping_of(
+        &self,
+        backend: Arc<dyn Backend>,
+        attributes: &Attributes,
+    ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
         let mut table = self.table.lock();
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
-            let mapping = Arc::clone(&known.mapping);
+            let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
             }
-            drop(table);
-            self.renew(&mapping, attributes)?;
-            return Ok(mapping);
+            return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
@@ -500,9 +527,11 @@ impl Shared {
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
-        let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
+        let watch = Watch::new(&mapping, &self.filemap, &self.leases);
+        let known =
+            Known { mapping: Arc::clone(&mapping), watch: Arc::clone(&watch), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
-        Ok(mapping)
+        Ok((mapping, watch))
     }
 
     /// `bytes` bytes at `position` were read, and the cache follows what is read.
@@ -514,14 +543,6 @@ impl Shared {
             self.filemap.counters.add(Count::PageReads, end - first.0);
             sampler.note(mapping.id(), first, end - first.0);
         }
-    }
-
-    /// Forgets the folios of a mapping whose file is not what they were filled from.
-    fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<()> {
-        if !mapping.is_as_in(now) || !mapping.version().settled {
-            self.filemap.invalidate(mapping)?;
-        }
-        Ok(())
     }
 
     /// A handle on `mapping` is gone.
@@ -601,8 +622,10 @@ impl Drop for Shared {
             return;
         }
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
+        let leases = Arc::clone(&self.leases);
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
+            leases.close();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
@@ -673,6 +696,8 @@ pub(crate) struct Handle {
     pub(crate) mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
+    watch: Arc<Watch>,
+    outside: Outside,
 }
 
 impl Handle {
@@ -685,6 +710,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
+            self.watch.leave(self.outside);
             self.shared.release(&self.mapping);
         }
     }

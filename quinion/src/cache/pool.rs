@@ -32,7 +32,7 @@ use crate::reclaim::PoolCounts;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
-use super::{Cache, File, Shared};
+use super::{Cache, File, Outside, Shared};
 
 /// What a pool may have, and should keep. The default is no limit and nothing protected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -241,7 +241,7 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.cache().open_in(path.as_ref(), Some(&self.share))
+        self.cache().open_in(path.as_ref(), Some(&self.share), Outside::default())
     }
 
     /// As [`Cache::adopt`]; what is read by the file and its clones is this pool's.
@@ -257,7 +257,7 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open_backend`].
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.cache().open_backend_in(backend, Some(&self.share))
+        self.cache().open_backend_in(backend, Some(&self.share), Outside::default())
     }
 
     fn cache(&self) -> Cache {

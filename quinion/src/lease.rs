@@ -188,7 +188,7 @@ impl Leases {
     /// There can be none, for this reason.
     pub fn take(&self, on: &Arc<dyn Backend>, holder: Weak<dyn Holder>) -> Result<Lease, NoLease> {
         let Some(leasable) = on.leasable().filter(|_| !self.process.is_forked()) else {
-            return Err(if on.can_write() { NoLease::WeWrite } else { NoLease::NotSupported });
+            return Err(NoLease::NotSupported);
         };
         let summoned = self.room.ensure_threads().ok_or(NoLease::NoThread)?;
         let number = leasable.descriptor.as_raw_fd();
@@ -206,12 +206,6 @@ impl Leases {
     #[inline]
     pub fn are_seen_at(&self, now: u64) -> bool {
         now < self.room.seen_until.load(Ordering::Relaxed)
-    }
-
-    /// Whether its threads run.
-    #[cfg(test)]
-    fn is_running(&self) -> bool {
-        matches!(self.room.lock().threads, Threads::Running { .. })
     }
 
     /// Ends the threads, and waits for that; one that calls this itself is not waited for.

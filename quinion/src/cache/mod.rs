@@ -387,6 +387,15 @@ impl Cache {
         self.open_backend_in(backend, None, Outside::default())
     }
 
+    /// As [`Cache::open_backend`], with what is done about others.
+    ///
+    /// # Errors
+    /// As [`Cache::open_backend`].
+    #[doc(hidden)]
+    pub fn open_backend_outside(&self, backend: Arc<dyn Backend>, outside: Outside) -> Result<File> {
+        self.open_backend_in(backend, None, outside)
+    }
+
     fn open_backend_in(
         &self,
         backend: Arc<dyn Backend>,

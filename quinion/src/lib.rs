@@ -71,6 +71,9 @@ pub mod upkeep;
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "flushes are handed frames by address")]
+pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
 #[allow(unsafe_code, reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes")]
@@ -95,15 +98,16 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, Builder, Cache, File, Outside, OutsideInForce, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
-    Residency, Resident, Residents, Resized, Stats,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
+    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
+    WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use filemap::Prefetch;
+pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]

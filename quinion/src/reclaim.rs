@@ -621,12 +621,12 @@ impl Reclaim {
         let descriptor = self.arena.view().own(frame);
         let word = descriptor.word();
         let flagged = word.has(Flags::DROPBEHIND);
-        let wanted = !flagged || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
-        if flagged && wanted {
-            descriptor.adopt();
+        let is_read = || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
+        let adopted = flagged && is_read() && descriptor.adopt_clean();
+        if adopted {
             self.counters.add(Count::Adopted, u64::from(word.order().pages()));
         }
-        wanted
+        !flagged || adopted
     }
 
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
@@ -645,10 +645,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether the folio that `frame` heads is filled, free and somebody's.
+    /// Whether the folio that `frame` heads is filled, free, in the file and somebody's.
     fn can_go(&self, frame: Frame) -> bool {
         let word = self.arena.view().own(frame).settled_word();
-        word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED) && word.holds() == 0
+        let there =
+            word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED | Flags::UNWRITTEN);
+        there && word.holds() == 0
     }
 
     /// A victim, as its descriptor says. The caller has had the lock of the rings since the folio was in one.

@@ -131,6 +131,9 @@
 //! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
 //! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
 //! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
+//! | `SplitStep` | `split_then_reuse` | who reads the whole accepts `[11, 20]`: half of it is another file's by now |
+//! | `PieceFence` | `piece_where_a_folio_was` | a piece's name, the word and the bytes of what its frame headed before |
+//! | `PieceRelease` | `piece_of_another_file` | `[21, 21]`: a piece's word, the name of what its frame headed before |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -505,6 +508,113 @@ fn singles_become_pair() {
         frames.retire(1);
         frames.fill_pair(TWO, 20);
         reader.join().unwrap()
+    });
+}
+
+/// Two frames that are one folio become one each.
+fn split(frames: &Frames, mapping: MappingId) {
+    let whole = frames.descriptors[0].try_begin_split().expect("nobody holds it");
+    frames.descriptors[0].prepare_piece(mapping, PAGE_0, SMALL, whole, 0);
+    frames.descriptors[1].prepare_piece(mapping, PAGE_1, SMALL, whole, 0);
+}
+
+/// A reader who came by the whole folio, and one who comes by a piece.
+#[test]
+fn split_pair() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(0, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        reader.join().unwrap()
+    });
+    explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        reader.join().unwrap()
+    });
+}
+
+/// The second page of a folio is split off, and its frame is another file's, while somebody reads it as the whole's.
+#[test]
+fn split_then_reuse() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(0, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        frames.retire(1);
+        frames.fill(1, TWO, PAGE_1, 20);
+        reader.join().unwrap()
+    });
+}
+
+/// A frame that headed file 2's folio is the second of file 1's, which another thread splits.
+#[test]
+fn piece_where_a_folio_was() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(1, TWO, PAGE_1, 5);
+        let filled = Arc::new(AtomicU32::new(0));
+        let seen = filled.clone();
+        let splitter = spawn(&frames, move |frames| {
+            // Acquire, partner: the Release below.
+            if seen.load(Ordering::Acquire) == 1 {
+                split(frames, ONE);
+            }
+        });
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[11]));
+        frames.retire(1);
+        frames.fill_pair(ONE, 10);
+        filled.store(1, Ordering::Release); // partner: the Acquire above
+        splitter.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// A frame that headed file 1's folio of page 1 is the second of file 2's, which is split.
+#[test]
+fn piece_of_another_file() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(1, ONE, PAGE_1, 1);
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[1]));
+        frames.retire(1);
+        frames.fill_pair(TWO, 20);
+        split(&frames, TWO);
+        reader.join().unwrap()
+    });
+}
+
+/// A hold against a split: one of the two is refused, and the holder reads the whole.
+#[test]
+fn hold_against_split() {
+    explore(&["Mismatch, split", "held, refused", "held, split"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let holder = spawn(&frames, |frames| match frames.descriptors[0].try_hold(ONE, PAGE_1) {
+            Err(reason) => format!("{reason:?}"),
+            Ok(ticket) => {
+                let bytes = frames.bytes[1].copy();
+                let same = frames.descriptors[0].is_readable(ticket) == Readable::Yes;
+                assert!(bytes == [11; 2] && same, "wrong bytes: accepted {bytes:?} under a hold");
+                assert_eq!(frames.descriptors[0].put(), Put::Kept);
+                "held".to_owned()
+            }
+        });
+        let split = match frames.descriptors[0].try_begin_split() {
+            None => "refused",
+            Some(whole) => {
+                frames.descriptors[0].prepare_piece(ONE, PAGE_0, SMALL, whole, 0);
+                frames.descriptors[1].prepare_piece(ONE, PAGE_1, SMALL, whole, 0);
+                frames.retire(1);
+                frames.fill(1, TWO, PAGE_1, 20);
+                "split"
+            }
+        };
+        format!("{}, {split}", holder.join().unwrap())
     });
 }
 
@@ -1561,6 +1671,9 @@ const NEEDED: &[Needed] = &[
     (Mutant::WritePins, &[("pin_against_first_write", RACE)]),
     (Mutant::PinnedAcquire, &[("pin_against_first_write", RACE)]),
     (Mutant::UnpinRelease, &[("pin_against_first_write", RACE)]),
+    (Mutant::SplitStep, &[("split_then_reuse", BYTES)]),
+    (Mutant::PieceFence, &[("piece_where_a_folio_was", BYTES)]),
+    (Mutant::PieceRelease, &[("piece_of_another_file", BYTES)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

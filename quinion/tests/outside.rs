@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use common::{fill_content, generations};
 use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, WaitRoom};
-use quinion::{Cache, ErrorKind, File, NoLease, Outside};
+use quinion::{Cache, ErrorKind, File, NoLease, OpenOptions as Opening, Outside};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -61,8 +61,12 @@ fn cache() -> Cache {
     Cache::builder().memory(64 << 20).build().unwrap()
 }
 
+fn leasing() -> Opening {
+    Opening::new().outside(Outside::Lease)
+}
+
 fn leased(cache: &Cache, path: &Path) -> File {
-    let file = cache.open_outside(path, Outside::Lease).unwrap();
+    let file = cache.open_with(path, leasing()).unwrap();
     assert_eq!(in_force(&file), Outside::Lease, "{:?}", file.outside());
     file
 }
@@ -410,7 +414,7 @@ fn a_fill_that_was_submitted_before_a_break_lands_where_nobody_looks() {
     let (folder, cache, mut other) = (folder(), cache(), Other::start());
     let path = file_in(&folder, PAGES);
     let slow = slow(&path);
-    let file = cache.open_backend_outside(Arc::clone(&slow) as _, Outside::Lease).unwrap();
+    let file = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
     assert_eq!(in_force(&file), Outside::Lease);
     slow.holds.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
@@ -435,7 +439,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
     let path = file_in(&folder, PAGES);
     let slow = slow(&path);
     other.has(&format!("open {}", path.display()));
-    let file = cache.open_backend_outside(Arc::clone(&slow) as _, Outside::Lease).unwrap();
+    let file = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
     assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
     slow.holds.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
@@ -445,7 +449,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
         other.has("close");
         // A second handle asks; the first one's reader waits for the device.
         wait_until("there is no lease", || {
-            let asks = cache.open_backend_outside(Arc::clone(&slow) as _, Outside::Lease).unwrap();
+            let asks = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
             in_force(&asks) == Outside::Lease
         });
         slow.release();
@@ -462,7 +466,7 @@ fn while_somebody_writes_there_is_no_lease_and_each_read_looks() {
     for folder in folders() {
         let (path, cache, mut other) = (file_in(&folder, PAGES), cache(), Other::start());
         other.has(&format!("open {}", path.display()));
-        let file = cache.open_outside(&path, Outside::Lease).unwrap();
+        let file = cache.open_with(&path, leasing()).unwrap();
         assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
         assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
         for round in 1..50 {
@@ -508,7 +512,7 @@ fn of_anothers_file_there_is_no_lease() {
     } else {
         PathBuf::from("/etc/passwd")
     };
-    let file = cache().open_outside(&path, Outside::Lease).unwrap();
+    let file = cache().open_with(&path, leasing()).unwrap();
     assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
     assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::NotPermitted));
     assert!(NoLease::NotPermitted.to_string().contains("CAP_LEASE"), "it says what to do");
@@ -521,11 +525,50 @@ fn of_anothers_file_there_is_no_lease() {
 #[test]
 fn what_is_no_file_of_the_system_has_no_lease() {
     let cache = cache();
-    let file = cache.open_backend_outside(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), Outside::Lease);
+    let file = cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), leasing());
     let file = file.unwrap();
     let outside = file.outside().unwrap();
     assert_eq!(outside.no_lease, Some(NoLease::NotSupported));
     assert_eq!((outside.wanted, outside.in_force), (Outside::Lease, Outside::CheckEvery(Duration::ZERO)));
+}
+
+/// 1 A handle reads by a lease.
+/// 2 The same cache opens the file for writing, which the kernel makes wait for the lease's end.
+#[test]
+fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
+    for folder in folders() {
+        let (path, cache) = (file_in(&folder, PAGES), cache());
+        let reader = leased(&cache, &path);
+        assert_eq!(generation(&reader, 3), 0);
+        let writer = cache.open_with(&path, leasing().write(true)).unwrap();
+        for file in [&reader, &writer] {
+            let outside = file.outside().unwrap();
+            assert_eq!((outside.in_force, outside.no_lease), (Outside::Check, Some(NoLease::WeWrite)));
+        }
+        assert_eq!(leases_on(&path), 0);
+        for round in 1..20 {
+            writer.write_all_at(&content(PAGES, round), 0).unwrap();
+            assert_eq!(all_generations(&reader, PAGES), (round, round));
+        }
+        writer.sync_all().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), content(PAGES, 19));
+        assert_eq!(all_generations(&reader, PAGES), (19, 19));
+    }
+}
+
+/// Another cache is another owner of leases, in another process or in this one.
+#[test]
+fn who_opens_a_file_for_writing_waits_for_the_lease_of_another_cache() {
+    let folder = folder();
+    let (path, theirs, ours) = (file_in(&folder, PAGES), cache(), cache());
+    let reader = leased(&theirs, &path);
+    for round in 1..20 {
+        assert_eq!(all_generations(&reader, PAGES), (round - 1, round - 1));
+        let writer = ours.open_with(&path, Opening::new().write(true)).unwrap();
+        writer.write_all_at(&content(PAGES, round), 0).unwrap();
+        writer.sync_all().unwrap();
+        assert_eq!(all_generations(&reader, PAGES), (round, round));
+    }
 }
 
 // ---- other policies -------------------------------------------------------------------------
@@ -534,7 +577,7 @@ fn what_is_no_file_of_the_system_has_no_lease() {
 fn each_policy_sees_what_it_says() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
-    let open = |outside| cache.open_outside(&path, outside).unwrap();
+    let open = |outside| cache.open_with(&path, Opening::new().outside(outside)).unwrap();
     let (immutable, check) = (open(Outside::Immutable), open(Outside::Check));
     let each = open(Outside::CheckEvery(Duration::ZERO));
     let rarely = open(Outside::CheckEvery(Duration::from_secs(1 << 30)));
@@ -626,7 +669,7 @@ fn a_file_that_is_closed_while_its_lease_is_broken_is_closed() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
     for round in 0..300 {
-        let file = cache.open_outside(&path, Outside::Lease).unwrap();
+        let file = cache.open_with(&path, leasing()).unwrap();
         generation(&file, round % PAGES);
         thread::scope(|scope| {
             let writer = scope.spawn(|| drop(OpenOptions::new().write(true).open(&path).unwrap()));

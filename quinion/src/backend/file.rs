@@ -38,6 +38,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fallocate,
@@ -218,6 +219,9 @@ impl Backend for LocalFile {
     fn can_write(&self) -> bool {
         self.file.writing.is_some()
     }
+    fn can_grow(&self) -> bool {
+        self.file.kind == Kind::Regular
+    }
     fn flush(&self, flushes: Vec<Flush>) {
         if self.can_write() {
             return self.engine.flush(&self.file, flushes);
@@ -286,7 +290,7 @@ enum Description {
 }
 
 impl OpenFile {
-    /// Opens `path` for reading. Waits for nobody.
+    /// Opens `path` for reading. Waits for nobody but the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -296,12 +300,12 @@ impl OpenFile {
         kind_of(&statx(rustix::fs::CWD, path, AtFlags::empty(), wanted).map_err(io::Error::from)?)?;
         // 2 Open it, so that even a pipe that has taken its place meanwhile does not make us wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let descriptor = open(path, flags, Mode::empty()).map_err(io::Error::from)?;
+        let descriptor = open_past_leases(path, flags, Mode::empty())?;
         // 3 Look again at what was opened, and settle how to read it.
         Self::of(descriptor, Description::Ours)
     }
 
-    /// Opens `path` for reading and writing. Waits for nobody.
+    /// Opens `path` for reading and writing. Waits for nobody but the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -319,7 +323,7 @@ impl OpenFile {
             Creation::MustBeNew => OFlags::CREATE | OFlags::EXCL,
         };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | how;
-        let descriptor = open(path, flags, Mode::from_raw_mode(options.mode)).map_err(io::Error::from)?;
+        let descriptor = open_past_leases(path, flags, Mode::from_raw_mode(options.mode))?;
         // 3 Look again, and settle how to read and write it.
         let mut file = Self::of(descriptor, Description::Ours)?;
         let by_cache =
@@ -635,6 +639,24 @@ impl Source for ByCache {
     }
     fn write(&self, flush: &Flush, _bounce: &mut Vec<u8>) -> Result<(), FlushError> {
         self.0.write_by_cache(flush)
+    }
+}
+
+/// How long the holder of a lease on a file is given: longer than the kernel gives him, if nobody told it otherwise.
+const LEASE_ENDS: Duration = Duration::from_secs(60);
+
+/// Opens `path`, whose `flags` say that nobody is waited for, but for one: who has a lease on it, this process
+/// perhaps, is told by the attempt to give it up, and so the next one may do.
+fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));
+    loop {
+        match open(path, flags, mode) {
+            Err(Errno::AGAIN) if begun.elapsed() < LEASE_ENDS => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            opened => return Ok(opened?),
+        }
     }
 }
 

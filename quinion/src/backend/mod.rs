@@ -220,6 +220,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether the file becomes longer by what is written behind its end. A device has the size it has.
+    fn can_grow(&self) -> bool {
+        true
+    }
+
     /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills
     /// are: whoever waits reaps. A flush that lies behind the end makes the file longer, by no more than its
     /// bytes. Two flushes of one page at a time leave either's bytes, so callers have one under way.

@@ -1,4 +1,4 @@
-//! File: what a program reads from.
+//! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
 //! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
@@ -107,7 +107,7 @@ pub struct File {
     pub(super) uncached: Uncached,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    position: u64,
+    pub(super) position: u64,
 }
 
 /// Every read of the handle is an uncached one.
@@ -139,7 +139,7 @@ impl File {
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            special: AtomicU8::new(if handle.outside.needs_looks() { WATCHED } else { 0 }),
+            special: AtomicU8::new(if handle.access.outside.needs_looks() { WATCHED } else { 0 }),
             uncached: Uncached::default(),
             touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),

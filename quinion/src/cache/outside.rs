@@ -207,6 +207,7 @@ impl Watch {
         match policy {
             Outside::Check | Outside::Immutable => Ok(()),
             _ if self.is_sure() => Ok(()),
+            Outside::Lease if self.we_write() => Ok(()),
             Outside::Lease => self.assure_lease(),
             Outside::CheckEvery(time) => self.look_after(time),
         }
@@ -219,7 +220,7 @@ impl Watch {
             return Ok(()); // nobody has looked for long, and it stands
         }
         self.ask(&mut state);
-        if state.lease.is_some() || state.no_lease == NoLease::WeWrite {
+        if state.lease.is_some() {
             return Ok(());
         }
         drop(state);
@@ -241,10 +242,16 @@ impl Watch {
         self.filemap.revalidate(&self.mapping).map(drop)
     }
 
+    /// Whether this cache has the file open for writing, for as long as it knows the file.
+    fn we_write(&self) -> bool {
+        self.mapping.writes_by().is_some()
+    }
+
     fn in_force(&self, wanted: Outside) -> OutsideInForce {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
-        let no_lease = (!is_leased).then_some(state.no_lease);
+        let why = if state.wanted > 0 && self.we_write() { NoLease::WeWrite } else { state.no_lease };
+        let no_lease = (!is_leased).then_some(why);
         let in_force = match wanted {
             Outside::Immutable => wanted,
             _ if is_leased => Outside::Lease,
@@ -272,7 +279,10 @@ impl Watch {
             return;
         }
         let holder: Weak<Self> = Arc::downgrade(self);
-        let taken = self.leases.take(self.mapping.backend(), holder);
+        let taken = match self.we_write() {
+            true => Err(NoLease::WeWrite),
+            false => self.leases.take(self.mapping.backend(), holder),
+        };
         match taken.and_then(|lease| self.begin(state, lease)) {
             Ok(()) => {}
             Err(why) => {
@@ -341,17 +351,17 @@ impl File {
         if self.process.is_forked() {
             return Err(Error::from(Repr::Forked));
         }
-        Ok(self.handle.watch.in_force(self.handle.outside))
+        Ok(self.handle.watch.in_force(self.handle.access.outside))
     }
 
     /// Whether what is cached may be read without a look.
     pub(super) fn is_sure(&self) -> bool {
-        !self.handle.outside.needs_looks() || self.handle.watch.is_sure()
+        !self.handle.access.outside.needs_looks() || self.handle.watch.is_sure()
     }
 
     /// Whether the file need not be looked at where a read meets its end.
     pub(super) fn is_sure_of_size(&self) -> bool {
-        match self.handle.outside {
+        match self.handle.access.outside {
             Outside::Immutable => true,
             Outside::Check => false,
             Outside::CheckEvery(_) | Outside::Lease => self.handle.watch.is_sure(),
@@ -361,6 +371,6 @@ impl File {
     /// Before a read: looks at the file, if the handle's policy wants it. Not in a forked child.
     #[inline]
     pub(super) fn assure(&self) -> Result<()> {
-        self.handle.watch.assure(self.handle.outside)
+        self.handle.watch.assure(self.handle.access.outside)
     }
 }

@@ -273,11 +273,22 @@ impl Filemap {
         (pool, behind): (PoolNumber, Option<&Arc<Behind>>),
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-        let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: Reach::Page };
         let passing = behind.map(Passing::new);
         let reader = Reader::new(&none, pool, passing.as_ref());
-        self.hold_reaching(mapping, reader, Patience::Wait, miss, None).map(drop)
+        self.hold_page(mapping, reader, position).map(drop)
+    }
+
+    /// Holds the readable folio that covers `position`; if it is not there, reads that page alone. `None` if the file ends
+    /// there.
+    pub(super) fn hold_page<'m>(
+        self: &Arc<Self>,
+        mapping: &'m Arc<Mapping>,
+        reader: Reader<'_>,
+        position: u64,
+    ) -> Result<Option<Held<'m>>, Error> {
+        let index = PageIndex::of_byte(position);
+        let miss = Miss { index, position, len: 1, reach: Reach::Page };
+        self.hold_reaching(mapping, reader, Patience::Wait, miss, None)
     }
 
     /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
@@ -538,7 +549,7 @@ impl Filemap {
     }
 
     /// The error of a reader whose pool can have no more.
-    fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
+    pub(super) fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
         let limit = self.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
         Repr::PoolFull { position, pool: self.reclaim.pool_name(pool), limit }.into()
     }

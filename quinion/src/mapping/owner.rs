@@ -28,9 +28,10 @@
 //! invalidation may make it larger at any time.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
+use crate::arena::dirty::Bits;
 use crate::arena::{
     Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
 };
@@ -39,12 +40,14 @@ use crate::folio::Held;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
+use super::device::Device;
+use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 
 /// Folios given back to the arena at a time.
@@ -57,6 +60,14 @@ pub struct Mapping {
     cell: CellNumber,
     arena: Arc<Arena>,
     backend: Arc<dyn Backend>,
+    /// What is on its way to the file, and what is there.
+    device: Device,
+    /// Where its bytes go, once somebody writes.
+    writes_by: OnceLock<Arc<dyn Backend>>,
+    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
+    size_on_device: AtomicU64,
+    /// The write lock.
+    write: RankedRwLock<()>,
     tree: RankedMutex<Tree>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
@@ -69,6 +80,8 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// What is dirty; changed under the tree's lock.
+    pub(super) dirty: Counts,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -115,6 +128,10 @@ impl Mapping {
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
+            device: Device::default(),
+            writes_by: OnceLock::new(),
+            size_on_device: AtomicU64::new(attributes.size),
+            write: RankedRwLock::new(Rank::Write, ()),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
@@ -122,6 +139,7 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            dirty: Counts::default(),
             counters: None,
         })
     }
@@ -178,6 +196,7 @@ impl Mapping {
             }
             // What is known of it, while it is: held by others, its frames are theirs to free from the next step on.
             unread += self.take_unread(frame, order);
+            self.forget_leaving(frame, order);
             retired(frame, order, self.view().own(frame).retire());
         }
         unread
@@ -233,6 +252,18 @@ impl Mapping {
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
+    /// Where its bytes go; `None` as long as nobody has opened it for writing.
+    pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
+        self.writes_by.get()
+    }
+    /// Somebody opens it for writing, by `backend`. The first who says so decides for all; what all use is returned.
+    pub fn write_by(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
+        self.writes_by.get_or_init(|| backend)
+    }
+    /// What of its pages is on its way to the file, and what is there and not durable.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
@@ -254,15 +285,34 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
+    /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
+    pub fn size_on_device(&self) -> u64 {
+        // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
+        self.size_on_device.load(Ordering::Acquire)
+    }
+    /// A flush that ends at byte `end` of the file has completed.
+    pub fn raise_size_on_device(&self, end: u64) {
+        self.size_on_device.fetch_max(end, Ordering::Release); // partner: `size_on_device`
+    }
+    /// The file on the device was cut at `bytes`, or extended to them, or was found so.
+    pub fn set_size_on_device(&self, bytes: u64) {
+        self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
+    }
+
     /// The content this mapping is filled from. Waits for an invalidation.
     pub fn version(&self) -> Version {
         *self.invalidate.read()
     }
 
-    /// Whether the file's size and times are as in `now`.
+    /// Whether the file's size and times are as in `now`, as far as it was written back.
     pub fn is_as_in(&self, now: &Attributes) -> bool {
         let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
-        times(known) == times(now.version) && self.size() == now.size
+        let size = if self.writes_by().is_some() { self.size_on_device() } else { self.size() };
+        times(known) == times(now.version) && size == now.size
+    }
+    /// Whether the file becomes longer by what is written behind its end.
+    pub fn can_grow(&self) -> bool {
+        self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
     pub(super) fn record(&self) -> &Record {
@@ -291,6 +341,15 @@ impl Mapping {
         self.stock.count_lock();
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
+    }
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping, and
+    /// may be held while a device is waited for.
+    pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
+        self.write.read()
+    }
+    /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
+    pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
+        self.write.write()
     }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
@@ -361,7 +420,9 @@ impl Mapping {
     // ---- the whole mapping ---------------------------------------------------------------------
 
     /// Forgets every folio and takes the file's attributes as they are now. Pinned and held bytes live on
-    /// with those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
+    /// with those who hold them; fills in flight end in folios that nobody finds. Folios of which a page was written
+    /// here, and is not in the file yet, stay, and the file reaches at least as far as they do: they will be written over
+    /// what others did. Waits until no window is
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
@@ -372,11 +433,15 @@ impl Mapping {
         let mut tree = self.lock();
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
-        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
+        let unwritten = tree.unwritten();
+        let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
+        let size = attributes.size.max(kept_end);
+        self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
-        let pages = tree.remove_all();
+        self.set_size_on_device(attributes.size);
+        let pages = tree.remove_all_but(&unwritten);
         // Release, partner: the Acquire in `read_hits`.
-        self.record().size.store(attributes.size, Ordering::Release);
+        self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)
     }
@@ -386,7 +451,9 @@ impl Mapping {
     pub fn distrust(&self) -> u64 {
         let mut version = self.invalidate.write();
         version.settled = false;
-        self.lock().remove_all()
+        let mut tree = self.lock();
+        let unwritten = tree.unwritten();
+        tree.remove_all_but(&unwritten)
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
@@ -411,6 +478,7 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
+        guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
         let promised = listed.map_or(0, |listed| listed.promised());
         if unlisted > promised {
             let id = self.id;
@@ -659,17 +727,59 @@ impl<'a> MappingGuard<'a> {
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
+        self.remove_all_but(&[])
+    }
+
+    /// As [`MappingGuard::remove_all`], but for `kept` folios, as their first pages and the pages behind them (or
+    /// inside), in rising order.
+    fn remove_all_but(&mut self, kept: &[(PageIndex, PageIndex)]) -> u64 {
         let nodes = self.mapping.nodes();
-        let (mut folios, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
-        self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
-            let Kind::Folio(frame) = entry.kind() else { return };
-            folios.push((Frame(frame), Order(order)));
-            if folios.len() == FREE_BATCH {
-                unread += self.mapping.let_go(&mut folios);
-            }
-        });
+        let (mut folios, mut unread, mut pages) = (Vec::with_capacity(FREE_BATCH), 0, 0);
+        let mut tree = self.xarray(&nodes);
+        let (mut from, ends) = (0, kept.iter().map(|(first, _)| first.0).chain([INDICES_MAX]));
+        for end in ends {
+            tree.erase_range(from, end, |_, entry, order| {
+                let Kind::Folio(frame) = entry.kind() else { return };
+                folios.push((Frame(frame), Order(order)));
+                pages += u64::from(Order(order).pages());
+                if folios.len() == FREE_BATCH {
+                    unread += self.mapping.let_go(&mut folios);
+                }
+            });
+            from = tree.next(end, INDICES_MAX - 1).map_or(end, |(first, _, order)| first + (1 << order));
+        }
         unread += self.mapping.let_go(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
-        std::mem::take(&mut self.tree.pages)
+        self.tree.pages -= pages;
+        pages
+    }
+
+    /// The folios of which a page is not in the file yet, as their first pages and what follows the last such page.
+    fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
+        if self.mapping.dirty_pages().total() == 0 {
+            return Vec::new();
+        }
+        let (nodes, view) = (self.mapping.nodes(), self.mapping.view());
+        let tree = self.xarray(&nodes);
+        let unwritten = tree.range(0, INDICES_MAX - 1).filter_map(|(first, entry, order)| {
+            let Kind::Folio(frame) = entry.kind() else { return None };
+            if !view.own(Frame(frame)).word().has(Flags::UNWRITTEN) {
+                return None;
+            }
+            let is_unwritten = |page: &u32| {
+                let at = Frame(frame).plus(*page);
+                view.count_bits(Bits::Dirty, at, 1) + view.count_bits(Bits::Writeback, at, 1) > 0
+            };
+            let last = (0..Order(order).pages()).rev().find(is_unwritten).expect("one of its pages is");
+            Some((PageIndex(first), PageIndex(first).plus(u64::from(last) + 1)))
+        });
+        unwritten.collect()
+    }
+
+    /// The file reaches at least to byte `bytes`: what was written to its pages up to there is marked dirty under this
+    /// hold of the lock, or was before. The caller has the write lock alone, or knows that it did reach there.
+    pub fn grow_size(&mut self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees the new size finds the bytes.
+        self.mapping.record().size.fetch_max(bytes, Ordering::Release);
     }
 }

@@ -1,0 +1,444 @@
+//! Device: what a mapping knows of its file where that is kept: which pages are on their way to it, which are there but
+//! may not survive a loss of power, and what has failed.
+//!
+//! ```text
+//!   dirty pages --begin--> under way --end--> written, not durable --take_unsynced, sync, Ok--> durable
+//!                              |                       |
+//!                              +--failed: dirty        +--sync failed: dirty again, and those that end meanwhile, too
+//! ```
+//!
+//! Each flush has a number, and numbers rise. So who waits for what is under way *now* waits for flushes below the
+//! next number, and is not kept by those that begin later. Syncs have numbers as well: one that began after my flushes
+//! had ended, and went well, is as good as my own (group commit).
+//!
+//! The rules are those of the paths above, in `writeback`; here is only the account.
+//!
+//! Invariants:
+//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree lock.
+//!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
+//!     has covered it. (Some others may be, too; see [`PageRanges`].)
+//!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
+//!     system tells once, and the other that all is well.
+//!
+//! Not an invariant: that a page that is not under way here is not under write-back. Pages are taken, and their end is
+//! noted, under the tree lock; who does not hold it may see the one before the other.
+//!
+//! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by who wakes and is woken.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::backend::SyncKind;
+use crate::errseq::ErrorSequence;
+use crate::sync::lock::{Mutex, MutexGuard};
+use crate::units::{Millis, PageIndex};
+
+use super::page_ranges::PageRanges;
+
+/// How long the background leaves a file alone after its first failure.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// How long at most, after many.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// A file where it is kept, as one mapping knows it.
+#[derive(Default, Debug)]
+pub struct Device {
+    errors: ErrorSequence,
+    /// Whether write-back has it in its list of files; changed with that list's lock held.
+    is_listed: AtomicBool,
+    account: Mutex<Account>,
+}
+
+/// The number of a flush; later ones have higher numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct FlushNumber(u64);
+
+/// What failed, and how often anything did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Failures {
+    /// Flushes and syncs of this file that failed so far.
+    pub count: u64,
+    /// The number of the last error, by the system's count; 0 if there was none.
+    pub errno: i32,
+}
+
+/// What became of a flush that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landed {
+    /// Its pages are in the file.
+    Written,
+    /// They are to be flushed again: it failed, or a sync failed meanwhile, and what the system does with pages that
+    /// it took over while it failed is not known.
+    Again,
+}
+
+/// How a wish to make something durable goes on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// A sync of somebody else has done it.
+    Done,
+    /// Somebody else's is under way: wait for its end, and ask again.
+    Wait,
+    /// It is the caller's turn to sync. These pages are what that makes durable; it ends by [`Device::end_sync`].
+    Mine(PageRanges),
+}
+
+/// Which pages of a file are where between the cache and the disk.
+#[derive(Debug, Default)]
+struct Account {
+    /// The number of the next flush.
+    next: u64,
+    under_way: BTreeMap<u64, Range<u64>>,
+    ended: u64,
+    /// Flushes below this number were under way when a sync failed.
+    tainted: u64,
+    unsynced: PageRanges,
+    failures: Failures,
+    /// What is to be let alone by the background, and since when it has failed.
+    failing: Option<Failing>,
+    /// Where the background goes on.
+    cursor: u64,
+    syncs: Syncs,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    /// The flush that failed last; a later one that goes well ends the state.
+    number: u64,
+    pause: Duration,
+    until: Millis,
+}
+
+#[derive(Debug, Default)]
+struct Syncs {
+    begun: u64,
+    is_under_way: bool,
+    /// The last that went well: its number, what kind it was, and of which pages.
+    done: Option<(u64, SyncKind, Range<u64>)>,
+}
+
+impl Device {
+    /// The errors of writing that handles are told of.
+    pub fn errors(&self) -> &ErrorSequence {
+        &self.errors
+    }
+
+    /// Whether write-back knows of it. Changed under that list's lock.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    /// Write-back lists it, or no more; the caller holds that list's lock, and to forget it the tree lock, too.
+    pub fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    // ---- flushes -------------------------------------------------------------------------------
+
+    /// A flush of `pages` begins. The caller holds the tree lock, under which it took the pages.
+    pub fn begin_flush(&self, pages: Range<PageIndex>) -> FlushNumber {
+        let mut account = self.account();
+        let number = account.next;
+        account.next += 1;
+        debug_assert!(account.first_clear(&pages) == pages, "{pages:?} is in one flush at a time");
+        account.under_way.insert(number, pages.start.0..pages.end.0);
+        FlushNumber(number)
+    }
+
+    /// What the end of a flush means for its pages; the caller holds the tree lock, says so there, and then calls
+    /// [`Device::end_flush`].
+    pub fn judge_flush(&self, number: FlushNumber, went_well: bool) -> Landed {
+        if went_well && number.0 >= self.account().tainted { Landed::Written } else { Landed::Again }
+    }
+
+    /// The flush has ended, at `now`, and its pages are in the file, or dirty again: because of an error of this
+    /// number, or `None`: because of a sync that failed. The caller has the tree lock since it judged, and whoever
+    /// waits is to be woken when it has let that go.
+    pub fn end_flush(&self, number: FlushNumber, landed: Landed, errno: Option<i32>, now: Millis) {
+        let mut account = self.account();
+        let pages = account.under_way.remove(&number.0).expect("a flush ends once");
+        account.ended += 1;
+        match (landed, errno) {
+            (Landed::Written, _) => {
+                account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.end));
+                if account.failing.is_some_and(|failing| number.0 > failing.number) {
+                    account.failing = None;
+                }
+            }
+            (Landed::Again, Some(errno)) => {
+                self.errors.record(errno);
+                account.fail(errno, now, Some(number.0));
+            }
+            (Landed::Again, None) => {}
+        }
+    }
+
+    /// The first pages of `pages` that follow each other and are in no flush; empty if all are.
+    pub fn first_clear(&self, pages: Range<PageIndex>) -> Range<PageIndex> {
+        self.account().first_clear(&pages)
+    }
+
+    /// The number of the next flush: those with lower numbers have begun.
+    pub fn next_flush(&self) -> FlushNumber {
+        FlushNumber(self.account().next)
+    }
+
+    /// Whether a flush of some of `pages` is under way, with a number below `before`, if there is one.
+    pub fn is_under_way(&self, pages: &Range<PageIndex>, before: Option<FlushNumber>) -> bool {
+        let account = self.account();
+        let before = before.map_or(u64::MAX, |number| number.0);
+        let mut flushes = account.under_way.range(..before);
+        flushes.any(|(_, flush)| flush.start < pages.end.0 && pages.start.0 < flush.end)
+    }
+
+    /// How many flushes are under way.
+    pub fn flushes_under_way(&self) -> usize {
+        self.account().under_way.len()
+    }
+
+    /// How many flushes have begun, and how many have ended: equal before and after a look at the file's attributes,
+    /// if none of ours has changed them meanwhile.
+    pub fn flushes(&self) -> (u64, u64) {
+        let account = self.account();
+        (account.next, account.ended)
+    }
+
+    // ---- failures ------------------------------------------------------------------------------
+
+    /// What has failed so far.
+    pub fn failures(&self) -> Failures {
+        self.account().failures
+    }
+
+    /// The last error, if nothing has gone well since.
+    pub fn failing(&self) -> Option<i32> {
+        let account = self.account();
+        account.failing.map(|_| account.failures.errno)
+    }
+
+    /// Until when the background leaves it alone.
+    pub fn paused_until(&self) -> Option<Millis> {
+        self.account().failing.map(|failing| failing.until)
+    }
+
+    // ---- the background's place -----------------------------------------------------------------
+
+    /// Where the background goes on.
+    pub fn cursor(&self) -> PageIndex {
+        PageIndex(self.account().cursor)
+    }
+
+    /// The background goes on at `cursor` the next time.
+    pub fn set_cursor(&self, cursor: PageIndex) {
+        self.account().cursor = cursor.0;
+    }
+
+    // ---- syncs ---------------------------------------------------------------------------------
+
+    /// How many syncs have begun: one that begins later and goes well makes durable all flushes that have ended by now.
+    pub fn syncs_begun(&self) -> u64 {
+        self.account().syncs.begun
+    }
+
+    /// Whether a sync is under way.
+    pub fn is_syncing(&self) -> bool {
+        self.account().syncs.is_under_way
+    }
+
+    /// The caller wants `pages` durable, of which all flushes had ended when [`Device::syncs_begun`] said `seen`.
+    pub fn take_turn(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Turn {
+        let mut account = self.account();
+        let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
+            let is_kind = done == kind || done == SyncKind::All;
+            number >= seen && is_kind && range.start <= pages.start.0 && pages.end.0 <= range.end
+        };
+        if account.syncs.done.as_ref().is_some_and(covers) {
+            return Turn::Done;
+        }
+        if account.syncs.is_under_way {
+            return Turn::Wait;
+        }
+        account.syncs.is_under_way = true;
+        account.syncs.begun += 1;
+        Turn::Mine(account.unsynced.take(pages.clone()))
+    }
+
+    /// The sync of `kind` of `pages`, begun by [`Device::take_turn`], has ended, at `now`. If it failed, what comes back
+    /// is to be dirty again: what it was to make durable, and all else that was not; and what is under way will be,
+    /// when it ends.
+    pub fn end_sync(
+        &self,
+        (kind, pages): (SyncKind, &Range<PageIndex>),
+        taken: PageRanges,
+        failed: Option<i32>,
+        now: Millis,
+    ) -> PageRanges {
+        let mut account = self.account();
+        account.syncs.is_under_way = false;
+        let Some(errno) = failed else {
+            let number = account.syncs.begun - 1;
+            account.syncs.done = Some((number, kind, pages.start.0..pages.end.0));
+            return PageRanges::new();
+        };
+        self.errors.record(errno);
+        account.fail(errno, now, None);
+        account.tainted = account.next;
+        let mut again = std::mem::take(&mut account.unsynced);
+        again.insert_all(&taken);
+        again
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Account {
+    fn first_clear(&self, pages: &Range<PageIndex>) -> Range<PageIndex> {
+        // Some dozens at most are under way.
+        let (mut start, mut end) = (pages.start.0, pages.end.0);
+        while let Some(flush) = self.under_way.values().find(|flush| flush.contains(&start)) {
+            start = flush.end;
+        }
+        for flush in self.under_way.values().filter(|flush| flush.start > start) {
+            end = end.min(flush.start);
+        }
+        PageIndex(start.min(pages.end.0))..PageIndex(end.max(start.min(pages.end.0)))
+    }
+
+    /// Something failed. The background lets the file alone for longer each time, but for flushes that were under way
+    /// with one that has failed already.
+    fn fail(&mut self, errno: i32, now: Millis, number: Option<u64>) {
+        self.failures = Failures { count: self.failures.count + 1, errno };
+        let pause = match self.failing {
+            None => PAUSE_MIN,
+            Some(before) if number.is_some_and(|number| number <= before.number) => before.pause,
+            Some(before) => (before.pause * 2).min(PAUSE_MAX),
+        };
+        let until = Millis(now.0 + pause.as_millis() as u64);
+        // All that have begun by now say nothing about whether it goes well again.
+        self.failing = Some(Failing { number: self.next.saturating_sub(1), pause, until });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EIO: i32 = 5;
+
+    fn pages(start: u64, end: u64) -> Range<PageIndex> {
+        PageIndex(start)..PageIndex(end)
+    }
+
+    fn written(device: &Device, range: Range<PageIndex>) {
+        let number = device.begin_flush(range);
+        let landed = device.judge_flush(number, true);
+        device.end_flush(number, landed, None, Millis(0));
+    }
+
+    fn all(ranges: &PageRanges) -> Vec<Range<PageIndex>> {
+        ranges.iter().collect()
+    }
+
+    #[test]
+    fn who_waits_for_what_is_under_way_is_not_kept_by_what_begins_later() {
+        let device = Device::default();
+        let first = device.begin_flush(pages(0, 4));
+        let now = device.next_flush();
+        let second = device.begin_flush(pages(4, 8));
+        let before = Some(now);
+        assert!(device.is_under_way(&pages(3, 5), before) && !device.is_under_way(&pages(4, 8), before));
+        assert!(device.is_under_way(&pages(4, 8), None) && !device.is_under_way(&pages(8, 9), None));
+        device.end_flush(first, Landed::Written, None, Millis(0));
+        assert!(!device.is_under_way(&pages(0, 100), before));
+        device.end_flush(second, Landed::Written, None, Millis(0));
+        assert!(!device.is_under_way(&pages(0, 100), None));
+        assert_eq!(device.flushes(), (2, 2));
+    }
+
+    #[test]
+    fn pages_in_no_flush_are_found_around_those_that_are() {
+        let device = Device::default();
+        for range in [pages(2, 4), pages(4, 5), pages(10, 12)] {
+            device.begin_flush(range);
+        }
+        for (asked, clear) in [
+            (pages(0, 20), pages(0, 2)),
+            (pages(2, 20), pages(5, 10)),
+            (pages(3, 4), pages(4, 4)),
+            (pages(11, 20), pages(12, 20)),
+            (pages(5, 7), pages(5, 7)),
+        ] {
+            assert_eq!(device.first_clear(asked.clone()), clear, "of {asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_sync_that_failed_leaves_nothing_that_counts_as_durable() {
+        let device = Device::default();
+        written(&device, pages(0, 4));
+        let under_way = device.begin_flush(pages(20, 21));
+        let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
+            panic!("nobody else syncs");
+        };
+        assert_eq!(all(&taken), [pages(0, 3)]);
+        written(&device, pages(10, 12)); // while it fails
+        let again = device.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
+        assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
+        assert_eq!(device.judge_flush(under_way, true), Landed::Again, "who knows what became of it");
+        device.end_flush(under_way, Landed::Again, None, Millis(0));
+        let later = device.begin_flush(pages(20, 21));
+        assert_eq!(device.judge_flush(later, true), Landed::Written);
+        assert_eq!(device.failures(), Failures { count: 1, errno: EIO });
+    }
+
+    #[test]
+    fn a_sync_that_began_later_is_as_good_as_my_own_and_one_from_before_is_not() {
+        let device = Device::default();
+        let range = pages(0, 100);
+        let sync = |kind, range: &Range<PageIndex>, seen| {
+            let Turn::Mine(taken) = device.take_turn(kind, range, seen) else { panic!("it is my turn") };
+            assert_eq!(device.take_turn(kind, range, seen), Turn::Wait);
+            device.end_sync((kind, range), taken, None, Millis(0));
+        };
+        let early = device.syncs_begun();
+        sync(SyncKind::Data, &range, early);
+        assert_eq!(device.take_turn(SyncKind::Data, &pages(5, 6), early), Turn::Done);
+        let seen = device.syncs_begun();
+        sync(SyncKind::Data, &range, seen);
+        assert!(
+            matches!(device.take_turn(SyncKind::All, &range, seen), Turn::Mine(_)),
+            "it was not of this kind"
+        );
+        device.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
+        assert_eq!(device.take_turn(SyncKind::Data, &pages(0, 50), seen), Turn::Done);
+        assert!(matches!(device.take_turn(SyncKind::Data, &range, seen), Turn::Mine(_)), "nor of all of it");
+    }
+
+    #[test]
+    fn pauses_grow_and_end_with_what_goes_well_later() {
+        let device = Device::default();
+        let fail = |range| {
+            let number = device.begin_flush(range);
+            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+        };
+        let together = [device.begin_flush(pages(0, 1)), device.begin_flush(pages(1, 2))];
+        let well = device.begin_flush(pages(2, 3));
+        for number in together {
+            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+        }
+        assert_eq!(device.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
+        device.end_flush(well, Landed::Written, None, Millis(1000));
+        assert_eq!(device.failing(), Some(EIO), "it began before");
+        fail(pages(0, 1));
+        assert_eq!(device.paused_until(), Some(Millis(3000)));
+        (0..20).for_each(|_| fail(pages(0, 1)));
+        assert_eq!(device.paused_until(), Some(Millis(61_000)));
+        written(&device, pages(0, 1));
+        assert_eq!((device.failing(), device.failures().count), (None, 23));
+    }
+}

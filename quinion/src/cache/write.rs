@@ -38,7 +38,7 @@ use crate::filemap::{Author, Passing};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
-use super::open::{Durability, Outside};
+use super::open::Durability;
 use super::{File, Handle};
 
 /// How a write behaves; the default is as its handle was opened.
@@ -367,11 +367,6 @@ impl File {
     /// Whether the handle may change the file.
     pub fn is_writable(&self) -> bool {
         self.handle.access.writes
-    }
-
-    /// What the handle does about others who may change the file.
-    pub fn outside(&self) -> Outside {
-        self.handle.access.outside
     }
 
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> Result<()> {

@@ -68,9 +68,11 @@ pub mod curve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lease;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "flushes are handed frames by address")]
+#[allow(unsafe_code, reason = "flushes hand out frames")]
 pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
@@ -96,8 +98,8 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, Pool, PoolOptions,
-    PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
+    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
     WriteOptions,
 };
 #[cfg(feature = "std")]
@@ -108,6 +110,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -323,32 +323,34 @@ mod ranked {
         Resize = 1,
         /// The cache's table of mappings.
         Mappings = 2,
-        /// One handle's readahead state.
-        Readahead = 3,
+        /// One file's read lease.
+        Lease = 3,
         /// One mapping: who writes to the file, and who changes how long it is.
         Write = 4,
+        /// One handle's readahead state.
+        Readahead = 5,
         /// One mapping's invalidate lock.
-        Invalidate = 5,
+        Invalidate = 6,
         /// The reclaimer's policy.
-        Policy = 6,
+        Policy = 7,
         /// One mapping's tree.
-        Tree = 7,
+        Tree = 8,
         /// The list of nodes that only remember.
-        Shadows = 8,
+        Shadows = 9,
         /// The rings of folios.
-        Lists = 9,
+        Lists = 10,
         /// The table from mapping number to mapping.
-        Directory = 10,
+        Directory = 11,
         /// The arena's growth.
-        Growth = 11,
+        Growth = 12,
         /// The arena's frames and index nodes.
-        Arena = 12,
+        Arena = 13,
         /// The submission side of a ring.
-        Submit = 13,
+        Submit = 14,
         /// What the owner knows of one viewer.
-        Viewer = 14,
+        Viewer = 15,
         /// Who may change one page's bytes in place, or wants to read them without racing.
-        Page = 15,
+        Page = 16,
     }
 
     #[cfg(debug_assertions)]

@@ -39,6 +39,7 @@ use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
 use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
+use crate::lease::Leases;
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
@@ -57,6 +58,7 @@ mod batch;
 mod file;
 mod future;
 mod open;
+mod outside;
 mod pool;
 mod residency;
 mod write;
@@ -66,7 +68,9 @@ pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
 use open::Access;
-pub use open::{Durability, OpenOptions, Outside};
+pub use open::{Durability, OpenOptions};
+use outside::Watch;
+pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
@@ -86,6 +90,7 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
+    leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
     _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
@@ -111,6 +116,7 @@ struct Table {
 #[derive(Debug)]
 struct Known {
     mapping: Arc<Mapping>,
+    watch: Arc<Watch>,
     handles: usize,
     idle_since: Option<u64>,
 }
@@ -289,6 +295,7 @@ impl Builder {
             ),
             filemap,
             engine,
+            leases: Arc::default(),
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             pools: pool::no_pools(),
             process,
@@ -430,10 +437,14 @@ impl Cache {
         }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        let mapping = self.shared.mapping_of(backend, &attributes, options.writes())?;
+        let writes = options.writes();
+        let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
+        // From here on it is closed if something goes wrong, and then it has entered.
         let (cursor, access) = (mapping.device().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
-        let file = File::new(Arc::new(Handle { shared, mapping, pool: pool.cloned(), access, cursor }));
+        let handle = Handle { shared, mapping, pool: pool.cloned(), watch, access, cursor };
+        handle.watch.enter(access.outside, &attributes)?;
+        let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
         if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
             file.set_len(0)?;
@@ -545,11 +556,11 @@ impl Shared {
         backend: Arc<dyn Backend>,
         attributes: &Attributes,
         writes: bool,
-    ) -> Result<Arc<Mapping>> {
+    ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
         let mut table = self.table.lock();
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
-            let mapping = Arc::clone(&known.mapping);
+            let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
             }
@@ -557,13 +568,7 @@ impl Shared {
             if writes {
                 mapping.write_by(backend);
             }
-            return match self.renew(&mapping, attributes) {
-                Ok(()) => Ok(mapping),
-                Err(error) => {
-                    self.release(&mapping); // it has no handle yet that would
-                    Err(error)
-                }
-            };
+            return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
@@ -581,9 +586,11 @@ impl Shared {
             mapping.write_by(backend);
         }
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
-        let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
+        let watch = Watch::new(&mapping, &self.filemap, &self.leases);
+        let known =
+            Known { mapping: Arc::clone(&mapping), watch: Arc::clone(&watch), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
-        Ok(mapping)
+        Ok((mapping, watch))
     }
 
     /// `bytes` bytes at `position` were read, and the cache follows what is read.
@@ -595,14 +602,6 @@ impl Shared {
             self.filemap.counters.add(Count::PageReads, end - first.0);
             sampler.note(mapping.id(), first, end - first.0);
         }
-    }
-
-    /// Forgets the folios of a mapping whose file is not what they were filled from.
-    fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<()> {
-        if !mapping.is_as_in(now) || !mapping.version().settled {
-            self.filemap.invalidate(mapping)?;
-        }
-        Ok(())
     }
 
     /// A handle on `mapping` is gone.
@@ -686,11 +685,12 @@ impl Drop for Shared {
             return;
         }
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
+        let leases = Arc::clone(&self.leases);
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
-            // What was written and is not in its file yet; errors are counted, there is nobody left to be told.
+            leases.close();
+            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
-            filemap.writeback.close();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
@@ -764,6 +764,7 @@ pub(crate) struct Handle {
     pub(crate) mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
+    watch: Arc<Watch>,
     /// What it may do.
     access: Access,
     /// How far it has been told of errors of writing.
@@ -780,6 +781,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
+            self.watch.leave(self.access.outside);
             self.shared.release(&self.mapping);
         }
     }

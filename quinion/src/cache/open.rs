@@ -13,6 +13,8 @@
 use crate::error::{Repr, Result};
 use crate::filemap::OnPinned;
 
+use super::Outside;
+
 /// How a file is opened. The default reads a file that exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpenOptions {
@@ -54,20 +56,6 @@ pub enum Durability {
     Data,
     /// When the write returns, as if [`File::sync_all`](crate::File::sync_all) came next (`O_SYNC`).
     All,
-}
-
-/// What a handle does about others who may change the file: other processes, or this one past the cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Outside {
-    /// Looks whether the file changed when it is opened, when a read meets its end, and when it is asked to
-    /// ([`File::revalidate`](crate::File::revalidate)).
-    #[default]
-    Check,
-    /// Has the system tell, by a lease, before somebody else changes it.
-    Lease,
-    /// Nothing: nobody else changes it while it is known to the cache.
-    Immutable,
 }
 
 impl OpenOptions {

@@ -38,7 +38,7 @@ use crate::filemap::{Author, Passing};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
-use super::open::{Durability, Outside};
+use super::open::Durability;
 use super::{File, Handle};
 
 /// How a write behaves; the default is as its handle was opened.
@@ -369,19 +369,11 @@ impl File {
         self.handle.access.writes
     }
 
-    /// What the handle does about others who may change the file.
-    pub fn outside(&self) -> Outside {
-        self.handle.access.outside
-    }
-
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> Result<()> {
         self.check_process()?;
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
-        if mapping.writes_by().is_none() {
-            return Ok(()); // nobody has written
-        }
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
-        let failed = |source| Repr::Sync { source }.into();
+        let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
         shared.filemap.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
     }
 

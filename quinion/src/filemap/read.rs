@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
-use crate::backend::Reap;
+use crate::backend::{Attributes, Reap};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
@@ -145,7 +145,7 @@ impl Filemap {
         to: &mut [u8],
         run: &mut Reading,
     ) -> Result<(), Error> {
-        let mut end_checked = false;
+        let mut end_checked = reader.is_sure_of_size();
         while run.done < to.len() {
             let view = self.arena.view();
             let rest = &mut to[run.done..];
@@ -520,6 +520,14 @@ impl Filemap {
             self.invalidate(mapping)?;
         }
         Ok(changed || !settled)
+    }
+
+    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
+    pub(crate) fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<(), Error> {
+        if !mapping.is_as_in(now) || !mapping.version().settled {
+            self.invalidate(mapping)?;
+        }
+        Ok(())
     }
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a

@@ -150,9 +150,10 @@ impl Filemap {
         gone
     }
 
-    /// Fetches completions that nobody else fetches, and waits a moment.
+    /// Has what is dirty written, fetches completions that nobody else fetches, and waits a moment.
     fn let_things_end(&self) {
-        if let Some(backend) = self.reclaim.idle_backend() {
+        self.writeback.ask_for_room();
+        for backend in [self.reclaim.idle_backend(), self.writeback.idle_backend()].into_iter().flatten() {
             backend.reap(Reap::Ready, &mut || false);
         }
         std::thread::sleep(ROUND);
@@ -161,8 +162,8 @@ impl Filemap {
     /// What a resize left; returns whether to come again.
     fn go_on_resizing(&self) -> bool {
         let _one = self.resizing.lock();
-        if self.arena.excess_extents() > 0 {
-            self.empty_once();
+        if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
+            self.writeback.ask_for_room();
         }
         let found = self.arena.sweep();
         found > 0 || self.arena.excess_extents() > 0

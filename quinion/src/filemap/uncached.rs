@@ -94,6 +94,8 @@ pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
     pool: PoolNumber,
     passing: Option<&'r Passing<'r>>,
+    /// Whether the file ends where it is known to end.
+    is_sure_of_size: bool,
 }
 
 impl<'r> Reader<'r> {
@@ -103,11 +105,19 @@ impl<'r> Reader<'r> {
         pool: PoolNumber,
         passing: Option<&'r Passing<'r>>,
     ) -> Self {
-        Self { readahead, pool, passing }
+        Self { readahead, pool, passing, is_sure_of_size: false }
     }
     /// A reader for the default pool, whose folios stay.
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
         Self::new(readahead, PoolNumber::DEFAULT, None)
+    }
+    /// The same, who need not look at the file again where it ends.
+    #[must_use]
+    pub fn sure_of_size(self) -> Self {
+        Self { is_sure_of_size: true, ..self }
+    }
+    pub(super) fn is_sure_of_size(self) -> bool {
+        self.is_sure_of_size
     }
     /// The pool that is charged for what it brings.
     pub(super) fn pool(self) -> PoolNumber {

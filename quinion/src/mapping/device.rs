@@ -65,16 +65,6 @@ pub struct Failures {
     pub errno: i32,
 }
 
-/// What became of a flush that has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Landed {
-    /// Its pages are in the file.
-    Written,
-    /// They are to be flushed again: it failed, or a sync failed meanwhile, and what the system does with pages that
-    /// it took over while it failed is not known.
-    Again,
-}
-
 /// How a wish to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn {
@@ -99,8 +89,7 @@ struct Account {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    /// Where the background goes on.
-    cursor: u64,
+    sweep: Sweep,
     syncs: Syncs,
 }
 
@@ -110,6 +99,17 @@ struct Failing {
     number: u64,
     pause: Duration,
     until: Millis,
+}
+
+/// How far the background has come.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// Where it goes on.
+    at: u64,
+    /// When it began, if it is under way.
+    began: Option<Millis>,
+    /// So many ends of sweeps are asked for.
+    asked: u8,
 }
 
 #[derive(Debug, Default)]
@@ -148,32 +148,35 @@ impl Device {
         FlushNumber(number)
     }
 
-    /// What the end of a flush means for its pages; the caller holds the tree lock, says so there, and then calls
-    /// [`Device::end_flush`].
-    pub fn judge_flush(&self, number: FlushNumber, went_well: bool) -> Landed {
-        if went_well && number.0 >= self.account().tainted { Landed::Written } else { Landed::Again }
+    /// Of a flush that ends with `written` pages in the file, from its first on: how many of these count. None of them,
+    /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
+    ///
+    /// The caller holds the tree lock, has the other pages dirty again there, and then calls [`Device::end_flush`].
+    pub fn judge_flush(&self, number: FlushNumber, written: u32) -> u32 {
+        if number.0 < self.account().tainted { 0 } else { written }
     }
 
-    /// The flush has ended, at `now`, and its pages are in the file, or dirty again: because of an error of this
-    /// number, or `None`: because of a sync that failed. The caller has the tree lock since it judged, and whoever
-    /// waits is to be woken when it has let that go.
-    pub fn end_flush(&self, number: FlushNumber, landed: Landed, errno: Option<i32>, now: Millis) {
+    /// The flush has ended, at `now`: `written` pages of it are in the file, as judged; the others are dirty again, if
+    /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
+    /// tree lock since it judged, and whoever waits is to be woken when it has let that go.
+    pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.remove(&number.0).expect("a flush ends once");
         account.ended += 1;
-        match (landed, errno) {
-            (Landed::Written, _) => {
-                account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.end));
-                if account.failing.is_some_and(|failing| number.0 > failing.number) {
-                    account.failing = None;
-                }
-            }
-            (Landed::Again, Some(errno)) => {
-                self.errors.record(errno);
-                account.fail(errno, now, Some(number.0));
-            }
-            (Landed::Again, None) => {}
+        account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.start + u64::from(written)));
+        if let Some(errno) = errno {
+            self.errors.record(errno);
+            account.fail(errno, now, Some(number.0));
+        } else if written > 0 && account.failing.is_some_and(|failing| number.0 > failing.number) {
+            account.failing = None;
         }
+    }
+
+    /// The flush that `page` is in, and where that ends; `None` if it is in none.
+    pub fn flush_at(&self, page: PageIndex) -> Option<(FlushNumber, PageIndex)> {
+        let account = self.account();
+        let (number, pages) = account.under_way.iter().find(|(_, pages)| pages.contains(&page.0))?;
+        Some((FlushNumber(*number), PageIndex(pages.end)))
     }
 
     /// The first pages of `pages` that follow each other and are in no flush; empty if all are.
@@ -224,16 +227,37 @@ impl Device {
         self.account().failing.map(|failing| failing.until)
     }
 
-    // ---- the background's place -----------------------------------------------------------------
+    // ---- sweeps: the background's way through the file ------------------------------------------
 
-    /// Where the background goes on.
-    pub fn cursor(&self) -> PageIndex {
-        PageIndex(self.account().cursor)
+    /// The background's sweep begins at `now`, or goes on: where.
+    pub fn enter_sweep(&self, now: Millis) -> PageIndex {
+        let mut account = self.account();
+        account.sweep.began.get_or_insert(now);
+        PageIndex(account.sweep.at)
     }
 
-    /// The background goes on at `cursor` the next time.
-    pub fn set_cursor(&self, cursor: PageIndex) {
-        self.account().cursor = cursor.0;
+    /// The sweep goes on at `at` the next time.
+    pub fn leave_sweep(&self, at: PageIndex) {
+        self.account().sweep.at = at.0;
+    }
+
+    /// The sweep has come to the file's end: when it began. The next one begins at its start.
+    pub fn end_sweep(&self) -> Option<Millis> {
+        let sweep = &mut self.account().sweep;
+        (sweep.at, sweep.asked) = (0, sweep.asked.saturating_sub(1));
+        sweep.began.take()
+    }
+
+    /// Somebody wants all that is dirty now swept soon.
+    pub fn ask_for_sweep(&self) {
+        let sweep = &mut self.account().sweep;
+        // One that is under way may have passed what is meant.
+        sweep.asked = if sweep.began.is_some() { 2 } else { 1 };
+    }
+
+    /// Whether somebody does.
+    pub fn is_sweep_asked(&self) -> bool {
+        self.account().sweep.asked > 0
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -336,8 +360,14 @@ mod tests {
 
     fn written(device: &Device, range: Range<PageIndex>) {
         let number = device.begin_flush(range);
-        let landed = device.judge_flush(number, true);
-        device.end_flush(number, landed, None, Millis(0));
+        let pages = device.judge_flush(number, pages_in(number, device));
+        device.end_flush(number, pages, None, Millis(0));
+    }
+
+    fn pages_in(number: FlushNumber, device: &Device) -> u32 {
+        let account = device.account();
+        let range = &account.under_way[&number.0];
+        (range.end - range.start) as u32
     }
 
     fn all(ranges: &PageRanges) -> Vec<Range<PageIndex>> {
@@ -353,9 +383,9 @@ mod tests {
         let before = Some(now);
         assert!(device.is_under_way(&pages(3, 5), before) && !device.is_under_way(&pages(4, 8), before));
         assert!(device.is_under_way(&pages(4, 8), None) && !device.is_under_way(&pages(8, 9), None));
-        device.end_flush(first, Landed::Written, None, Millis(0));
+        device.end_flush(first, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), before));
-        device.end_flush(second, Landed::Written, None, Millis(0));
+        device.end_flush(second, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), None));
         assert_eq!(device.flushes(), (2, 2));
     }
@@ -389,10 +419,10 @@ mod tests {
         written(&device, pages(10, 12)); // while it fails
         let again = device.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
-        assert_eq!(device.judge_flush(under_way, true), Landed::Again, "who knows what became of it");
-        device.end_flush(under_way, Landed::Again, None, Millis(0));
+        assert_eq!(device.judge_flush(under_way, 1), 0, "who knows what became of it");
+        device.end_flush(under_way, 0, None, Millis(0));
         let later = device.begin_flush(pages(20, 21));
-        assert_eq!(device.judge_flush(later, true), Landed::Written);
+        assert_eq!(device.judge_flush(later, 1), 1);
         assert_eq!(device.failures(), Failures { count: 1, errno: EIO });
     }
 
@@ -420,19 +450,42 @@ mod tests {
     }
 
     #[test]
+    fn of_a_flush_that_failed_what_was_written_counts() {
+        let device = Device::default();
+        let number = device.begin_flush(pages(5, 9));
+        assert_eq!(device.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
+        device.end_flush(number, device.judge_flush(number, 3), Some(EIO), Millis(0));
+        let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        assert_eq!((all(&taken), device.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
+    }
+
+    #[test]
+    fn a_sweep_that_is_asked_for_under_way_is_followed_by_another() {
+        let device = Device::default();
+        device.ask_for_sweep();
+        assert_eq!(device.enter_sweep(Millis(7)), PageIndex(0));
+        device.leave_sweep(PageIndex(50));
+        device.ask_for_sweep();
+        assert_eq!(device.enter_sweep(Millis(8)), PageIndex(50));
+        assert_eq!((device.end_sweep(), device.is_sweep_asked()), (Some(Millis(7)), true));
+        assert_eq!(device.enter_sweep(Millis(9)), PageIndex(0));
+        assert_eq!((device.end_sweep(), device.is_sweep_asked()), (Some(Millis(9)), false));
+    }
+
+    #[test]
     fn pauses_grow_and_end_with_what_goes_well_later() {
         let device = Device::default();
         let fail = |range| {
             let number = device.begin_flush(range);
-            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
         };
         let together = [device.begin_flush(pages(0, 1)), device.begin_flush(pages(1, 2))];
         let well = device.begin_flush(pages(2, 3));
         for number in together {
-            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
         }
         assert_eq!(device.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
-        device.end_flush(well, Landed::Written, None, Millis(1000));
+        device.end_flush(well, 1, None, Millis(1000));
         assert_eq!(device.failing(), Some(EIO), "it began before");
         fail(pages(0, 1));
         assert_eq!(device.paused_until(), Some(Millis(3000)));

@@ -459,6 +459,16 @@ impl Mapping {
         Ok(pages)
     }
 
+    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows
+    /// that it is about to change. Waits for no file system.
+    pub fn distrust(&self) -> u64 {
+        let mut version = self.invalidate.write();
+        version.settled = false;
+        let mut tree = self.lock();
+        let unwritten = tree.unwritten();
+        tree.remove_all_but(&unwritten)
+    }
+
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
     pub fn check(&self) -> Result<(), String> {
         let guard = self.lock();

@@ -110,6 +110,16 @@ impl<'m> Alone<'m> {
         }
         Ok(())
     }
+
+    /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
+    fn reach_end(&mut self) -> std::io::Result<()> {
+        let size = self.mapping.size();
+        if self.mapping.size_on_device() < size {
+            self.change(|device| device.set_size(size))?;
+            self.mapping.set_size_on_device(size);
+        }
+        Ok(())
+    }
 }
 
 impl Filemap {
@@ -188,7 +198,8 @@ impl Filemap {
             self.zero(mapping, range.start..between.start.first_byte())?;
             self.zero(mapping, between.end.first_byte()..range.end)?;
         }
-        let punched = alone.change(|device| device.punch(range.clone()));
+        let lengthened = if range.end == mapping.size() { alone.reach_end() } else { Ok(()) };
+        let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
         if let Err(source) = punched {
             self.forget_clean(mapping, touched)?;
             let (position, len) = (range.start, range.end - range.start);
@@ -204,7 +215,8 @@ impl Filemap {
     /// in flight.
     ///
     /// # Errors
-    /// There is no memory for the copy of what stays of a folio that is held.
+    /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer, because
+    /// that was left to the flush of pages that go, and could not.
     pub fn invalidate_range(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -219,12 +231,16 @@ impl Filemap {
         if from >= end {
             return Ok(0);
         }
-        let _alone = self.alone_with(mapping, from..end, OnPinned::Detach)?;
+        let mut alone = self.alone_with(mapping, from..end, OnPinned::Detach)?;
         let unwanted = if what == Content::All { from..end } else { from..from };
         self.split(mapping, from, unwanted.clone())?;
         self.split(mapping, end, unwanted)?;
         match what {
-            Content::All => Ok(self.remove(mapping, from..end, what)),
+            Content::All => {
+                let failed = |source| Repr::SetSize { bytes: mapping.size(), source };
+                alone.reach_end().map_err(failed)?;
+                Ok(self.remove(mapping, from..end, what))
+            }
             Content::Clean => self.remove_clean(mapping, from..end),
         }
     }

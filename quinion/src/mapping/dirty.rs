@@ -260,6 +260,16 @@ impl Mapping {
         self.view().count_bits(Bits::Dirty, frame, pages) == pages
     }
 
+    /// Whether a page is dirty, by a look that orders nothing; for who looks again when it has changed the page.
+    ///
+    /// # Panics
+    /// As [`Mapping::is_dirty`].
+    #[inline]
+    pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        let (frame, pages) = frames_of(held.frame(), held.first(), held.order(), &(page..page.plus(1)));
+        self.view().count_bits(Bits::Dirty, frame, pages) == pages
+    }
+
     // ---- for the holder of the tree lock ------------------------------------------------------
 
     /// A folio that has been taken out of the tree is retired next, whoever holds it: it is not dirty any more.

@@ -352,6 +352,11 @@ impl Mapping {
     pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
         self.write.read()
     }
+    /// As [`Mapping::write_shared`], if nobody has to be waited for.
+    #[inline]
+    pub fn try_write_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.write.try_read()
+    }
     /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
     pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
         self.write.write()

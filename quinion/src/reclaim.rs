@@ -14,8 +14,8 @@
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is
 //! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
-//! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty** or being written
-//! back: its bytes are nowhere else. Reclaim writes nothing. It counts what it meets of that kind
+//! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
+//! written back: its bytes are nowhere else. Reclaim writes nothing. It counts what it meets of that kind
 //! ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to wait for readers
 //! and pins, or to have pages written.
 //!
@@ -363,7 +363,8 @@ impl Reclaim {
         self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
     }
 
-    /// Pages that were looked at for eviction so far and could not go because they are dirty, or being written back. If a
+    /// Pages that were looked at for eviction so far and could not go because they are dirty, or being written back.
+    /// If a
     /// reclaim brings nothing and this has risen meanwhile, write-back may bring something. (Others reclaim, too.)
     pub fn unwritten_met(&self) -> u64 {
         self.unwritten_met.load(Ordering::Relaxed)

@@ -282,7 +282,7 @@ fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
 
 // ---- leaving ------------------------------------------------------------------------------------------
 
-/// T09 write-back of a detached folio is skipped: what has left is not taken, and what of it is under way ends in peace.
+/// T09 write-back of a detached folio is skipped: what has left is not taken, and what is under way ends in peace.
 #[test]
 fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device() {
     let rig = Rig::new();

@@ -60,8 +60,8 @@ pub struct Resized {
     /// What this call gave back to the machine.
     pub returned_bytes: u64,
     /// What is still to be given back: whole extents of 2 MiB with something in them that is pinned, or that a
-    /// device is reading into or a reader holds for longer than was waited, or that is yet to be written to its file. It
-    /// goes when that goes, by itself or with the next resize.
+    /// device is reading into or a reader holds for longer than was waited, or that is yet to be written to its file.
+    /// It goes when that goes, by itself or with the next resize.
     pub slack_bytes: u64,
     /// What users' pins keep in the whole cache.
     pub pinned_bytes: u64,

@@ -364,8 +364,7 @@ impl Reclaim {
     }
 
     /// Pages that were looked at for eviction so far and could not go because they are dirty, or being written back.
-    /// If a
-    /// reclaim brings nothing and this has risen meanwhile, write-back may bring something. (Others reclaim, too.)
+    /// If a reclaim brings nothing and this has risen meanwhile, write-back may bring something. (Others reclaim, too.)
     pub fn unwritten_met(&self) -> u64 {
         self.unwritten_met.load(Ordering::Relaxed)
     }

@@ -21,9 +21,8 @@
 //! its pages set is done ([`Mapping::is_dirty`]).
 //!
 //! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
-//! What
-//! of it is being written stays held until that has ended, and is counted until then (`detached`), so that who cuts
-//! or punches the file can tell when the device has let go.
+//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
+//! cuts or punches the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;

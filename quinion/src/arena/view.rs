@@ -203,8 +203,8 @@ impl View {
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
-    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller has
-    /// the tree lock of their folio's mapping, as for the three below.
+    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
+    /// has the tree lock of their folio's mapping, as for the three below.
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.

@@ -68,6 +68,8 @@ pub mod curve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lease;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "flushes hand out frames")]
@@ -96,17 +98,20 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, Builder, Cache, File, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
-    Residency, Resident, Residents, Resized, Stats,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
+    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
+    WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use filemap::Prefetch;
+pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]

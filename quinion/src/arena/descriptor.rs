@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
 //! | | `begin_writes` (even to the next even), once in a folio's life | a writer's hold |
+//! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and nobody's hold |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete`; with `WRITEBACK` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
@@ -527,7 +528,8 @@ impl Descriptor {
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
         // `UNWRITTEN` changes under the tree lock only, which is the caller's.
-        let stays = SEQUENCE | busy | Flags::UNWRITTEN;
+        let unwritten = if mutant(Mutant::RetireUnwritten) { 0 } else { Flags::UNWRITTEN };
+        let stays = SEQUENCE | busy | unwritten;
         let step = |word: u64| (word & stays == 0).then(|| Self::retired(word, 0));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }
@@ -557,6 +559,48 @@ impl Descriptor {
         let order = ordering(Mutant::RetireAcquire, Ordering::AcqRel, Ordering::Release);
         ordering(Mutant::RetireRelease, order, Ordering::Acquire)
     }
+
+    // ---- split ----------------------------------------------------------------------------------
+
+    /// Takes an up-to-date folio that nobody holds out of the readers' sight, so that it can be split: its word then.
+    /// `None`: it is held, or not up to date, or has left; nothing was changed. On success each of its pieces is
+    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them.
+    /// The caller holds the tree lock.
+    pub fn try_begin_split(&self) -> Option<Word> {
+        let fit = |word: Word| word.is_live() && word.holds() == 0 && word.has(Flags::UPTODATE);
+        let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
+        let step = |word: u64| fit(Word(word)).then(|| odd(word));
+        self.update(Self::retire_ordering(), step).map(|(before, _)| before)
+    }
+
+    /// Names a piece of a folio that was split: up to date, held by nobody, and for the rest as the `whole` was: what
+    /// has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has besides;
+    /// the marker is one of them. The piece at the whole's own frame may be the whole itself.
+    /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
+    pub fn prepare_piece(&self, mapping: MappingId, index: PageIndex, order: Order, whole: Word, more: u64) {
+        let word = self.word();
+        let odd = !word.is_live() || mutant(Mutant::RetireStep) || mutant(Mutant::SplitStep);
+        debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
+        debug_assert!(index.is_aligned(order), "{index:?} is not aligned for {order:?}");
+        before_reuse(Mutant::PieceFence);
+        self.mapping.store(mapping.0, Ordering::Relaxed);
+        self.index.store(index.0, Ordering::Relaxed);
+        self.pins.store(0, Ordering::Relaxed);
+        self.links[0].store(NO_PLACE, Ordering::Relaxed);
+        // Two more than to the next even number: a piece may be born written, and who knew what this frame headed
+        // before must not take it for that, written since. See `Word::is_still`.
+        let step = if word.is_live() { 0 } else { 1 + WRITTEN_STEP };
+        let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
+        let flags = whole.0 & Self::INHERITED | more;
+        // Release, partner: the Acquire in `begin_read` and `hold`: the identity, and the bytes, which we have from
+        // the fill and from writers by the steps on the whole's word.
+        let release = ordering(Mutant::PieceRelease, Ordering::Release, Ordering::Relaxed);
+        self.word.store(sequence | u64::from(order.0) << ORDER_SHIFT | flags, release);
+    }
+
+    /// The flags that every piece of a folio has as the whole had them.
+    const INHERITED: u64 =
+        Flags::UPTODATE | Flags::STEADY | Flags::LANDED | Flags::WORKINGSET | Flags::DROPBEHIND;
 
     // ---- holds and pins -----------------------------------------------------------------------
 

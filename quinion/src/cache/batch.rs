@@ -173,7 +173,7 @@ fn read_hits<'f, 'b: 'f, T>(
     let reads = group.len();
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
-        let plain = !options.uncached && !file.is_uncached();
+        let plain = !options.uncached && file.reads_plainly();
         if plain && Arc::ptr_eq(&file.counters, &leader.counters) {
             *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
         }
@@ -282,7 +282,7 @@ impl BatchRead<'_> {
         } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
             Answer::Read(0)
         } else {
-            let passing = match file.passing_with(options) {
+            let passing = match file.assure().and_then(|()| file.passing_with(options)) {
                 Ok(passing) => passing,
                 Err(error) => {
                     self.answer = Answer::Failed(error);

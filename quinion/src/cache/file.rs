@@ -1,4 +1,4 @@
-//! File: what a program reads from.
+//! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
 //! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
@@ -6,7 +6,7 @@
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -101,17 +101,23 @@ pub struct File {
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) touched: Touched,
+    /// What is not as with most handles: [`UNCACHED`], [`WATCHED`].
+    special: AtomicU8,
     // Before the handle: what it left behind goes while the file is open.
     pub(super) uncached: Uncached,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    position: u64,
+    pub(super) position: u64,
 }
 
-/// Whether a handle's reads are uncached ones, and what they have left behind.
+/// Every read of the handle is an uncached one.
+const UNCACHED: u8 = 1;
+/// Before a read somebody has to look whether others have changed the file.
+const WATCHED: u8 = 2;
+
+/// What a handle's uncached reads have left behind.
 #[derive(Debug, Default)]
 pub(super) struct Uncached {
-    always: AtomicBool,
     behind: OnceLock<Arc<Behind>>,
 }
 
@@ -133,6 +139,7 @@ impl File {
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
+            special: AtomicU8::new(if handle.access.outside.needs_looks() { WATCHED } else { 0 }),
             uncached: Uncached::default(),
             touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
@@ -170,9 +177,15 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        if options.uncached | self.is_uncached() {
-            return self.read_uncached(buffer, position, options);
+        if options.uncached | self.is_special() {
+            return self.read_specially(buffer, position, options);
         }
+        self.read_plainly(buffer, position, options)
+    }
+
+    /// A read in the cache: a hit, or the way of a miss.
+    #[inline(always)]
+    fn read_plainly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let len = buffer.len();
         let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
@@ -210,7 +223,16 @@ impl File {
         self.handle.shared.note_read(&self.handle.mapping, position, bytes);
     }
 
+    /// A read of a handle that is not as most are, or an uncached one.
     #[inline(never)]
+    fn read_specially(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.assure()?;
+        if options.uncached | self.is_uncached() {
+            return self.read_uncached(buffer, position, options);
+        }
+        self.read_plainly(buffer, position, options)
+    }
+
     fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
@@ -222,7 +244,8 @@ impl File {
 
     /// Who reads through this handle.
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r Passing<'r>>) -> Reader<'r> {
-        Reader::new(&self.readahead, self.handle.pool_number(), passing)
+        let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
+        if self.is_sure_of_size() { reader.sure_of_size() } else { reader }
     }
 
     /// The beginning of an uncached read.
@@ -263,7 +286,11 @@ impl File {
         if uncached {
             self.check_drops_behind()?;
         }
-        self.uncached.always.store(uncached, Ordering::Relaxed);
+        if uncached {
+            self.special.fetch_or(UNCACHED, Ordering::Relaxed);
+        } else {
+            self.special.fetch_and(!UNCACHED, Ordering::Relaxed);
+        }
         if !uncached && let Some(behind) = self.uncached.behind.get() {
             behind.end();
         }
@@ -273,7 +300,18 @@ impl File {
     /// Whether every read of this handle is an uncached one.
     #[inline]
     pub fn is_uncached(&self) -> bool {
-        self.uncached.always.load(Ordering::Relaxed)
+        self.special.load(Ordering::Relaxed) & UNCACHED != 0
+    }
+
+    #[inline]
+    fn is_special(&self) -> bool {
+        self.special.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether its reads may be plain hits, now.
+    #[inline]
+    pub(super) fn reads_plainly(&self) -> bool {
+        !self.is_special() || (!self.is_uncached() && self.is_sure())
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -318,6 +356,7 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());
@@ -364,6 +403,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
+        self.assure()?;
         let position = position.min(FILE_BYTES_MAX);
         let passing = self.passing_with(ReadOptions::default())?;
         let reader = self.reader(passing.as_ref());
@@ -465,7 +505,8 @@ impl File {
     }
 
     /// Looks at the file again; if it changed since its pages were cached, they are forgotten. Returns
-    /// whether it had. Waits for the file system.
+    /// whether it had. Waits for the file system. Of a file that has a lease ([`Outside::Lease`](crate::Outside)) it is
+    /// known that it has not changed.
     ///
     /// # Errors
     /// The backend cannot say what the file is now.
@@ -474,7 +515,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        shared.filemap.revalidate(mapping)
+        if self.handle.watch.is_sure() { Ok(false) } else { shared.filemap.revalidate(mapping) }
     }
 
     /// Where viewers find the file's record, and the number it has there.
@@ -488,6 +529,7 @@ impl File {
     }
     /// Makes the page at `position` ready for a reader who wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
     }
@@ -524,7 +566,7 @@ impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
         clone.position = self.position;
-        clone.uncached.always = AtomicBool::new(self.is_uncached());
+        clone.special = AtomicU8::new(self.special.load(Ordering::Relaxed));
         clone
     }
 }

@@ -16,7 +16,13 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open.
+//! open. If it was written, what is dirty of it is written back when it is closed, and it stays until that has ended.
+//!
+//! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
+//! to be sure syncs while he has the file open, and is told of errors, too.
+//!
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays: it
+//! was written here, and will be written over whatever others did there.
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -30,8 +36,10 @@ use std::sync::Arc;
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
-use crate::error::{Error, Repr, Result};
+use crate::error::{Error, ErrorKind, Repr, Result};
+use crate::errseq::ErrorCursor;
 use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
+use crate::lease::Leases;
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
@@ -44,20 +52,29 @@ use crate::units::{
     EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes,
 };
 use crate::workingset::RefaultCurve;
+use crate::xarray::INDICES_MAX;
 
 mod batch;
 mod file;
 mod future;
+mod open;
+mod outside;
 mod pool;
 mod residency;
+mod write;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+use open::Access;
+pub use open::{Durability, OpenOptions};
+use outside::Watch;
+pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
+pub use write::{BatchWrite, WriteOptions};
 
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
@@ -73,6 +90,7 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
+    leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
     _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
@@ -98,6 +116,7 @@ struct Table {
 #[derive(Debug)]
 struct Known {
     mapping: Arc<Mapping>,
+    watch: Arc<Watch>,
     handles: usize,
     idle_since: Option<u64>,
 }
@@ -276,6 +295,7 @@ impl Builder {
             ),
             filemap,
             engine,
+            leases: Arc::default(),
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             pools: pool::no_pools(),
             process,
@@ -335,16 +355,39 @@ impl Cache {
     /// socket, a terminal, or a file of a pseudo file system such as procfs.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_in(path.as_ref(), None)
+        self.open_in(path.as_ref(), OpenOptions::new(), None)
     }
 
-    fn open_in(&self, path: &Path, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    /// Opens a file through the cache as `options` say, for writing too, if they do.
+    ///
+    /// All handles of a file share its pages: what one writes the others read at once. If the file changed outside since
+    /// its pages were cached, they are forgotten, but for those that were written here and not written back: these
+    /// are written over what others did. The first handle that writes opens the file a second time; pages are still
+    /// read by the first.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if it is to be made or emptied and not written; and
+    /// those of [`File::set_len`] if it is to be emptied.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
+        self.open_in(path.as_ref(), options, None)
+    }
+
+    fn open_in(&self, path: &Path, options: OpenOptions, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
+        options.check()?;
         let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
-        let backend = self.shared.engine.open(path).map_err(|e| failed(Box::new(e)))?;
-        self.open_backend_in(Arc::new(backend), pool).map_err(|error| match error.raw_os_error() {
-            Some(code) => failed(Box::new(std::io::Error::from_raw_os_error(code))),
-            None => error,
+        let engine = &self.shared.engine;
+        let backend = match options.writes() {
+            true => engine.open_for_writing(path, options.for_backend()),
+            false => engine.open(path),
+        };
+        let backend = backend.map_err(|e| failed(Box::new(e)))?;
+        self.open_backend_in(Arc::new(backend), options, pool).map_err(|error| match error.raw_os_error() {
+            Some(code) if error.kind() == ErrorKind::Io => {
+                failed(Box::new(std::io::Error::from_raw_os_error(code)))
+            }
+            _ => error,
         })
     }
 
@@ -360,7 +403,7 @@ impl Cache {
     fn adopt_in(&self, descriptor: BorrowedFd<'_>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-        self.open_in(Path::new(&path), pool)
+        self.open_in(Path::new(&path), OpenOptions::new(), pool)
     }
 
     /// Opens whatever `backend` reads. Backends with equal identities share pages.
@@ -368,15 +411,45 @@ impl Cache {
     /// # Errors
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.open_backend_in(backend, None)
+        self.open_backend_in(backend, OpenOptions::new(), None)
     }
 
-    fn open_backend_in(&self, backend: Arc<dyn Backend>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter, and
+    /// what `options` say of that is not looked at.
+    ///
+    /// # Errors
+    /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
+    /// backend does not write.
+    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: OpenOptions) -> Result<File> {
+        options.check()?;
+        self.open_backend_in(backend, options, None)
+    }
+
+    fn open_backend_in(
+        &self,
+        backend: Arc<dyn Backend>,
+        options: OpenOptions,
+        pool: Option<&Arc<PoolShare>>,
+    ) -> Result<File> {
         self.check_process()?;
+        if options.writes() && !backend.can_write() {
+            return Err(Repr::CannotWrite { backend: backend.name() }.into());
+        }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        let mapping = self.shared.mapping_of(backend, &attributes)?;
-        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping, pool: pool.cloned() })))
+        let writes = options.writes();
+        let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
+        // From here on it is closed if something goes wrong, and then it has entered.
+        let (cursor, access) = (mapping.device().errors().sample(), options.access());
+        let shared = Arc::clone(&self.shared);
+        let handle = Handle { shared, mapping, pool: pool.cloned(), watch, access, cursor };
+        handle.watch.enter(access.outside, &attributes)?;
+        let file = File::new(Arc::new(handle));
+        file.set_uncached(options.is_uncached())?;
+        if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
+            file.set_len(0)?;
+        }
+        Ok(file)
     }
 
     /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
@@ -477,20 +550,29 @@ impl Cache {
 
 impl Shared {
     /// The mapping of the file that `attributes` are of, with one handle more.
-    fn mapping_of(&self, backend: Arc<dyn Backend>, attributes: &Attributes) -> Result<Arc<Mapping>> {
+    /// From now on it is written by `backend`, if `writes` says so and it is not by another.
+    fn mapping_of(
+        &self,
+        backend: Arc<dyn Backend>,
+        attributes: &Attributes,
+        writes: bool,
+    ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
         let mut table = self.table.lock();
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
-            let mapping = Arc::clone(&known.mapping);
+            let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
             }
             drop(table);
-            self.renew(&mapping, attributes)?;
-            return Ok(mapping);
+            if writes {
+                mapping.write_by(backend);
+            }
+            return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
+        let writer = writes.then(|| Arc::clone(&backend));
         let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
         let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -498,11 +580,17 @@ impl Shared {
         };
         let reclaim = &self.filemap.reclaim;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+        let mapping = mapping.with_dirty_pages(self.filemap.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        if let Some(backend) = writer {
+            mapping.write_by(backend);
+        }
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
-        let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
+        let watch = Watch::new(&mapping, &self.filemap, &self.leases);
+        let known =
+            Known { mapping: Arc::clone(&mapping), watch: Arc::clone(&watch), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
-        Ok(mapping)
+        Ok((mapping, watch))
     }
 
     /// `bytes` bytes at `position` were read, and the cache follows what is read.
@@ -516,14 +604,6 @@ impl Shared {
         }
     }
 
-    /// Forgets the folios of a mapping whose file is not what they were filled from.
-    fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<()> {
-        if !mapping.is_as_in(now) || !mapping.version().settled {
-            self.filemap.invalidate(mapping)?;
-        }
-        Ok(())
-    }
-
     /// A handle on `mapping` is gone.
     fn release(&self, mapping: &Arc<Mapping>) {
         let mut gone = Vec::new();
@@ -531,10 +611,14 @@ impl Shared {
         let Some(identity) = table.identity_of(mapping) else { return };
         let known = table.files.get_mut(&identity).expect("its identity was just found");
         known.handles -= 1;
-        if known.handles == 0 {
+        let is_idle = known.handles == 0;
+        if is_idle {
             gone.extend(table.retire(identity, self.idle_files_max));
         }
         drop(table);
+        if is_idle && mapping.dirty_pages().dirty() > 0 {
+            self.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
+        }
         for mapping in gone {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
@@ -601,8 +685,12 @@ impl Drop for Shared {
             return;
         }
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
+        let leases = Arc::clone(&self.leases);
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
+            leases.close();
+            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
+            filemap.writeback.write_out_all();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
@@ -641,7 +729,7 @@ impl Table {
     }
 
     /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle and the oldest
-    /// idle ones go that are too many. Returns those that go.
+    /// idle ones go that are too many and have nothing to be written. Returns those that go.
     fn retire(&mut self, identity: Identity, idle_max: usize) -> Vec<Arc<Mapping>> {
         let now = self.idle_clock;
         self.idle_clock += 1;
@@ -654,7 +742,10 @@ impl Table {
             gone.extend(self.forget(now));
         }
         while self.idle.len() > idle_max {
-            let (&oldest, _) = self.idle.first_key_value().expect("there are some");
+            // What is not in its file yet stays known, however many that are.
+            let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
+            let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
+            let Some(oldest) = oldest else { break };
             gone.extend(self.forget(oldest));
         }
         gone
@@ -673,6 +764,11 @@ pub(crate) struct Handle {
     pub(crate) mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
+    watch: Arc<Watch>,
+    /// What it may do.
+    access: Access,
+    /// How far it has been told of errors of writing.
+    cursor: ErrorCursor,
 }
 
 impl Handle {
@@ -685,6 +781,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
+            self.watch.leave(self.access.outside);
             self.shared.release(&self.mapping);
         }
     }

@@ -316,7 +316,7 @@ impl Filemap {
     }
 
     /// The orders of the folios that are made for `window`.
-    fn orders_for(&self, window: Window) -> Orders {
+    pub(super) fn orders_for(&self, window: Window) -> Orders {
         let Orders { min, max } = self.folio_orders;
         Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
     }
@@ -334,7 +334,7 @@ impl Filemap {
     }
 
     /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
-    fn charge_and_frames(
+    pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
@@ -568,7 +568,12 @@ impl Filemap {
 
     /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
     /// the mapping has no rings. `None`: there is no cell for them.
-    fn promise_places(&self, mapping: &Mapping, runs: &[FillRun], patience: Patience) -> Option<Promise<'_>> {
+    pub(super) fn promise_places(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        patience: Patience,
+    ) -> Option<Promise<'_>> {
         if mapping.lists().is_none() {
             return Some(self.reclaim.lists().no_promise(PoolNumber::DEFAULT));
         }
@@ -578,7 +583,7 @@ impl Filemap {
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
     /// are not submitted. One that was dropped behind another uncached reader meanwhile is not listed any more.
-    fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
+    pub(super) fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
         if promise.entries() == 0 {
             return;
         }
@@ -613,7 +618,7 @@ impl Filemap {
         }));
     }
 
-    fn free_runs(&self, runs: &[FillRun]) {
+    pub(super) fn free_runs(&self, runs: &[FillRun]) {
         for run in runs {
             self.arena.free_run(run.frame, run.pages);
         }
@@ -622,7 +627,7 @@ impl Filemap {
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
     /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
-    fn make_nodes(&self, pool: PoolNumber) -> bool {
+    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {
@@ -695,9 +700,10 @@ impl<'m> Together<'m> {
     }
 
     /// Gives them to the device, in one call. Waits for none of them.
-    pub fn submit(self, next: Next) {
+    pub fn submit(mut self, next: Next) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
+        self.end_behind_device();
         let backend = self.mapping.backend();
         match next {
             _ if self.fills.is_empty() => {}
@@ -707,9 +713,20 @@ impl<'m> Together<'m> {
         drop(self.held_off);
         drop(wakes);
     }
+
+    /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached
+    /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree: who
+    /// flushed such a page has raised that end before the page could leave its place to ours.
+    fn end_behind_device(&mut self) {
+        if self.mapping.writes_by().is_some() {
+            let end = self.mapping.size_on_device();
+            let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
+            behind.for_each(|fill| fill.complete(Ok(0)));
+        }
+    }
 }
 
-fn pages_of(runs: &[FillRun]) -> u64 {
+pub(super) fn pages_of(runs: &[FillRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
@@ -734,7 +751,7 @@ fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
-fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
+pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();
     let mut rest = Run { frame: Frame(0), pages: 0 };
@@ -854,10 +871,11 @@ impl Batch {
     /// What of the run holds the file's bytes: takes the rest out of the tree.
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> Came {
         let counters = &self.filemap.counters;
-        counters.add(Count::DeviceReads, 1);
         let wanted = run.pages as usize * PAGE_SIZE;
+        let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
+        counters.add(Count::DeviceReads, u64::from(!is_zeros));
         let (came, bytes) = match result {
-            Ok(bytes) => (Came::Before(bytes.min(wanted)), bytes.min(wanted)),
+            Ok(bytes) => (Came::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
@@ -871,6 +889,7 @@ impl Batch {
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
             if let Came::Before(bytes) = came
+                && self.mapping.writes_by().is_none()
                 && guard.holds_run(run)
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
@@ -880,6 +899,17 @@ impl Batch {
             counters.add(why, gone);
         }
         came
+    }
+
+    /// How many bytes of a run hold the file's, of which the device had `bytes`, and the rest is zeros. A file that is
+    /// written here reaches as far as we say, also where the device does not know it yet.
+    fn reaches(&self, run: FillRun, bytes: usize) -> usize {
+        if self.mapping.writes_by().is_none() {
+            return bytes;
+        }
+        let (inside, wanted) =
+            (self.mapping.size().saturating_sub(run.index.first_byte()), run.pages as usize);
+        bytes.max(inside.min((wanted * PAGE_SIZE) as u64) as usize)
     }
 
     /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
@@ -900,7 +930,7 @@ impl Batch {
 }
 
 /// The folios of a run that was inserted, as (page of the run, order).
-fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
     let mut page = 0;
     std::iter::from_fn(move || {
         let at = page;

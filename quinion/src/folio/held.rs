@@ -59,6 +59,10 @@ impl<'a> Held<'a> {
     pub fn order(&self) -> Order {
         self.ticket.order()
     }
+    /// Whether a user has pinned it; a hint, as pins come and go.
+    pub fn is_pinned(&self) -> bool {
+        self.arena.view().own(self.frame).is_pinned()
+    }
     /// Whether it carried the readahead marker when it was held.
     pub fn has_marker(&self) -> bool {
         self.ticket.has_marker()

@@ -31,6 +31,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use crate::arena::dirty::Bits;
 use crate::arena::{
     Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
 };
@@ -48,6 +49,7 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 use super::device::Device;
 use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::version::Ours;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -81,6 +83,8 @@ pub struct Mapping {
     lists: Option<Arc<Lists>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
+    /// What flushes of our own have made of the file's times.
+    pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -139,6 +143,7 @@ impl Mapping {
             tuning,
             lists: None,
             dirty: Counts::default(),
+            ours: Ours::default(),
             counters: None,
         })
     }
@@ -284,6 +289,13 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
+    /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
+    /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
+    pub fn set_size(&self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees a longer file finds no page from before. For a shorter
+        // one the fences before the frames' next use, and before bytes are written in place, do as much.
+        self.record().size.store(bytes, Ordering::Release);
+    }
     /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
     pub fn size_on_device(&self) -> u64 {
         // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
@@ -303,10 +315,9 @@ impl Mapping {
         *self.invalidate.read()
     }
 
-    /// Whether the file's size and times are as in `now`.
-    pub fn is_as_in(&self, now: &Attributes) -> bool {
-        let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
-        times(known) == times(now.version) && self.size() == now.size
+    /// Whether the file becomes longer by what is written behind its end.
+    pub fn can_grow(&self) -> bool {
+        self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
     pub(super) fn record(&self) -> &Record {
@@ -352,6 +363,12 @@ impl Mapping {
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
         self.invalidate.try_read()
+    }
+
+    /// The right to take out what is there, while nobody adds folios or hands fills and flushes to a backend: all that
+    /// is to be done to the file on its device is done when it is given. Waits for those who do.
+    pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
+        self.invalidate.write()
     }
 
     // ---- without the lock -----------------------------------------------------------------------
@@ -414,7 +431,9 @@ impl Mapping {
     // ---- the whole mapping ---------------------------------------------------------------------
 
     /// Forgets every folio and takes the file's attributes as they are now. Pinned and held bytes live on
-    /// with those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
+    /// with those who hold them; fills in flight end in folios that nobody finds. Folios of which a page was written
+    /// here, and is not in the file yet, stay, and the file reaches at least as far as they do: they will be written over
+    /// what others did. Waits until no window is
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
@@ -425,14 +444,28 @@ impl Mapping {
         let mut tree = self.lock();
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
-        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
+        let unwritten = tree.unwritten();
+        let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
+        let size = attributes.size.max(kept_end);
+        self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
+        self.forget_ours();
         self.set_size_on_device(attributes.size);
-        let pages = tree.remove_all();
+        let pages = tree.remove_all_but(&unwritten);
         // Release, partner: the Acquire in `read_hits`.
-        self.record().size.store(attributes.size, Ordering::Release);
+        self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)
+    }
+
+    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows
+    /// that it is about to change. Waits for no file system.
+    pub fn distrust(&self) -> u64 {
+        let mut version = self.invalidate.write();
+        version.settled = false;
+        let mut tree = self.lock();
+        let unwritten = tree.unwritten();
+        tree.remove_all_but(&unwritten)
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
@@ -706,17 +739,59 @@ impl<'a> MappingGuard<'a> {
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
+        self.remove_all_but(&[])
+    }
+
+    /// As [`MappingGuard::remove_all`], but for `kept` folios, as their first pages and the pages behind them (or
+    /// inside), in rising order.
+    fn remove_all_but(&mut self, kept: &[(PageIndex, PageIndex)]) -> u64 {
         let nodes = self.mapping.nodes();
-        let (mut folios, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
-        self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
-            let Kind::Folio(frame) = entry.kind() else { return };
-            folios.push((Frame(frame), Order(order)));
-            if folios.len() == FREE_BATCH {
-                unread += self.mapping.let_go(&mut folios);
-            }
-        });
+        let (mut folios, mut unread, mut pages) = (Vec::with_capacity(FREE_BATCH), 0, 0);
+        let mut tree = self.xarray(&nodes);
+        let (mut from, ends) = (0, kept.iter().map(|(first, _)| first.0).chain([INDICES_MAX]));
+        for end in ends {
+            tree.erase_range(from, end, |_, entry, order| {
+                let Kind::Folio(frame) = entry.kind() else { return };
+                folios.push((Frame(frame), Order(order)));
+                pages += u64::from(Order(order).pages());
+                if folios.len() == FREE_BATCH {
+                    unread += self.mapping.let_go(&mut folios);
+                }
+            });
+            from = tree.next(end, INDICES_MAX - 1).map_or(end, |(first, _, order)| first + (1 << order));
+        }
         unread += self.mapping.let_go(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
-        std::mem::take(&mut self.tree.pages)
+        self.tree.pages -= pages;
+        pages
+    }
+
+    /// The folios of which a page is not in the file yet, as their first pages and what follows the last such page.
+    fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
+        if self.mapping.dirty_pages().total() == 0 {
+            return Vec::new();
+        }
+        let (nodes, view) = (self.mapping.nodes(), self.mapping.view());
+        let tree = self.xarray(&nodes);
+        let unwritten = tree.range(0, INDICES_MAX - 1).filter_map(|(first, entry, order)| {
+            let Kind::Folio(frame) = entry.kind() else { return None };
+            if !view.own(Frame(frame)).word().has(Flags::UNWRITTEN) {
+                return None;
+            }
+            let is_unwritten = |page: &u32| {
+                let at = Frame(frame).plus(*page);
+                view.count_bits(Bits::Dirty, at, 1) + view.count_bits(Bits::Writeback, at, 1) > 0
+            };
+            let last = (0..Order(order).pages()).rev().find(is_unwritten).expect("one of its pages is");
+            Some((PageIndex(first), PageIndex(first).plus(u64::from(last) + 1)))
+        });
+        unwritten.collect()
+    }
+
+    /// The file reaches at least to byte `bytes`: what was written to its pages up to there is marked dirty under this
+    /// hold of the lock, or was before. The caller has the write lock alone, or knows that it did reach there.
+    pub fn grow_size(&mut self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees the new size finds the bytes.
+        self.mapping.record().size.fetch_max(bytes, Ordering::Release);
     }
 }

@@ -8,11 +8,13 @@
 //! |---|---|
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
+//! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
 
 pub mod fork;
 pub mod io;
+pub mod lease;
 pub mod ring;
 pub mod signal;
 

@@ -68,6 +68,7 @@ impl Writeback {
     ) -> Begun {
         let Some(writer) = mapping.writes_by() else { return Begun::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
+        mapping.look_before_flush();
         let begun = self.take(mapping, pages, which, pages_max, &mut runs);
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
@@ -149,6 +150,7 @@ impl FlushSink for Run {
         if let Some(behind) = behind {
             mapping.drop_behind(behind, Leaving::Passed, Locks::Wait);
         }
+        mapping.look_after_flush();
         writeback.count_flush(written, bytes, errno);
         writeback.room.wake();
     }

@@ -213,7 +213,7 @@ impl Filemap {
         let mut done = 0;
         let outcome = self.write_shared_or_alone(mapping, author, piece, &mut done);
         drop(wakes);
-        self.end_write(mapping, author, piece, done);
+        self.end_write(mapping, author, done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
 
@@ -238,7 +238,7 @@ impl Filemap {
             let outcome = self.write_pieces(mapping, author, Hand::Alone, piece, &mut done);
             drop(alone);
             drop(wakes);
-            self.end_write(mapping, author, piece, done);
+            self.end_write(mapping, author, done);
             let outcome = match outcome {
                 Ok(()) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
@@ -332,9 +332,10 @@ impl Filemap {
     }
 
     /// 3: what is owed when the locks are let go.
-    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, piece: Piece<'_>, done: usize) {
+    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, done: usize) {
         if done > 0 && author.is_uncached() {
-            self.writeback.start(mapping, piece.pages(done));
+            // Soon, and not at once: so that many small ones go to the device together.
+            self.writeback.kick(mapping);
         }
     }
 

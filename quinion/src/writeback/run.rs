@@ -8,9 +8,9 @@
 //!                             counted, everybody who waits woken
 //! ```
 //!
-//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio. When a
-//! pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not overtake what
-//! is under way to the same place of the file: two writes of one place may end in any order.
+//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio.
+//! When a pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not
+//! overtake what is under way to the same place of the file: two writes of one place may end in any order.
 //!
 //! Invariants:
 //!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.

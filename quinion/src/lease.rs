@@ -83,7 +83,9 @@ pub enum NoLease {
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]
     WeWrite,
     /// It was given up, because somebody wanted to write.
-    #[error("the lease was given up to somebody who writes; it will be asked for again when the file is read")]
+    #[error(
+        "the lease was given up to somebody who writes; it will be asked for again when the file is read"
+    )]
     GivenUp,
     /// It is another user's file, and this process has no `CAP_LEASE`.
     #[error("the file is another user's; run as its owner, or with CAP_LEASE")]

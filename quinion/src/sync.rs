@@ -62,6 +62,8 @@ pub enum Mutant {
     RetireStep,
     /// The refusal to evict a folio that is held.
     RetireHolds,
+    /// The refusal to evict a folio whose bytes are not in the file.
+    RetireUnwritten,
     /// The note that a retired folio is still held.
     RetireDetached,
     /// The acquire ordering of retiring.
@@ -184,6 +186,7 @@ impl Mutant {
         Mutant::CompleteRelease,
         Mutant::RetireStep,
         Mutant::RetireHolds,
+        Mutant::RetireUnwritten,
         Mutant::RetireDetached,
         Mutant::RetireAcquire,
         Mutant::RetireRelease,

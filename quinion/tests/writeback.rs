@@ -187,11 +187,12 @@ fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     device.fail_writes_at(0..PAGE, Times::Always);
     let handle = file.handle();
-    file.write(0..2, 1);
+    file.write(0..1, 1);
     for _ in 0..5 {
         assert_eq!(file.sync(&handle), Err(EIO));
-        assert!(file.dirty() > 0);
+        assert_eq!(file.dirty(), 1);
     }
+    file.write(1..2, 1);
     assert_eq!(file.sync_range(pages(1..2), &handle), Ok(()), "of other pages it may");
     device.mend();
     assert_eq!((file.sync(&handle), file.dirty()), (Ok(()), 0));
@@ -382,7 +383,8 @@ fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
     let options =
         WritebackOptions { expire: Duration::ZERO, interval: Duration::from_millis(1), ..by_hand() };
     let stage = Stage::new(options);
-    let bad = simulated(&disk(64), Faults::default());
+    let platter = disk(64);
+    let bad = simulated(&platter, Faults::default());
     bad.fail_writes_at(0..64 * PAGE, Times::Always);
     let (ill, well) = (stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>), stage.open(2, memory(64)));
     ill.write(0..64, 1);
@@ -392,22 +394,26 @@ fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
     let tried = bad.writes();
     std::thread::sleep(Duration::from_millis(100));
     assert!(bad.writes() <= tried + 64, "{} attempts in a tenth of a second", bad.writes() - tried);
-    assert_eq!(ill.mapping.dirty_pages().total(), 64, "nothing is lost");
+    assert!(ill.dirty() > 0 && (0..64).all(|page| ill.is_cached(page)), "nothing is lost");
     bad.mend();
-    assert!(ill.sync(&ill.handle()).is_err());
-    assert_eq!((ill.sync(&ill.handle()), ill.dirty()), (Ok(()), 0));
+    let handle = ill.handle();
+    assert_eq!((ill.sync(&handle), ill.sync(&handle), ill.dirty()), (Err(EIO), Ok(()), 0));
+    assert!((0..64).all(|page| generation_in(&platter.content(), page) == Some(1)));
 }
 
 fn throttled(wait_max: Duration) -> WritebackOptions {
     WritebackOptions { background_share: 5, throttle_share: 10, wait_max, ..by_hand() }
 }
 
-/// Writes pages over and over, throttled, until it is refused; how often.
+/// Writes every other page, over and over, throttled, until it is refused; how often. No run is of more than a page, so
+/// a device that fails takes none.
 fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::io::Error)> {
     for call in 0..calls {
-        let at = u64::from(call) * 8 % 2000;
         file.stage.writeback.throttle(&file.mapping, 8).map_err(|error| (call, error))?;
-        file.write(at..at + 8, call + 1);
+        for nth in 0..8 {
+            let at = u64::from(call * 8 + nth) * 2 % 4000;
+            file.write(at..at + 1, call + 1);
+        }
     }
     Ok(calls)
 }
@@ -435,7 +441,8 @@ fn writers_are_held_up_as_little_as_needed_and_what_is_dirty_stays_bounded() {
         }
     });
     let most = most.load(Ordering::Relaxed);
-    assert!(most <= limits.throttle + 4 * 8, "{most} pages were dirty, of {limits:?}");
+    // A file of which little is dirty may go on: a quarter for all of them.
+    assert!(most <= limits.throttle * 5 / 4 + 4 * 8, "{most} pages were dirty, of {limits:?}");
     assert!(stage.filemap.count(Count::WrittenPages) > 0);
     files.iter().for_each(|file| file.sync(&file.handle()).unwrap());
 }
@@ -443,7 +450,7 @@ fn writers_are_held_up_as_little_as_needed_and_what_is_dirty_stays_bounded() {
 #[test]
 fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
     let stage = Stage::new(throttled(Duration::from_millis(2)));
-    let device = Arc::new(Simulated::of_memory(memory(2000), Faults::default()));
+    let device = Arc::new(Simulated::of_memory(memory(4000), Faults::default()));
     device.pause();
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let other = stage.open(2, memory(64));
@@ -461,7 +468,7 @@ fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
 #[test]
 fn who_waits_hears_that_his_file_fails() {
     let stage = Stage::new(throttled(LONG));
-    let device = simulated(&disk(2000), Faults::default());
+    let device = simulated(&disk(4000), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     device.fail_writes_at(0..u64::MAX, Times::Always);
@@ -644,16 +651,14 @@ proptest! {
     }
 }
 
-/// Whether each sector of the page is of a generation that it may be of.
+/// Whether each byte of the page is of a generation that it may be of. (A device that fails may leave half a word.)
 fn is_right(state: &[u8], page: usize, known: Known) -> bool {
+    let number =
+        |generation: u32| u64::from(generation) << 32 | if generation == 0 { 0 } else { page as u64 };
+    let allowed: Vec<[u8; 8]> = (known.promised..=known.now).map(|of| number(of).to_le_bytes()).collect();
     let bytes = &state[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
-    bytes.chunks(512).all(|sector| {
-        let number = u64::from_le_bytes(sector[..8].try_into().unwrap());
-        let generation = (number >> 32) as u32;
-        let is_whole = sector == &content(page as u64, generation)[..512]
-            || number == 0 && sector.iter().all(|&byte| byte == 0);
-        is_whole && (known.promised..=known.now).contains(&generation)
-    })
+    let is_allowed = |(at, byte): (usize, &u8)| allowed.iter().any(|number| number[at % 8] == *byte);
+    bytes.iter().enumerate().all(is_allowed)
 }
 
 /// Writers, syncs, the background and faults, all at once: whatever was promised is there.

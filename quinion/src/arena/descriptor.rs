@@ -528,7 +528,8 @@ impl Descriptor {
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
         // `UNWRITTEN` changes under the tree lock only, which is the caller's.
-        let stays = SEQUENCE | busy | Flags::UNWRITTEN;
+        let unwritten = if mutant(Mutant::RetireUnwritten) { 0 } else { Flags::UNWRITTEN };
+        let stays = SEQUENCE | busy | unwritten;
         let step = |word: u64| (word & stays == 0).then(|| Self::retired(word, 0));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }

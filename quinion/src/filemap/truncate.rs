@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::{Flags, HOLDS_MAX, HoldRefused, Readable, WriteRefused};
-use crate::backend::{Attributes, Backend, Version, WakesHeldBack};
+use crate::backend::{Backend, Version, WakesHeldBack};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{Content, Copied, Divided, InFlight, Mapping};
@@ -101,12 +101,12 @@ impl<'m> Alone<'m> {
     /// Does `change` to the file; its new version is ours, if the one before was.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
-        let times = |at: Attributes| (at.version.modified, at.version.changed);
-        let known = (self.version.modified, self.version.changed);
-        let was_ours = device.attributes().is_ok_and(|before| times(before) == known);
+        let was_ours =
+            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, &before));
         change(&**device)?;
         if was_ours && let Ok(after) = device.attributes() {
             *self.version = after.version;
+            self.mapping.forget_ours();
         }
         Ok(())
     }

@@ -14,7 +14,8 @@
 //! The rules are those of the paths above, in `writeback`; here is only the account.
 //!
 //! Invariants:
-//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree lock.
+//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree
+//!     lock.
 //!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
 //!     has covered it. (Some others may be, too; see [`PageRanges`].)
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
@@ -65,15 +66,25 @@ pub struct Failures {
     pub errno: i32,
 }
 
+/// Where a tour goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TourPlace {
+    tour: u64,
+    /// When it began: what was dirty then is taken when it ends.
+    pub began: Millis,
+    /// The page.
+    pub at: PageIndex,
+}
+
 /// How a wish to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum Commit {
     /// A sync of somebody else has done it.
-    Done,
+    Shared,
     /// Somebody else's is under way: wait for its end, and ask again.
     Wait,
-    /// It is the caller's turn to sync. These pages are what that makes durable; it ends by [`Device::end_sync`].
-    Mine(PageRanges),
+    /// The caller syncs. These pages are what that makes durable; it ends by [`Device::end_sync`].
+    Own(PageRanges),
 }
 
 /// Which pages of a file are where between the cache and the disk.
@@ -89,7 +100,7 @@ struct Account {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    sweep: Sweep,
+    tour: Tour,
     syncs: Syncs,
 }
 
@@ -101,14 +112,15 @@ struct Failing {
     until: Millis,
 }
 
-/// How far the background has come.
+/// How far the background has come in the file.
 #[derive(Debug, Default)]
-struct Sweep {
+struct Tour {
+    number: u64,
     /// Where it goes on.
     at: u64,
     /// When it began, if it is under way.
     began: Option<Millis>,
-    /// So many ends of sweeps are asked for.
+    /// So many tours are asked for, this one among them.
     asked: u8,
 }
 
@@ -227,37 +239,42 @@ impl Device {
         self.account().failing.map(|failing| failing.until)
     }
 
-    // ---- sweeps: the background's way through the file ------------------------------------------
+    // ---- tours: the background's way through the file ------------------------------------------
 
-    /// The background's sweep begins at `now`, or goes on: where.
-    pub fn enter_sweep(&self, now: Millis) -> PageIndex {
-        let mut account = self.account();
-        account.sweep.began.get_or_insert(now);
-        PageIndex(account.sweep.at)
+    /// A tour begins at `now`, or goes on: where.
+    pub fn enter_tour(&self, now: Millis) -> TourPlace {
+        let tour = &mut self.account().tour;
+        let began = *tour.began.get_or_insert(now);
+        TourPlace { tour: tour.number, began, at: PageIndex(tour.at) }
     }
 
-    /// The sweep goes on at `at` the next time.
-    pub fn leave_sweep(&self, at: PageIndex) {
-        self.account().sweep.at = at.0;
+    /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
+    pub fn leave_tour(&self, place: TourPlace, at: PageIndex) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            tour.at = tour.at.max(at.0);
+        }
     }
 
-    /// The sweep has come to the file's end: when it began. The next one begins at its start.
-    pub fn end_sweep(&self) -> Option<Millis> {
-        let sweep = &mut self.account().sweep;
-        (sweep.at, sweep.asked) = (0, sweep.asked.saturating_sub(1));
-        sweep.began.take()
+    /// The tour has come to the file's end. The next one begins at its start.
+    pub fn end_tour(&self, place: TourPlace) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            let asked = tour.asked.saturating_sub(1);
+            *tour = Tour { number: tour.number + 1, asked, ..Tour::default() };
+        }
     }
 
-    /// Somebody wants all that is dirty now swept soon.
-    pub fn ask_for_sweep(&self) {
-        let sweep = &mut self.account().sweep;
+    /// Somebody wants all that is dirty now written soon.
+    pub fn ask_for_tour(&self) {
+        let tour = &mut self.account().tour;
         // One that is under way may have passed what is meant.
-        sweep.asked = if sweep.began.is_some() { 2 } else { 1 };
+        tour.asked = if tour.began.is_some() { 2 } else { 1 };
     }
 
     /// Whether somebody does.
-    pub fn is_sweep_asked(&self) -> bool {
-        self.account().sweep.asked > 0
+    pub fn is_tour_asked(&self) -> bool {
+        self.account().tour.asked > 0
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -273,26 +290,26 @@ impl Device {
     }
 
     /// The caller wants `pages` durable, of which all flushes had ended when [`Device::syncs_begun`] said `seen`.
-    pub fn take_turn(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Turn {
+    pub fn begin_sync(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Commit {
         let mut account = self.account();
         let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
             let is_kind = done == kind || done == SyncKind::All;
             number >= seen && is_kind && range.start <= pages.start.0 && pages.end.0 <= range.end
         };
         if account.syncs.done.as_ref().is_some_and(covers) {
-            return Turn::Done;
+            return Commit::Shared;
         }
         if account.syncs.is_under_way {
-            return Turn::Wait;
+            return Commit::Wait;
         }
         account.syncs.is_under_way = true;
         account.syncs.begun += 1;
-        Turn::Mine(account.unsynced.take(pages.clone()))
+        Commit::Own(account.unsynced.take(pages.clone()))
     }
 
-    /// The sync of `kind` of `pages`, begun by [`Device::take_turn`], has ended, at `now`. If it failed, what comes back
-    /// is to be dirty again: what it was to make durable, and all else that was not; and what is under way will be,
-    /// when it ends.
+    /// The sync of `kind` of `pages`, begun by [`Device::begin_sync`], has ended, at `now`. If it failed, what comes
+    /// back is to be dirty again: what it was to make durable, and all else that was not; and what is under way will
+    /// be, when it ends.
     pub fn end_sync(
         &self,
         (kind, pages): (SyncKind, &Range<PageIndex>),
@@ -412,7 +429,7 @@ mod tests {
         let device = Device::default();
         written(&device, pages(0, 4));
         let under_way = device.begin_flush(pages(20, 21));
-        let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
             panic!("nobody else syncs");
         };
         assert_eq!(all(&taken), [pages(0, 3)]);
@@ -431,22 +448,25 @@ mod tests {
         let device = Device::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
-            let Turn::Mine(taken) = device.take_turn(kind, range, seen) else { panic!("it is my turn") };
-            assert_eq!(device.take_turn(kind, range, seen), Turn::Wait);
+            let Commit::Own(taken) = device.begin_sync(kind, range, seen) else { panic!("it is my turn") };
+            assert_eq!(device.begin_sync(kind, range, seen), Commit::Wait);
             device.end_sync((kind, range), taken, None, Millis(0));
         };
         let early = device.syncs_begun();
         sync(SyncKind::Data, &range, early);
-        assert_eq!(device.take_turn(SyncKind::Data, &pages(5, 6), early), Turn::Done);
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
         let seen = device.syncs_begun();
         sync(SyncKind::Data, &range, seen);
         assert!(
-            matches!(device.take_turn(SyncKind::All, &range, seen), Turn::Mine(_)),
+            matches!(device.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
             "it was not of this kind"
         );
         device.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
-        assert_eq!(device.take_turn(SyncKind::Data, &pages(0, 50), seen), Turn::Done);
-        assert!(matches!(device.take_turn(SyncKind::Data, &range, seen), Turn::Mine(_)), "nor of all of it");
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
+        assert!(
+            matches!(device.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)),
+            "nor of all of it"
+        );
     }
 
     #[test]
@@ -455,21 +475,29 @@ mod tests {
         let number = device.begin_flush(pages(5, 9));
         assert_eq!(device.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
         device.end_flush(number, device.judge_flush(number, 3), Some(EIO), Millis(0));
-        let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
         assert_eq!((all(&taken), device.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
     }
 
     #[test]
-    fn a_sweep_that_is_asked_for_under_way_is_followed_by_another() {
+    fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
         let device = Device::default();
-        device.ask_for_sweep();
-        assert_eq!(device.enter_sweep(Millis(7)), PageIndex(0));
-        device.leave_sweep(PageIndex(50));
-        device.ask_for_sweep();
-        assert_eq!(device.enter_sweep(Millis(8)), PageIndex(50));
-        assert_eq!((device.end_sweep(), device.is_sweep_asked()), (Some(Millis(7)), true));
-        assert_eq!(device.enter_sweep(Millis(9)), PageIndex(0));
-        assert_eq!((device.end_sweep(), device.is_sweep_asked()), (Some(Millis(9)), false));
+        device.ask_for_tour();
+        let first = device.enter_tour(Millis(7));
+        assert_eq!((first.began, first.at), (Millis(7), PageIndex(0)));
+        device.leave_tour(first, PageIndex(50));
+        device.leave_tour(first, PageIndex(20)); // who was slower
+        device.ask_for_tour();
+        let second = device.enter_tour(Millis(8));
+        assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
+        device.end_tour(second);
+        assert!(device.is_tour_asked());
+        device.leave_tour(first, PageIndex(70)); // of a tour that is over
+        device.end_tour(first);
+        let third = device.enter_tour(Millis(9));
+        assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));
+        device.end_tour(third);
+        assert!(!device.is_tour_asked());
     }
 
     #[test]

@@ -68,6 +68,8 @@ mod residency;
 mod shadow_nodes;
 #[cfg(feature = "std")]
 mod split;
+#[cfg(feature = "std")]
+mod version;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};

@@ -49,6 +49,7 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 use super::device::Device;
 use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::version::Ours;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -82,6 +83,8 @@ pub struct Mapping {
     lists: Option<Arc<Lists>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
+    /// What flushes of our own have made of the file's times.
+    pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -140,6 +143,7 @@ impl Mapping {
             tuning,
             lists: None,
             dirty: Counts::default(),
+            ours: Ours::default(),
             counters: None,
         })
     }
@@ -311,12 +315,6 @@ impl Mapping {
         *self.invalidate.read()
     }
 
-    /// Whether the file's size and times are as in `now`, as far as it was written back.
-    pub fn is_as_in(&self, now: &Attributes) -> bool {
-        let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
-        let size = if self.writes_by().is_some() { self.size_on_device() } else { self.size() };
-        times(known) == times(now.version) && size == now.size
-    }
     /// Whether the file becomes longer by what is written behind its end.
     pub fn can_grow(&self) -> bool {
         self.writes_by().is_none_or(|backend| backend.can_grow())
@@ -451,6 +449,7 @@ impl Mapping {
         let size = attributes.size.max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
+        self.forget_ours();
         self.set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         // Release, partner: the Acquire in `read_hits`.

@@ -3,7 +3,7 @@
 //! ```text
 //!   a write --note_dirty--> the list of files with dirty pages
 //!                                |
-//!     background (round.rs)      | by age, by amount, when asked       sweeps each file, a little of each in turn
+//!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
 //!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
 //!     a throttled writer         | his own file                        (throttle.rs)
 //!     who needs memory           | anything                            (round.rs)
@@ -30,13 +30,13 @@
 //! told before, because `Ok` would not be true.
 //!
 //! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
-//! second sync that succeeds says nothing of the first one's pages. So the account of a file (`mapping/device.rs`) knows
-//! which pages were flushed since the last sync that went well. When one fails, all of these are dirty again, those whose flushes
-//! end meanwhile among them, and the next sync writes them anew: its `Ok` is true. Three ways were open. *To forget*,
-//! as Linux does, makes every later `Ok` a lie, and has users stop their databases. *To keep* such pages from being
-//! evicted until a sync has covered them would make all of memory unevictable for a program that never
-//! syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written again,
-//! and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
+//! second sync that succeeds says nothing of the first one's pages. So the account of a file (`mapping/device.rs`)
+//! knows which pages were flushed since the last sync that went well. When one fails, all of these are dirty again,
+//! those whose flushes end meanwhile among them, and the next sync writes them anew: its `Ok` is true. Three ways were
+//! open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop their databases. *To keep* such
+//! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
+//! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
+//! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
 //! handle hears of it once; and later syncs speak of the rest.
 //!
 //! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before he
@@ -44,12 +44,12 @@
 //! whichever thread he is on, and waits for it as for fills.
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and who needs memory do it themselves, and
-//! who waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks nothing else.
-//! It never waits for a device either, so a device that is stuck does not keep it from others.
+//! who waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks nothing
+//! else. It never waits for a device either, so a device that is stuck does not keep it from others.
 //!
 //! Invariants:
-//!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size: the
-//!     size is looked at under the hold of the tree lock under which the pages are taken.
+//!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size:
+//!     the size is looked at under the hold of the tree lock under which the pages are taken.
 //!  2. A page is in one flush at a time, also if its folio was replaced by another meanwhile.
 //!  3. A sync waits for no flush that began after all pages that it wants had been taken.
 //!  4. A file with dirty pages is in the list, which keeps its mapping alive.

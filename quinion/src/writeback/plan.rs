@@ -1,5 +1,5 @@
-//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, whom it writes, and
-//! how long who dirties too much is held up.
+//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, whom it writes,
+//! and how long who dirties too much is held up.
 //!
 //! ```text
 //!   pages not in the files   0 ---- calm ---- background ------- throttle ------- ceiling ---- all of memory
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
-//! since he came as he and those who came with him are about to dirty: so each of them goes on after his share, whoever
-//! else comes. A file of which little is dirty is not made to wait for others, up to the ceiling: a device that
-//! is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then he goes on, or, above the
-//! ceiling, hears that the device does not take what it is given.
+//! since he came as he and those who came with him are about to dirty: so each of them goes on after his share,
+//! whoever else comes. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
+//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then he goes on,
+//! or, above the ceiling, hears that the device does not take what it is given.
 //!
 //! Invariants:
 //!  1. No I/O, no lock, no clock.
@@ -45,7 +45,7 @@ pub struct Limits {
 impl Limits {
     /// The limits of a cache of so many pages.
     pub fn of(pages: u64, options: &WritebackOptions) -> Self {
-        let share = |percent: u64| (u128::from(pages) * u128::from(percent) / 100) as u64;
+        let share = |percent: u64| pages / 100 * percent + pages % 100 * percent / 100;
         let throttle = share(u64::from(options.throttle_share).min(THROTTLE_PERCENT_MAX));
         let background = share(u64::from(options.background_share).min(THROTTLE_PERCENT_MAX)).min(throttle);
         let ceiling = throttle.saturating_mul(2).min(share(90)).max(throttle);
@@ -70,8 +70,8 @@ pub struct Seen {
     pub is_asked: bool,
 }
 
-/// Whether the background sweeps a file now: because it is old, because it is asked for, or because `all` is wanted.
-pub fn sweeps(seen: &Seen, now: Millis, expire: Duration, all: bool) -> bool {
+/// Whether the background tours a file now: because it is old, because it is asked for, or because `all` is wanted.
+pub fn is_due(seen: &Seen, now: Millis, expire: Duration, all: bool) -> bool {
     let Some(since) = seen.since else { return false };
     let is_paused = seen.paused_until.is_some_and(|until| now < until);
     let is_old = now.0.saturating_sub(since.0) >= expire.as_millis() as u64;
@@ -163,19 +163,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_swept_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
+    fn a_file_is_toured_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
         let seen = Seen { since: Some(Millis(1000)), paused_until: None, is_asked: false };
         let expire = 30 * SECOND;
         assert!(
-            !sweeps(&seen, Millis(30_999), expire, false) && sweeps(&seen, Millis(31_000), expire, false)
+            !is_due(&seen, Millis(30_999), expire, false) && is_due(&seen, Millis(31_000), expire, false)
         );
-        assert!(sweeps(&Seen { is_asked: true, ..seen }, Millis(1000), expire, false));
-        assert!(sweeps(&seen, Millis(1000), expire, true));
+        assert!(is_due(&Seen { is_asked: true, ..seen }, Millis(1000), expire, false));
+        assert!(is_due(&seen, Millis(1000), expire, true));
         let paused = Seen { paused_until: Some(Millis(40_000)), ..seen };
         assert!(
-            !sweeps(&paused, Millis(39_999), expire, true) && sweeps(&paused, Millis(40_000), expire, false)
+            !is_due(&paused, Millis(39_999), expire, true) && is_due(&paused, Millis(40_000), expire, false)
         );
-        assert!(!sweeps(&Seen { since: None, is_asked: true, ..seen }, Millis(90_000), expire, true));
+        assert!(!is_due(&Seen { since: None, is_asked: true, ..seen }, Millis(90_000), expire, true));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! ```text
 //!   a round      fetch completions that nobody fetches
 //!                each file in turn:  nothing dirty?                      forget it
-//!                                    old, asked for, or too much is?     sweep on, a little
+//!                                    old, asked for, or too much is?     tour on, a little
 //!                the next round begins with another file
-//!   a sweep      from where the last round stopped to the file's end; then from its start
+//!   a tour      from where the last round stopped to the file's end; then from its start
 //!   the next     soon while something is under way, later the longer nothing comes of it; else at the interval
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
 //! room for as much: some gigabytes in a second.
 //!
-//! A sweep passes a page once, and those who dirty it again behind its back are the next one's. When it has come to the
+//! A tour passes a page once, and those who dirty it again behind its back are the next one's. When it has come to the
 //! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
@@ -31,7 +31,7 @@ use crate::upkeep::Duty;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
-use super::plan::{Seen, sweeps};
+use super::plan::{Seen, is_due};
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
@@ -124,15 +124,15 @@ impl Writeback {
         let seen = Seen {
             since: mapping.dirty_since(),
             paused_until: device.paused_until(),
-            is_asked: device.is_sweep_asked(),
+            is_asked: device.is_tour_asked(),
         };
-        if sweeps(&seen, self.now(), self.options.expire, all) {
-            self.sweep(mapping);
+        if is_due(&seen, self.now(), self.options.expire, all) {
+            self.tour(mapping);
         }
     }
 
-    /// Goes on with the sweep of a file, as far as little may be under way.
-    pub(super) fn sweep(&self, mapping: &Arc<Mapping>) {
+    /// Goes on with the tour of a file, as far as little may be under way.
+    pub(super) fn tour(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.dirty_pages().writeback(), self.totals.writeback());
         let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
         let has_room = mapping.writes_by().is_some_and(|writer| writer.has_room(1));
@@ -140,13 +140,12 @@ impl Writeback {
             return;
         }
         let device = mapping.device();
-        let from = device.enter_sweep(self.now());
-        match self.write_some(mapping, from..PageIndex(INDICES_MAX), Which::Dirty, room) {
-            Begun::More(at) | Begun::Busy(at) => device.leave_sweep(at),
+        let place = device.enter_tour(self.now());
+        match self.write_some(mapping, place.at..PageIndex(INDICES_MAX), Which::Dirty, room) {
+            Begun::More(at) | Begun::Busy(at) => device.leave_tour(place, at),
             Begun::Done => {
-                if let Some(began) = device.end_sweep() {
-                    mapping.lock().note_round(began);
-                }
+                mapping.lock().note_round(place.began);
+                device.end_tour(place);
             }
         }
     }
@@ -156,7 +155,7 @@ impl Writeback {
     pub fn ask_for_room(&self) -> bool {
         if self.totals.dirty() > 0 {
             for mapping in self.listed() {
-                self.sweep(&mapping);
+                self.tour(&mapping);
             }
             self.next_turn();
         }
@@ -166,7 +165,7 @@ impl Writeback {
     /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
     /// small ones go to the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
-        mapping.device().ask_for_sweep();
+        mapping.device().ask_for_tour();
         self.poke();
     }
 }

@@ -9,9 +9,9 @@
 //!                             counted, everybody who waits woken
 //! ```
 //!
-//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio. When a
-//! pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not overtake what
-//! is under way to the same place of the file: two writes of one place may end in any order.
+//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio.
+//! When a pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not
+//! overtake what is under way to the same place of the file: two writes of one place may end in any order.
 //!
 //! Invariants:
 //!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
@@ -69,6 +69,7 @@ impl Writeback {
     ) -> Begun {
         let Some(writer) = mapping.writes_by() else { return Begun::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
+        mapping.look_before_flush();
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
         let held_off = mapping.hold_off_invalidation();
@@ -155,6 +156,7 @@ impl FlushSink for Run {
         if let Some(behind) = behind {
             mapping.drop_behind(behind, Leaving::Passed, Locks::Wait);
         }
+        mapping.look_after_flush();
         writeback.count_flush(written, bytes, errno);
         writeback.room.wake();
     }

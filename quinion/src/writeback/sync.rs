@@ -15,8 +15,8 @@
 //! After a failure everything goes on: the other pages are written, and the device is synced. Then the first error of
 //! this call is told.
 //!
-//! **Why a failure of the file since the call began is told, whosever it was.** Two threads may sync at once, and the one's
-//! flush of a page that both want may be the one that fails; or the sync of the one may be told of the kernel's
+//! **Why a failure of the file since the call began is told, whosever it was.** Two threads may sync at once, and the
+//! one's flush of a page that both want may be the one that fails; or the sync of the one may be told of the kernel's
 //! error, which is told once, while the other's goes well. Either way the other's pages are not durable. So anything
 //! that fails meanwhile fails both. It is an error too many if it was about other pages; `Ok` would be a lie if not.
 //!
@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorCursor;
-use crate::mapping::device::{Failures, FlushNumber, Turn};
+use crate::mapping::device::{Commit, Failures, FlushNumber};
 use crate::mapping::page_ranges::PageRanges;
 use crate::mapping::{Begun, Mapping, Which};
 use crate::stats::Count;
@@ -118,7 +118,8 @@ impl Writeback {
     }
 
     /// Ends the background, and writes out what is dirty of every file: for the end of a cache. Waits for the devices;
-    /// makes nothing durable. Returns the files that could not be written; what is dirty of them is lost with the cache.
+    /// makes nothing durable. Returns the files that could not be written; what is dirty of them is lost with the
+    /// cache.
     pub fn write_out_all(&self) -> u64 {
         self.close();
         let mut failed = 0;
@@ -203,10 +204,10 @@ impl Writeback {
         let device = mapping.device();
         let seen = device.syncs_begun();
         loop {
-            match device.take_turn(kind, pages, seen) {
-                Turn::Done => return 0,
-                Turn::Wait => self.room.sleep(&mut || !device.is_syncing()),
-                Turn::Mine(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
+            match device.begin_sync(kind, pages, seen) {
+                Commit::Shared => return 0,
+                Commit::Wait => self.room.sleep(&mut || !device.is_syncing()),
+                Commit::Own(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
             }
         }
     }

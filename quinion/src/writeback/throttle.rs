@@ -1,8 +1,8 @@
 //! Throttle: who dirties more than can be written waits, before he takes a lock.
 //!
 //! He writes his own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. He does not
-//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; he naps, for a
-//! millisecond at a time, and looks how things are. Who goes on and when is `plan::judge`.
+//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; he naps, for
+//! a millisecond at a time, and looks how things are. Who goes on and when is `plan::judge`.
 //!
 //! Cost, where nothing is to be waited for: some loads.
 
@@ -80,15 +80,15 @@ impl Writeback {
             writer.reap(Reap::Ready, &mut || false);
         }
         if mapping.dirty_pages().writeback() == 0 {
-            self.sweep(mapping);
+            self.tour(mapping);
         }
     }
 }
 
 fn stuck(limits: &Limits, wait_max: Duration) -> io::Error {
     let words = format!(
-        "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; look whether it still \
-         answers",
+        "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; look whether \
+         it still answers",
         limits.ceiling
     );
     io::Error::new(io::ErrorKind::TimedOut, words)

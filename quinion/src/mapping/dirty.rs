@@ -341,7 +341,7 @@ impl MappingGuard<'_> {
     }
 
     /// Marks pages of the folio that `frame` heads, which the caller holds.
-    fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
+    pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(frame);
         let (word, first) = (descriptor.word(), descriptor.index());

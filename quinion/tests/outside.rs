@@ -206,7 +206,11 @@ fn obey_one(words: &[&str], open: &mut Option<Plain>) -> std::io::Result<()> {
 fn truncate(path: &str, bytes: i64) -> std::io::Result<()> {
     let path = std::ffi::CString::new(path).unwrap();
     // SAFETY: a string that ends, and a number.
-    if unsafe { libc::truncate(path.as_ptr(), bytes) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    if unsafe { libc::truncate(path.as_ptr(), bytes) } == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }
 
 #[test]
@@ -232,7 +236,8 @@ fn read_while_written(folder: &TempDir, rounds: u32, cold: bool) {
     let (cache, mut other) = (cache(), Other::start());
     let file = leased(&cache, &path);
     let (least, ended) = (AtomicU32::new(0), AtomicBool::new(false));
-    let expect = |what: &str, met: u32, expected: u32| assert!(met >= expected, "{what}: {met}, not {expected}");
+    let expect =
+        |what: &str, met: u32, expected: u32| assert!(met >= expected, "{what}: {met}, not {expected}");
     thread::scope(|scope| {
         let read = |nth: usize, file: File| {
             let mut page = nth;
@@ -291,7 +296,10 @@ fn a_writer_waits_for_moments_only_and_the_lease_comes_back() {
         assert_eq!(all_generations(&file, PAGES), (0, 0));
         let begun = Instant::now();
         other.has(&format!("open {}", path.display()));
-        assert!(begun.elapsed() < Duration::from_secs(20), "he did not wait until the kernel lost its patience");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "he did not wait until the kernel lost its patience"
+        );
         assert_eq!(file.cached_pages(), 0, "nothing from before is there when the open has returned");
         assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
         assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::GivenUp));
@@ -786,7 +794,8 @@ fn the_programs_signals_are_the_programs() {
     let signals: Vec<i32> =
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).chain([libc::SIGIO, libc::SIGURG, libc::SIGUSR1]).collect();
     // SAFETY: numbers are sent to this process, in which they are blocked.
-    let send = || signals.iter().for_each(|&signal| assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0));
+    let send =
+        || signals.iter().for_each(|&signal| assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0));
     for _ in 0..ROUNDS {
         send();
         generation(&file, 3);

@@ -51,8 +51,8 @@ use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
 use super::{
-    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind, Version,
-    WaitRoom, read_only, zero_by,
+    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind,
+    Version, WaitRoom, read_only, zero_by,
 };
 use crate::units::PAGE_SIZE;
 

@@ -234,13 +234,7 @@ impl File {
     }
 
     /// Ends a read of which `hits` are there already.
-    fn end_read(
-        &self,
-        buffer: &mut [u8],
-        position: u64,
-        options: ReadOptions,
-        hits: Hits,
-    ) -> Result<usize> {
+    fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
         let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.

@@ -77,12 +77,22 @@ impl Summons {
         // SAFETY: the kernel reads eight bytes, which are there, and writes nothing, since nothing is wanted.
         let done = unsafe {
             let nothing = std::ptr::null_mut::<Signals>();
-            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const set, nothing, size_of::<Signals>())
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_BLOCK,
+                &raw const set,
+                nothing,
+                size_of::<Signals>(),
+            )
         };
         // SAFETY: a number is asked for.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) };
         let thread = ThreadNumber(c_int::try_from(thread).expect("threads have small numbers"));
-        if done == 0 { Ok(Self { thread, _on_this_thread: PhantomData }) } else { Err(io::Error::last_os_error()) }
+        if done == 0 {
+            Ok(Self { thread, _on_this_thread: PhantomData })
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// The thread that is summoned.

@@ -43,8 +43,8 @@ impl CacheOwner {
         Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0) }
     }
 
-    /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for the
-    /// owner then, as any other does.
+    /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
+    /// the owner then, as any other does.
     #[must_use]
     pub fn with_outside(mut self, outside: Outside) -> Self {
         self.outside = outside;

@@ -190,8 +190,8 @@ impl Filemap {
             Ok(mut page) => page.copy_in(at, bytes),
             Err(_) => return false,
         }
-        let pages = index..index.plus(1);
-        let marked = mapping.is_dirty(&held, pages.clone()) || self.mark_slowly(mapping, &held, pages, end, Wants::Bytes);
+        let marked = mapping.is_page_dirty(&held, index)
+            || self.mark_slowly(mapping, &held, index..index.plus(1), end, Wants::Bytes);
         touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
         marked
     }

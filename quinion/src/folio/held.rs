@@ -36,6 +36,7 @@ pub struct Held<'a> {
 
 impl<'a> Held<'a> {
     /// Holds the folio that `frame` heads, filled or not, if it is `mapping`'s and covers `index`.
+    #[inline]
     pub fn take(
         arena: &'a Arena,
         frame: Frame,
@@ -150,6 +151,7 @@ impl<'a> Held<'a> {
     }
 
     /// The right to change the folio's bytes in place, for as long as it is held; see [`Writer`].
+    #[inline]
     pub fn writer(&self) -> Result<Writer<'_>, WriteRefused> {
         Writer::begin(self)
     }

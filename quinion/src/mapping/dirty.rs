@@ -260,14 +260,20 @@ impl Mapping {
         self.view().count_bits(Bits::Dirty, frame, pages) == pages
     }
 
-    /// Whether a page is dirty, by a look that orders nothing; for who looks again when it has changed the page.
-    ///
-    /// # Panics
-    /// As [`Mapping::is_dirty`].
+    /// Whether a page of a held folio is dirty, by a look that orders nothing; for who looks again, by
+    /// [`Mapping::is_page_dirty`], when it has changed the page.
     #[inline]
     pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
-        let (frame, pages) = frames_of(held.frame(), held.first(), held.order(), &(page..page.plus(1)));
-        self.view().count_bits(Bits::Dirty, frame, pages) == pages
+        let inside = page.0.wrapping_sub(held.first().0);
+        inside < u64::from(held.order().pages())
+            && self.view().has_bit(Bits::Dirty, held.frame().plus(inside as u32))
+    }
+
+    /// As [`Mapping::is_dirty`], of one page.
+    #[inline]
+    pub fn is_page_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        after_bytes(); // w2 of `arena/dirty.rs`
+        self.seems_dirty(held, page)
     }
 
     // ---- for the holder of the tree lock ------------------------------------------------------

@@ -76,7 +76,10 @@ pub mod reclaim;
 pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
-#[allow(unsafe_code, reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes")]
+#[allow(
+    unsafe_code,
+    reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
+)]
 pub mod filemap;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -50,6 +50,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/src/filemap/hit.rs",
     "quinion/src/filemap/hits.rs",
     "quinion/src/filemap/fill.rs",
+    "quinion/src/filemap/write.rs",
     "quinion/src/viewer.rs",
     "quinion/src/viewer/",
     "quinion/tests/",

@@ -127,6 +127,20 @@ enum Stop {
     Failed(Error),
 }
 
+impl Stop {
+    /// Why a write does not go on at all.
+    fn into_error(self, position: u64) -> Error {
+        match self {
+            Stop::Failed(error) => error,
+            Stop::Pinned(position) => Repr::Pinned { position }.into(),
+            Stop::Grows => {
+                let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
+                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+            }
+        }
+    }
+}
+
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
         Stop::Failed(error)
@@ -239,20 +253,15 @@ impl Filemap {
             drop(alone);
             drop(wakes);
             self.end_write(mapping, author, done);
-            let outcome = match outcome {
-                Ok(()) => Ok(()),
+            let why = match outcome {
+                Ok(()) => return Ok((position, done, Ok(()))),
+                // What is left would not follow what is there: others may append as soon as the lock is let go.
+                Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
+                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut limit),
+                Err(Stop::Grows) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
-                Err(Stop::Grows) => unreachable!("who is alone may make it longer"),
-                Err(Stop::Pinned(at)) => match self.wait_unpinned(mapping, author, at, &mut limit) {
-                    Ok(()) if done == 0 => continue,
-                    waited => waited,
-                },
             };
-            return if done > 0 {
-                Ok((position, done, outcome))
-            } else {
-                Err(outcome.expect_err("of no bytes"))
-            };
+            why?;
         }
     }
 
@@ -558,7 +567,8 @@ impl Filemap {
     /// do. Returns up to which page they are in the tree without a gap.
     fn mark_new(&self, mapping: &Arc<Mapping>, hand: Hand, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
-        let mut end = changed.start.align_down(self.folio_orders.min);
+        let begin = changed.start.align_down(self.folio_orders.min);
+        let mut end = begin;
         let mut tree = mapping.lock();
         for &run in runs {
             for (page, order) in folios_in(self.arena.view(), run) {
@@ -570,7 +580,7 @@ impl Filemap {
                 end = if is_in && first == end { behind } else { end };
             }
         }
-        if hand == Hand::Alone {
+        if hand == Hand::Alone && end > begin {
             tree.grow_size(end.first_byte().min(piece.end()));
         }
         drop(tree);

@@ -360,7 +360,7 @@ impl Filemap {
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
         for _ in 0..MEMORY_TRIES {
-            match mapping.detach_copy(held, unwanted.clone()) {
+            match mapping.detach_copy(held, unwanted.clone(), self.folio_orders.min) {
                 Copied::Done { pages } => {
                     self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
                     self.counters.add(Count::Inserted, u64::from(pages));

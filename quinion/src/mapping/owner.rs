@@ -277,6 +277,7 @@ impl Mapping {
         &self.arena
     }
     /// The file's size in bytes, as last known.
+    #[inline]
     pub fn size(&self) -> u64 {
         // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
@@ -320,9 +321,11 @@ impl Mapping {
         self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
+    #[inline]
     pub(super) fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
+    #[inline]
     pub(super) fn view(&self) -> &View {
         self.arena.view()
     }
@@ -347,10 +350,15 @@ impl Mapping {
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
-    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping, and
-    /// may be held while a device is waited for.
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,
+    /// and may be held while a device is waited for.
     pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
         self.write.read()
+    }
+    /// As [`Mapping::write_shared`], if nobody has to be waited for.
+    #[inline]
+    pub fn try_write_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.write.try_read()
     }
     /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
     pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
@@ -412,11 +420,13 @@ impl Mapping {
     }
 
     /// Holds the folio at `index`, filled or not.
+    #[inline]
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
     }
 
+    #[inline]
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {
         match find(&self.view().grown(), self.record(), index).kind() {
             Kind::Folio(frame) => Some(Frame(frame)),

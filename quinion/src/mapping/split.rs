@@ -40,7 +40,6 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::dirty::Bits;
 use crate::arena::{Flags, Word};
-use crate::backend::FillRun;
 use crate::folio::{Fresh, Held};
 use crate::lists::Promise;
 use crate::sync::Locks;
@@ -97,24 +96,26 @@ impl Mapping {
         }
     }
 
-    /// Detaches the folio that covers `index`, which the caller holds as `held`, and leaves copies of those of its
-    /// dirty pages that are not in `unwanted`. Nobody writes meanwhile: the caller has the write lock alone. Waits for
-    /// locks.
-    pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>) -> Copied {
-        let wanted = self.dirty_of(held, &unwanted);
-        let count = wanted.len() as u32;
+    /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of order
+    /// `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits for locks.
+    pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
+        let (dirty, unit) = (self.dirty_of(held, &unwanted), unit.min(held.order()));
         // 1 The copies: what is dirty now is, or is clean, when the lock is had.
-        let mut copies = Vec::with_capacity(wanted.len());
-        for &index in &wanted {
-            let Some(mut page) = Fresh::alloc(self.arena(), Order::ZERO) else { return Copied::NoMemory };
-            page.copy_page(0, held, index);
-            copies.push((index, page));
+        let mut copies: Vec<Copy<'_>> = Vec::new();
+        for &page in &dirty {
+            let first = page.align_down(unit);
+            if copies.last().is_none_or(|last| last.first != first) {
+                let Some(mut fresh) = Fresh::alloc(self.arena(), unit) else { return Copied::NoMemory };
+                (0..unit.pages()).for_each(|nth| fresh.copy_page(nth, held, first.plus(u64::from(nth))));
+                copies.push(Copy { first, fresh, dirty: Vec::new() });
+            }
+            copies.last_mut().expect("it was just added").dirty.push(page);
         }
-        let Some(mut promise) = self.promise_places(count) else { return Copied::NoMemory };
+        let Some(mut promise) = self.promise_places(copies.len() as u32) else { return Copied::NoMemory };
         let (first, pages) = (held.first(), u64::from(held.order().pages()));
         let Some(mut guard) = self.lock_to_add(first, pages, Locks::Wait) else { return Copied::NoMemory };
         // 2 The folio goes, and they come.
-        guard.exchange(held, copies, promise.as_mut())
+        guard.exchange(held, copies, unit, promise.as_mut())
     }
 
     /// The dirty pages of a held folio that are not in `unwanted`.
@@ -124,6 +125,15 @@ impl Mapping {
         let pages = (0..held.order().pages()).filter(is_dirty);
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
+}
+
+/// What of a folio gets a place of its own.
+#[derive(Debug)]
+struct Copy<'a> {
+    first: PageIndex,
+    fresh: Fresh<'a>,
+    /// Those of its pages that are dirty.
+    dirty: Vec<PageIndex>,
 }
 
 impl MappingGuard<'_> {
@@ -184,7 +194,8 @@ impl MappingGuard<'_> {
     fn exchange(
         &mut self,
         held: &Held<'_>,
-        copies: Vec<(PageIndex, Fresh<'_>)>,
+        copies: Vec<Copy<'_>>,
+        unit: Order,
         promise: Option<&mut Promise<'_>>,
     ) -> Copied {
         let mapping = self.mapping;
@@ -206,25 +217,27 @@ impl MappingGuard<'_> {
         tree.erase(first.0);
         let _unread = mapping.retire_all(&[(head, order)], |_, _, _| {}); // whoever holds it frees it
         self.tree.pages -= u64::from(order.pages());
-        let (mut frames, pages) = (Vec::with_capacity(copies.len()), copies.len() as u32);
-        for (index, page) in copies {
-            let frame = page.into_frame();
+        let mut frames = Vec::with_capacity(copies.len());
+        for Copy { first, fresh, dirty } in copies {
+            let frame = fresh.into_frame();
             view.referenced(frame).expect("a frame of ours").store(0, Ordering::Relaxed);
             let filled = Word(Flags::UPTODATE | Flags::STEADY);
-            view.own(frame).prepare_piece(mapping.id(), index, Order::ZERO, filled, 0);
-            let inserted = self.xarray(&nodes).insert(index.0, 0, frame.0);
+            view.own(frame).prepare_piece(mapping.id(), first, unit, filled, 0);
+            let inserted = self.xarray(&nodes).insert(first.0, unit.0, frame.0);
             assert!(
                 matches!(inserted, Inserted::Done { .. }),
                 "its place and its nodes were there: {inserted:?}"
             );
-            self.tree.pages += 1;
-            let _marked = self.mark_run_dirty(FillRun { index, frame, pages: 1 }, since);
+            self.tree.pages += u64::from(unit.pages());
+            for page in dirty {
+                let _marked = self.mark_folio(frame, page..page.plus(1), since);
+            }
             frames.push(frame);
         }
         if let (Some(lists), Some(promise)) = (mapping.lists(), promise) {
             let mut listed = lists.lock();
             frames.iter().for_each(|&frame| listed.list(frame, ring, promise));
         }
-        Copied::Done { pages }
+        Copied::Done { pages: frames.len() as u32 * unit.pages() }
     }
 }

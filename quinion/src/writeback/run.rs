@@ -1,6 +1,7 @@
 //! Run: dirty pages become flushes, and what becomes of them when they end.
 //!
 //! ```text
+//!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
 //!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
 //!   hand   no lock:           a Flush each, in one call --> backend
 //!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
@@ -23,7 +24,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::backend::{Flush, FlushError, FlushRun, FlushSink};
+use crate::backend::{Flush, FlushError, FlushRun, FlushSink, WakesHeldBack};
 use crate::mapping::device::FlushNumber;
 use crate::mapping::{Begun, Leaving, Mapping, Outcome, Which, WritebackRun};
 use crate::stats::Count;
@@ -56,7 +57,7 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
 
 impl Writeback {
     /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock (and
-    /// whatever a file system makes a write wait for). Returns where it has ended, as
+    /// whatever a file system makes a write wait for), and for who is cutting or punching the file. Returns where it has ended, as
     /// [`MappingGuard::begin_writeback`](crate::mapping::MappingGuard::begin_writeback): busy, with
     /// [`Which::ToWrite`] only, before pages that are under way.
     pub(super) fn write_some(
@@ -69,12 +70,17 @@ impl Writeback {
         let Some(writer) = mapping.writes_by() else { return Begun::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
+        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
+        let held_off = mapping.hold_off_invalidation();
         let begun = self.take(mapping, pages, which, pages_max, &mut runs);
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
             writer.flush(flushes);
         }
+        drop(held_off);
+        drop(wakes);
         begun
     }
 

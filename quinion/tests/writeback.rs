@@ -21,7 +21,7 @@ use quinion::stats::Count;
 use quinion::sync::{Rank, RankedMutex};
 use quinion::units::PAGE_SIZE;
 use quinion::writeback::WritebackOptions;
-use writeback_stage::{ALL, Opened, Stage, Watched, content, generation_in, pages};
+use writeback_stage::{ALL, Early, Opened, Stage, Watched, content, generation_in, pages};
 
 const EIO: i32 = libc::EIO;
 const ENOSPC: i32 = libc::ENOSPC;
@@ -132,6 +132,26 @@ fn later_dirtying_does_not_prolong_a_sync() {
     assert_eq!(written, 300, "each page that was dirty, once");
     assert_eq!(file.dirty(), 400, "and what came later is the next one's");
     file.mapping.check().unwrap();
+}
+
+/// What is under way may have been read by the device before the page was changed.
+#[test]
+fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
+    let stage = Stage::new(by_hand());
+    stage.writeback.close(); // nobody else fetches what has ended
+    let file_bytes = memory(64);
+    let file = stage.open(1, Early::new(Arc::clone(&file_bytes)));
+    file.write(0..8, 1);
+    stage.writeback.start(&file.mapping, ALL);
+    assert_eq!((file.dirty(), file.under_way()), (0, 8));
+    file.write(3..4, 2);
+    assert_eq!((file.dirty(), file.under_way()), (1, 8));
+    file.sync(&file.handle()).unwrap();
+    let bytes = bytes_of(&file_bytes);
+    for page in 0..8 {
+        assert_eq!(generation_in(&bytes, page), Some(if page == 3 { 2 } else { 1 }), "page {page}");
+    }
+    assert_eq!((file.dirty(), file.under_way()), (0, 0));
 }
 
 /// E01 and E05 through files; by the rules of `errseq`.
@@ -249,8 +269,9 @@ fn what_left_the_cache_before_the_sync_failed_is_said_to_be_lost() {
     assert_eq!(file.sync(&handle), Ok(()), "later ones speak of the rest");
 }
 
-/// 1 A sync is with the device. 2 Another one of the same pages comes. 3 The device tells the first of an error.
-/// 4 The second one's own sync of the device would go well, because errors are told once.
+/// 1 A sync is with the device. 2 Another one of the same pages, and of the same handle, comes. 3 The device tells the
+/// first of an error, and so the handle. 4 The second one's own sync of the device goes well, because errors are told
+/// once; and the handle has been told.
 #[test]
 fn two_syncs_at_once_hear_of_one_failure_both() {
     for fails in [false, true] {
@@ -258,7 +279,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
         let inner = simulated(&disk(64), Faults::default());
         let device = Watched::new(Arc::clone(&inner) as Arc<dyn Backend>);
         let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-        let (one, two) = (file.handle(), file.handle());
+        let one = file.handle();
         file.write(0..4, 1);
         let (is_in, may_go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
         let (theirs, first) = ((Arc::clone(&is_in), Arc::clone(&may_go)), AtomicBool::new(true));
@@ -274,14 +295,14 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
         std::thread::scope(|scope| {
             let early = scope.spawn(|| file.sync(&one));
             is_in.wait();
-            let late = scope.spawn(|| file.sync(&two));
+            let late = scope.spawn(|| file.sync(&one));
             // It has nothing to flush, and waits for the first to end. (If it comes later than that, it is told, too.)
             wait_until("the second call", || stage.filemap.count(Count::Syncs) == 2);
             may_go.wait();
             let wanted = if fails { Err(EIO) } else { Ok(()) };
             assert_eq!((early.join().unwrap(), late.join().unwrap()), (wanted, wanted));
         });
-        assert_eq!((file.sync(&one), file.sync(&two)), (Ok(()), Ok(())));
+        assert_eq!((file.sync(&one), file.dirty()), (Ok(()), 0));
     }
 }
 
@@ -548,6 +569,37 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
         file.write(4000 + more..4001 + more, 1);
     }
     file.mapping.check().unwrap();
+}
+
+#[test]
+fn a_cache_that_is_made_smaller_writes_what_is_in_the_way() {
+    let device = Arc::new(MemoryFile::new(vec![0; 18 << 20]));
+    let cache = quinion::Cache::builder().memory(32 << 20).writeback(by_hand()).build().unwrap();
+    let file = cache
+        .open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, quinion::OpenOptions::new().write(true))
+        .unwrap();
+    let pages = (18 << 20) / PAGE;
+    for page in 0..pages {
+        file.write_all_at(&content(page, 1), page * PAGE).unwrap();
+    }
+    assert_eq!(cache.stats().dirty_pages, pages);
+    let resized = cache.resize(16 << 20).unwrap();
+    assert_eq!(resized.slack_bytes, 0, "{resized:?}");
+    cache.check().unwrap();
+    let stats = cache.stats();
+    assert!(stats.written_pages > 0 && stats.dirty_pages < pages, "{stats:?}");
+    let mut bytes = vec![0; PAGE_SIZE];
+    for page in 0..pages {
+        assert_eq!(file.read_at(&mut bytes, page * PAGE).unwrap(), PAGE_SIZE);
+        assert!(bytes == content(page, 1), "page {page}");
+    }
+    // Far less may be dirty now.
+    for page in 0..pages {
+        file.write_all_at(&content(page, 2), page * PAGE).unwrap();
+        assert!(cache.stats().dirty_pages <= (16 << 20) / PAGE * 80 / 100 + 1);
+    }
+    drop((file, cache));
+    assert!((0..pages).all(|page| generation_in(&bytes_of(&device), page) == Some(2)));
 }
 
 // A story.

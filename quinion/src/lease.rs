@@ -419,3 +419,149 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease").field("stands", &self.stands()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Engine, EngineOptions, WaitRoom};
+    use std::fs::{self, OpenOptions};
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Tells of each look whether its lease stands, and gives it up if not.
+    struct Told {
+        lease: Mutex<Option<Lease>>,
+        looks: Mutex<Sender<bool>>,
+        panics: bool,
+    }
+
+    impl Holder for Told {
+        fn look(&self) {
+            let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            let stands = lease.as_ref().is_some_and(Lease::stands);
+            self.looks.lock().unwrap().send(stands).unwrap();
+            assert!(!self.panics, "this holder always panics");
+            if !stands {
+                *lease = None;
+            }
+        }
+    }
+
+    fn told(panics: bool) -> (Arc<Told>, Receiver<bool>) {
+        let (looks, heard) = channel();
+        (Arc::new(Told { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
+    }
+
+    fn backend(path: &Path) -> Arc<dyn Backend> {
+        fs::write(path, [7; 100]).unwrap();
+        Arc::new(Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default()).open(path).unwrap())
+    }
+
+    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<Told>) -> Result<(), NoLease> {
+        let weak: Weak<Told> = Arc::downgrade(holder);
+        *holder.lease.lock().unwrap() = Some(leases.take(on, weak)?);
+        Ok(())
+    }
+
+    fn wait_for(heard: &Receiver<bool>, stands: bool) {
+        while heard.recv_timeout(LONG).unwrap() != stands {}
+    }
+
+    fn is_running(leases: &Leases) -> bool {
+        matches!(leases.room.lock().threads, Threads::Running { .. })
+    }
+
+    #[test]
+    fn a_holder_looks_when_somebody_wants_to_write_and_he_goes_on_when_it_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), told(false));
+        assert!(!is_running(&leases), "no lease, no thread");
+        for _ in 0..20 {
+            take(&leases, &on, &holder).unwrap();
+            let writer = OpenOptions::new().write(true).open(&path).unwrap();
+            wait_for(&heard, false);
+            assert_eq!(take(&leases, &on, &holder), Err(NoLease::OpenForWriting));
+            assert!(leases.room.lock().holders.is_empty(), "what is given up or refused is in no book");
+            drop(writer);
+        }
+        assert!(is_running(&leases));
+        leases.close();
+        assert_eq!(take(&leases, &on, &holder), Err(NoLease::NoThread));
+    }
+
+    #[test]
+    fn a_holder_that_panics_is_no_matter_of_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = [folder.path().join("bad"), folder.path().join("good")];
+        let (leases, (bad, bad_heard), (good, good_heard)) = (Leases::new(), told(true), told(false));
+        take(&leases, &backend(&paths[0]), &bad).unwrap();
+        take(&leases, &backend(&paths[1]), &good).unwrap();
+        let bad_writer = std::thread::spawn({
+            let path = paths[0].clone();
+            move || OpenOptions::new().write(true).open(path).unwrap()
+        });
+        wait_for(&bad_heard, false);
+        drop(OpenOptions::new().write(true).open(&paths[1]).unwrap());
+        wait_for(&good_heard, false);
+        *bad.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        bad_writer.join().unwrap();
+    }
+
+    #[test]
+    fn each_round_asks_those_who_were_summoned_or_from_time_to_time_all() {
+        let (room, (one, _), (other, _)) = (Room::default(), told(false), told(false));
+        let weak = |holder: &Arc<Told>| -> Weak<dyn Holder> { Arc::downgrade(holder) as Weak<Told> };
+        room.enter(5, weak(&one));
+        room.enter(7, weak(&other));
+        let is = |holders: &[Weak<dyn Holder>], expected: &[&Arc<Told>]| {
+            holders.len() == expected.len()
+                && expected.iter().all(|one| holders.iter().any(|holder| holder.ptr_eq(&weak(one))))
+        };
+        let late = now() + nanoseconds(LONG);
+        room.lock().summoned.extend([7, 9]);
+        assert!(matches!(room.begin_round(late), Round::Some(holders) if is(&holders, &[&other])));
+        // A signal that got lost is made up for when all look.
+        let before = now();
+        let Round::All(holders, begun, waits) = room.begin_round(before) else {
+            panic!("it is time for all")
+        };
+        assert!(is(&holders, &[&one, &other]) && begun >= before && waits == break_time());
+        room.lock().is_closed = true;
+        assert!(matches!(room.begin_round(0), Round::End));
+    }
+
+    #[test]
+    fn a_lease_is_believed_for_a_shorter_time_than_others_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let (leases, (holder, _heard)) = (Leases::new(), told(false));
+        assert!(!leases.are_seen_at(now()), "there is none");
+        take(&leases, &backend(&folder.path().join("file")), &holder).unwrap();
+        let (taken, waits) = (now(), break_time());
+        assert!(leases.are_seen_at(taken));
+        assert!(!leases.are_seen_at(taken + nanoseconds(waits)), "somebody may have gone on by then");
+        for seconds in 1..100 {
+            let waits = Duration::from_secs(seconds);
+            // The next look comes before it is believed no more, and in time for a step of the clock.
+            assert!(believed(waits) >= waits / 2 && waits - believed(waits) >= Duration::from_millis(250));
+        }
+    }
+
+    #[test]
+    fn the_thread_that_is_summoned_has_the_signal_blocked_and_ends_when_it_is_called() {
+        let room = Arc::new(Room::default());
+        let summoned = room.ensure_threads().unwrap();
+        let threads = std::mem::take(&mut room.lock().threads);
+        let Threads::Running { fetcher, worker, .. } = threads else { panic!("they run") };
+        for _ in 0..100 {
+            assert!(lease::call(summoned), "a summons for nothing is nothing");
+        }
+        room.lock().is_closed = true;
+        room.bell.notify_all();
+        assert!(lease::call(summoned));
+        fetcher.join().unwrap();
+        worker.join().unwrap();
+    }
+}

@@ -124,3 +124,5 @@ pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use writeback::WritebackOptions;

@@ -105,6 +105,11 @@ impl Rig {
         self.check();
         ended
     }
+    fn end_all(&self, runs: impl IntoIterator<Item = WritebackRun>) {
+        for run in runs {
+            self.end(run, Outcome::Written);
+        }
+    }
     fn evict(&self, folio: NewFolio) -> bool {
         self.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing).is_some()
     }
@@ -167,9 +172,7 @@ fn what_is_not_in_the_file_yet_is_not_evicted() {
     rig.mark(10..11);
     rig.end(runs[0], Outcome::Written);
     assert!(!rig.evict(folio), "another page of it was changed meanwhile");
-    for run in rig.take_all() {
-        rig.end(run, Outcome::Written);
-    }
+    rig.end_all(rig.take_all());
     assert!(rig.evict(folio));
     rig.free(folio);
     rig.finish();
@@ -191,9 +194,7 @@ fn runs_go_over_folios_that_follow_each_other_in_file_and_memory_up_to_their_len
     let (begun, rest) = rig.begin(400..450, Which::Dirty, 300);
     assert_eq!((begun, &rest[..]), (Begun::Done, &[expected(300, 50)][..]));
     assert_eq!(rig.counts(), (50, 350, 0));
-    for run in runs.into_iter().chain(rest) {
-        rig.end(run, Outcome::Written);
-    }
+    rig.end_all(runs.into_iter().chain(rest));
     rig.finish();
 }
 
@@ -248,7 +249,7 @@ fn what_was_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
     rig.check();
     let runs = rig.take_all();
     assert_eq!(runs.iter().map(|run| run.pages).sum::<u32>(), 6);
-    runs.into_iter().for_each(|run| drop(rig.end(run, Outcome::Written)));
+    rig.end_all(runs);
     rig.finish();
 }
 
@@ -282,7 +283,7 @@ fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
 
 // ---- leaving ------------------------------------------------------------------------------------------
 
-/// T09 write-back of a detached folio is skipped: what has left is not taken, and what of it is under way ends in peace.
+/// T09 write-back of a detached folio is skipped: what has left is not taken, and what is under way ends in peace.
 #[test]
 fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device() {
     let rig = Rig::new();
@@ -447,10 +448,13 @@ fn d15_what_a_plain_write_adopts_stays_after_its_write_back() {
     rig.finish();
 }
 
+/// Something after which a folio's pages are not dirty, or do not drop behind.
+type EndsBeingDirty = fn(&Rig, NewFolio);
+
 /// D16 flagged-dirty counter returns to 0 after: writeback, truncate, plain overwrite, split, file deletion.
 #[test]
 fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
-    let ends: [(&str, fn(&Rig, NewFolio)); 7] = [
+    let ends: [(&str, EndsBeingDirty); 7] = [
         ("write-back", |rig, _| {
             rig.take_all();
         }),
@@ -563,7 +567,7 @@ fn a_page_that_is_tagged_and_being_written_is_waited_for() {
     let (begun, more) = rig.begin(2..4, Which::ToWrite, 9);
     assert_eq!((begun, more[0].frame), (Begun::Done, row.frame.plus(2)));
     runs.extend(more);
-    runs.into_iter().for_each(|run| drop(rig.end(run, Outcome::Written)));
+    rig.end_all(runs);
     rig.finish();
 }
 
@@ -587,7 +591,7 @@ fn a_tag_goes_with_the_last_dirty_page_and_not_before() {
     // Dirty again, it is not tagged: it came after the sync.
     rig.mark(10..11);
     assert_eq!(rig.begin(0..16, Which::ToWrite, 9), (Begun::Done, vec![]));
-    first.into_iter().chain(others).chain(background).for_each(|run| drop(rig.end(run, Outcome::Written)));
+    rig.end_all([first, others, background].concat());
     rig.finish();
 }
 
@@ -609,6 +613,6 @@ fn a_round_says_how_old_what_is_dirty_can_be() {
         let frame = rig.mapping.try_hold(page(nth)).unwrap().frame();
         WritebackRun { index: page(nth), frame, pages: 1 }
     });
-    runs.into_iter().for_each(|run| drop(rig.end(run, Outcome::Written)));
+    rig.end_all(runs);
     rig.finish();
 }

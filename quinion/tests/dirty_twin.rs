@@ -5,8 +5,8 @@
 //!             after every step: each page says the same, and so do the counts, the runs and the answers
 //! ```
 //!
-//! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to
-//! frames of which the index knows nothing, and the twin keeps these apart. Runs end in any order, in parts, well or not.
+//! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to frames
+//! of which the index knows nothing, and the twin keeps them apart. Runs end in any order, in parts, well or ill.
 
 mod stage;
 

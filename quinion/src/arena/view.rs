@@ -40,6 +40,11 @@ impl CellNumber {
         debug_assert!(k < CELLS_PER_PAGE);
         (frame.0 < 1 << 26).then_some(Self(frame.0 * 16 + FIRST_CELL + k))
     }
+    /// The `k`th (0 to 3) number that is no cell's: nothing is found there.
+    pub const fn nowhere(k: u32) -> Self {
+        assert!(k < FIRST_CELL);
+        Self(k)
+    }
     /// The frame whose page this cell lies in.
     #[inline]
     pub fn frame(self) -> Frame {
@@ -203,8 +208,8 @@ impl View {
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
-    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller has
-    /// the tree lock of their folio's mapping, as for the three below.
+    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
+    /// has the tree lock of their folio's mapping, as for the three below.
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.

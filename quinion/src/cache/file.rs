@@ -6,7 +6,7 @@
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -93,40 +93,54 @@ impl ReadOptions {
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
-    /// Where the mapping's record is; the cell of no record, if the cache follows what is read. Then no read is a
-    /// plain hit, all take the cold way, which finds the record by the mapping; and where nothing is followed
-    /// the hit has nothing to ask.
-    pub(super) cell: CellNumber,
+    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read,
+    /// this handle's reads are uncached ones, or others may have changed the file ([`FOLLOWED`], [`UNCACHED`],
+    /// [`WATCHED`]). Then no read is a plain hit, all take the
+    /// cold way, which finds the record by the mapping; and other handles' hits have nothing to ask.
+    looks_in: AtomicU32,
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) touched: Touched,
-    /// What is not as with most handles: [`UNCACHED`], [`WATCHED`].
-    special: AtomicU8,
     // Before the handle: what it left behind goes while the file is open.
-    pub(super) uncached: Uncached,
+    left_behind: LeftBehind,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
     pub(super) position: u64,
 }
 
-/// Every read of the handle is an uncached one.
-const UNCACHED: u8 = 1;
-/// Before a read somebody has to look whether others have changed the file.
-const WATCHED: u8 = 2;
+/// Where a hit looks if the cache follows what is read.
+const FOLLOWED: CellNumber = CellNumber::nowhere(0);
+/// Where a hit looks if the handle's reads are uncached ones, whether they are followed or not.
+const UNCACHED: CellNumber = CellNumber::nowhere(1);
+/// Where a hit looks if the handle has to ask before each read whether others have changed the file.
+const WATCHED: CellNumber = CellNumber::nowhere(2);
 
 /// What a handle's uncached reads have left behind.
 #[derive(Debug, Default)]
-pub(super) struct Uncached {
-    behind: OnceLock<Arc<Behind>>,
+struct LeftBehind(OnceLock<Arc<Behind>>);
+
+impl LeftBehind {
+    fn end(&self) {
+        if let Some(behind) = self.0.get() {
+            behind.end();
+        }
+    }
 }
 
 /// The handle is closed.
-impl Drop for Uncached {
+impl Drop for LeftBehind {
     fn drop(&mut self) {
-        if let Some(behind) = self.behind.get() {
-            behind.end();
-        }
+        self.end();
+    }
+}
+
+/// Where a hit looks if the handle's reads are not uncached ones.
+fn plain_cell(handle: &Handle) -> CellNumber {
+    match handle.access.outside.needs_looks() {
+        _ if handle.shared.sampler.is_some() => FOLLOWED,
+        true => WATCHED,
+        false => handle.mapping.cell(),
     }
 }
 
@@ -135,12 +149,11 @@ impl File {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
-            cell: if handle.shared.sampler.is_some() { CellNumber(0) } else { handle.mapping.cell() },
+            looks_in: AtomicU32::new(plain_cell(&handle).0),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            special: AtomicU8::new(if handle.access.outside.needs_looks() { WATCHED } else { 0 }),
-            uncached: Uncached::default(),
+            left_behind: LeftBehind::default(),
             touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
@@ -177,18 +190,12 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        if options.uncached | self.is_special() {
-            return self.read_specially(buffer, position, options);
+        if options.uncached {
+            return self.read_uncached(buffer, position, options);
         }
-        self.read_plainly(buffer, position, options)
-    }
-
-    /// A read in the cache: a hit, or the way of a miss.
-    #[inline(always)]
-    fn read_plainly(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         let len = buffer.len();
         let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
+        let hits = read_hits_into(&self.view, self.looks_in(), self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
@@ -204,6 +211,30 @@ impl File {
         options: ReadOptions,
         hits: Hits,
     ) -> Result<usize> {
+        match self.looks_in() {
+            UNCACHED => return self.read_uncached(buffer, position, options),
+            WATCHED => return self.read_watched(buffer, position, options),
+            FOLLOWED => self.assure()?,
+            _ => {}
+        }
+        self.end_read(buffer, position, options, hits)
+    }
+
+    /// A read of a handle that has to ask first.
+    fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.assure()?;
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let hits = read_hits_into(&self.view, self.handle.mapping.cell(), self.id, position, buffer, touch);
+        if hits.stopped == Stopped::Full && hits.marker.is_none() {
+            self.counters.add_hit(hits.bytes as u64);
+            return Ok(hits.bytes);
+        }
+        self.end_read(buffer, position, options, hits)
+    }
+
+    /// Ends a read of which `hits` are there already.
+    fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
         let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.
@@ -223,17 +254,9 @@ impl File {
         self.handle.shared.note_read(&self.handle.mapping, position, bytes);
     }
 
-    /// A read of a handle that is not as most are, or an uncached one.
     #[inline(never)]
-    fn read_specially(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
-        self.assure()?;
-        if options.uncached | self.is_uncached() {
-            return self.read_uncached(buffer, position, options);
-        }
-        self.read_plainly(buffer, position, options)
-    }
-
     fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
         let reader = self.reader(Some(&passing));
@@ -253,7 +276,7 @@ impl File {
         let Handle { shared, mapping, .. } = &*self.handle;
         self.check_drops_behind()?;
         let new = || Behind::new(&shared.filemap, mapping, shared.process);
-        Ok(Passing::new(self.uncached.behind.get_or_init(new)))
+        Ok(Passing::new(self.left_behind.0.get_or_init(new)))
     }
 
     /// As [`File::passing`], if a read with `options` is an uncached one.
@@ -286,13 +309,10 @@ impl File {
         if uncached {
             self.check_drops_behind()?;
         }
-        if uncached {
-            self.special.fetch_or(UNCACHED, Ordering::Relaxed);
-        } else {
-            self.special.fetch_and(!UNCACHED, Ordering::Relaxed);
-        }
-        if !uncached && let Some(behind) = self.uncached.behind.get() {
-            behind.end();
+        let cell = if uncached { UNCACHED } else { plain_cell(&self.handle) };
+        self.looks_in.store(cell.0, Ordering::Relaxed);
+        if !uncached {
+            self.left_behind.end();
         }
         Ok(())
     }
@@ -300,18 +320,22 @@ impl File {
     /// Whether every read of this handle is an uncached one.
     #[inline]
     pub fn is_uncached(&self) -> bool {
-        self.special.load(Ordering::Relaxed) & UNCACHED != 0
+        self.looks_in() == UNCACHED
     }
 
+    /// Where a hit of a batch looks for the record: a lease tells without a look that nobody has changed the file.
     #[inline]
-    fn is_special(&self) -> bool {
-        self.special.load(Ordering::Relaxed) != 0
+    pub(super) fn looks_in_now(&self) -> CellNumber {
+        match self.looks_in() {
+            WATCHED if self.is_sure() => self.handle.mapping.cell(),
+            cell => cell,
+        }
     }
 
-    /// Whether its reads may be plain hits, now.
+    /// Where a plain hit looks for the record.
     #[inline]
-    pub(super) fn reads_plainly(&self) -> bool {
-        !self.is_special() || (!self.is_uncached() && self.is_sure())
+    pub(super) fn looks_in(&self) -> CellNumber {
+        CellNumber(self.looks_in.load(Ordering::Relaxed))
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -566,7 +590,7 @@ impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
         clone.position = self.position;
-        clone.special = AtomicU8::new(self.special.load(Ordering::Relaxed));
+        clone.looks_in = AtomicU32::new(self.looks_in().0);
         clone
     }
 }

@@ -354,9 +354,9 @@ impl File {
         Ok(self.handle.watch.in_force(self.handle.access.outside))
     }
 
-    /// Whether what is cached may be read without a look.
+    /// Whether a lease says that what is cached is the file's.
     pub(super) fn is_sure(&self) -> bool {
-        !self.handle.access.outside.needs_looks() || self.handle.watch.is_sure()
+        self.handle.watch.is_sure()
     }
 
     /// Whether the file need not be looked at where a read meets its end.

@@ -48,14 +48,17 @@ impl<'a> Held<'a> {
     }
 
     /// The folio's first frame.
+    #[inline]
     pub fn frame(&self) -> Frame {
         self.frame
     }
     /// The folio's first index.
+    #[inline]
     pub fn first(&self) -> PageIndex {
         self.ticket.first
     }
     /// The folio's order.
+    #[inline]
     pub fn order(&self) -> Order {
         self.ticket.order()
     }
@@ -66,6 +69,11 @@ impl<'a> Held<'a> {
     /// Whether it carried the readahead marker when it was held.
     pub fn has_marker(&self) -> bool {
         self.ticket.has_marker()
+    }
+    /// Whether it went, when it was held, as soon as an uncached reader or writer had passed.
+    #[inline]
+    pub fn drops_behind(&self) -> bool {
+        self.ticket.drops_behind()
     }
     /// What may be done with its page at `index` now: while the folio is filled, pages become readable as their
     /// parts of it land.
@@ -203,6 +211,7 @@ impl<'a> Held<'a> {
 }
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         put(self.arena, self.frame);
     }
@@ -217,6 +226,7 @@ pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
     last.then_some(order)
 }
 
+#[inline]
 fn put(arena: &Arena, frame: Frame) {
     if let Put::Last(order) = arena.view().own(frame).put() {
         arena.free(frame, order);

@@ -20,9 +20,9 @@
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
 //!
-//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them. What
-//! of it is being written stays held until that has ended, and is counted until then (`detached`), so that who cuts
-//! or punches the file can tell when the device has let go.
+//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
+//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
+//! cuts or punches the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
@@ -260,6 +260,16 @@ impl Mapping {
         self.view().count_bits(Bits::Dirty, frame, pages) == pages
     }
 
+    /// Whether a page is dirty, by a look that orders nothing; for who looks again when it has changed the page.
+    ///
+    /// # Panics
+    /// As [`Mapping::is_dirty`].
+    #[inline]
+    pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        let (frame, pages) = frames_of(held.frame(), held.first(), held.order(), &(page..page.plus(1)));
+        self.view().count_bits(Bits::Dirty, frame, pages) == pages
+    }
+
     // ---- for the holder of the tree lock ------------------------------------------------------
 
     /// A folio that has been taken out of the tree is retired next, whoever holds it: it is not dirty any more.
@@ -371,9 +381,9 @@ impl MappingGuard<'_> {
     }
 
     /// Takes dirty pages of `pages`, in rising order, for write-back: at most `pages_max` of them, added to `out` as
-    /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then write-back
-    /// holds their folios. What it reads of their bytes from now on is what was written to them before they were
-    /// marked, or newer.
+    /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then
+    /// write-back holds their folios. What it reads of their bytes from now on is what was written to them before they
+    /// were marked, or newer.
     pub fn begin_writeback(
         &mut self,
         pages: Range<PageIndex>,
@@ -531,8 +541,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns how many
-    /// were. Folios that leave the index as a whole are forgotten by whoever takes them out.
+    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
+    /// how many were. Folios that leave the index as a whole are forgotten by whoever takes them out.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {

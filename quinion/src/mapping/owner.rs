@@ -347,10 +347,15 @@ impl Mapping {
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
-    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping, and
-    /// may be held while a device is waited for.
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,
+    /// and may be held while a device is waited for.
     pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
         self.write.read()
+    }
+    /// As [`Mapping::write_shared`], if nobody has to be waited for.
+    #[inline]
+    pub fn try_write_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.write.try_read()
     }
     /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
     pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {

@@ -394,10 +394,10 @@ fn t05_a_cut_waits_for_what_is_being_written() {
     file.read_exact_at(&mut [0; 8], 3 * PAGE as u64).unwrap();
     let reads = device.reads();
     device.pause();
+    let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| file.sync_data().unwrap());
         wait_until(|| device.held() > 0);
-        let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         let cutter = scope.spawn({
             let (begun, ended, file) = (&begun, &ended, &file);
             move || {

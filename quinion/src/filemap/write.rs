@@ -191,7 +191,8 @@ impl Filemap {
             Err(_) => return false,
         }
         let pages = index..index.plus(1);
-        let marked = mapping.is_dirty(&held, pages.clone()) || self.mark_slowly(mapping, &held, pages, end, Wants::Bytes);
+        let marked = mapping.is_dirty(&held, pages.clone())
+            || self.mark_slowly(mapping, &held, pages, end, Wants::Bytes);
         touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
         marked
     }

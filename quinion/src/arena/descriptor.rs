@@ -72,9 +72,9 @@
 //! sequence alone that keeps new readers away.
 //!
 //! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
-//! names one folio for good, steady or written; it wraps after 2^30 of them at the soonest. Mapping and
-//! index are written only in `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two
-//! fences, suffice.
+//! names one folio for good, steady or written; it wraps after 2^29 of them at the soonest. Mapping and
+//! index are written only in `prepare` and `prepare_piece`, while the sequence is odd. `tests/model_hit.rs` says
+//! why that, and two fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the

@@ -17,6 +17,8 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
+//!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
 //! wanted any more: `dirty.rs`.
 //!

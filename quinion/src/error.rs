@@ -127,7 +127,7 @@ pub(crate) enum Repr {
         "cannot make durable what was written: {source}; it stays in the cache and is written again by the next sync, \
          until then it may be lost with the machine"
     )]
-    Sync { source: io::Error },
+    Sync { source: Box<dyn std::error::Error + Send + Sync> },
     #[error("cannot give the file {bytes} bytes: {source}; its size is what it was")]
     SetSize { bytes: u64, source: io::Error },
     #[error("cannot punch {len} bytes at byte {position}: {source}; some of them may read as zeros now")]
@@ -142,18 +142,6 @@ pub(crate) enum Repr {
          with OnPinned::Detach"
     )]
     Pinned { position: u64 },
-}
-
-impl Repr {
-    /// The kind of an error of changing a file: `kind`, but where the system says more.
-    fn kind_of_change(kind: ErrorKind, source: &io::Error) -> ErrorKind {
-        match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
-            Some(libc::EROFS) => ErrorKind::ReadOnly,
-            _ if source.kind() == io::ErrorKind::Unsupported => ErrorKind::Unsupported,
-            _ => kind,
-        }
-    }
 }
 
 impl Error {
@@ -173,21 +161,37 @@ impl Error {
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
             Repr::ReadOnly | Repr::CannotWrite { .. } => ErrorKind::ReadOnly,
             Repr::DeviceEnds { .. } => ErrorKind::NoSpace,
-            Repr::Sync { ref source } => Repr::kind_of_change(ErrorKind::Sync, source),
-            Repr::Write { ref source, .. }
-            | Repr::SetSize { ref source, .. }
-            | Repr::Punch { ref source, .. }
-            | Repr::Allocate { ref source, .. } => Repr::kind_of_change(ErrorKind::Write, source),
+            Repr::Sync { .. } => self.kind_of_change(ErrorKind::Sync),
+            Repr::Write { .. } | Repr::SetSize { .. } | Repr::Punch { .. } | Repr::Allocate { .. } => {
+                self.kind_of_change(ErrorKind::Write)
+            }
             Repr::Pinned { .. } => ErrorKind::Busy,
+        }
+    }
+
+    /// The kind of an error of changing a file: `kind`, but where the system says more.
+    fn kind_of_change(&self, kind: ErrorKind) -> ErrorKind {
+        match self.cause() {
+            Some(cause) if matches!(cause.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+                ErrorKind::NoSpace
+            }
+            Some(cause) if cause.raw_os_error() == Some(libc::EROFS) => ErrorKind::ReadOnly,
+            Some(cause) if cause.kind() == io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            _ => kind,
         }
     }
 
     /// The system's error number, where a system call was the cause.
     pub fn raw_os_error(&self) -> Option<i32> {
+        self.cause()?.raw_os_error()
+    }
+
+    /// The error of input or output that was the cause, if one was.
+    fn cause(&self) -> Option<&io::Error> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
         while let Some(error) = source {
             if let Some(io) = error.downcast_ref::<io::Error>() {
-                return io.raw_os_error();
+                return Some(io);
             }
             source = error.source();
         }
@@ -210,6 +214,7 @@ impl From<Error> for io::Error {
             ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             ErrorKind::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
             ErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            ErrorKind::NoSpace if error.raw_os_error().is_none() => io::ErrorKind::StorageFull,
             _ => error
                 .raw_os_error()
                 .map_or(io::ErrorKind::Other, |code| io::Error::from_raw_os_error(code).kind()),

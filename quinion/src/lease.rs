@@ -57,8 +57,6 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
-
 use crate::backend::Backend;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
@@ -266,8 +264,7 @@ impl Drop for Lease {
 /// milliseconds.
 #[inline]
 pub fn now() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+    crate::sys::coarse_nanoseconds()
 }
 
 /// How long the kernel lets others wait before it takes a lease away. If it does not say, the least it can be told.

@@ -72,7 +72,7 @@ pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "flushes are handed frames by address")]
+#[allow(unsafe_code, reason = "flushes hand out frames")]
 pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
@@ -124,3 +124,5 @@ pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use writeback::WritebackOptions;

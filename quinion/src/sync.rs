@@ -62,6 +62,8 @@ pub enum Mutant {
     RetireStep,
     /// The refusal to evict a folio that is held.
     RetireHolds,
+    /// The refusal to evict a folio whose bytes are not in the file.
+    RetireUnwritten,
     /// The note that a retired folio is still held.
     RetireDetached,
     /// The acquire ordering of retiring.
@@ -184,6 +186,7 @@ impl Mutant {
         Mutant::CompleteRelease,
         Mutant::RetireStep,
         Mutant::RetireHolds,
+        Mutant::RetireUnwritten,
         Mutant::RetireDetached,
         Mutant::RetireAcquire,
         Mutant::RetireRelease,
@@ -325,10 +328,10 @@ mod ranked {
         Mappings = 2,
         /// One file's read lease.
         Lease = 3,
-        /// One handle's readahead state.
-        Readahead = 4,
         /// One mapping: who writes to the file, and who changes how long it is.
-        Write = 5,
+        Write = 4,
+        /// One handle's readahead state.
+        Readahead = 5,
         /// One mapping's invalidate lock.
         Invalidate = 6,
         /// The reclaimer's policy.

@@ -46,6 +46,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "quinion/src/arena/",
     "quinion/src/folio/",
     "quinion/src/backend/",
+    "quinion/src/writeback/run.rs",
     "quinion/src/filemap/hit.rs",
     "quinion/src/filemap/hits.rs",
     "quinion/src/filemap/fill.rs",

@@ -620,3 +620,30 @@ fn nowait_readers_find_what_was_written() {
     assert_eq!(pair.file.read_at_with(&mut buffer, 0, cached).expect("it is cached"), 5 * PAGE);
     assert!(buffer.iter().all(|&byte| byte == 3));
 }
+
+#[test]
+fn a_flush_of_our_own_is_no_change_by_others_and_theirs_are_seen_beside_it() {
+    let mut pair = Pair::new(8 * PAGE + 10);
+    assert_same(&pair.file, &pair.twin);
+    let reads = pair.memory.reads();
+    for round in 0..3 {
+        pair.write(round, 3 * PAGE + 5, 100);
+        pair.file.sync_data().expect("a sync");
+        let end = pair.twin.len() as u64;
+        assert_eq!(pair.file.read_at(&mut [0; 10], end).expect("nothing there"), 0); // looks at the file
+        assert!(!pair.file.revalidate().expect("a look"), "nobody else changed it");
+    }
+    assert_same(&pair.file, &pair.twin);
+    assert_eq!(pair.memory.reads(), reads, "nothing was forgotten");
+    // Others write beside it, before the next flush and after it.
+    pair.memory.change(|content| content[7 * PAGE] ^= 1);
+    pair.twin[7 * PAGE] ^= 1;
+    pair.write(9, 3 * PAGE + 5, 100);
+    pair.file.sync_data().expect("a sync");
+    assert!(pair.file.revalidate().expect("a look"), "somebody did");
+    assert_same(&pair.file, &pair.twin);
+    pair.memory.change(|content| content[6 * PAGE] ^= 1);
+    pair.twin[6 * PAGE] ^= 1;
+    assert!(pair.file.revalidate().expect("a look"));
+    pair.check();
+}

@@ -528,7 +528,8 @@ impl Descriptor {
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
         // `UNWRITTEN` changes under the tree lock only, which is the caller's.
-        let stays = SEQUENCE | busy | Flags::UNWRITTEN;
+        let unwritten = if mutant(Mutant::RetireUnwritten) { 0 } else { Flags::UNWRITTEN };
+        let stays = SEQUENCE | busy | unwritten;
         let step = |word: u64| (word & stays == 0).then(|| Self::retired(word, 0));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }
@@ -801,8 +802,8 @@ impl Descriptor {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
 
-    /// As [`Descriptor::adopt`], by who holds the lock of the rings in which the folio stands instead; whether it did. A
-    /// dirty one is left as it is, because its pages are counted under the tree lock.
+    /// As [`Descriptor::adopt`], by who holds the lock of the rings in which the folio stands instead; whether it did.
+    /// A dirty one is left as it is, because its pages are counted under the tree lock.
     pub fn adopt_clean(&self) -> bool {
         let step = |word: u64| (word & Flags::DIRTY == 0).then_some(word & !Flags::DROPBEHIND);
         self.update(Ordering::Relaxed, step).is_some()
@@ -832,7 +833,7 @@ impl Descriptor {
     /// No page of the folio is being written any more: gives write-back's hold back.
     pub fn end_writeback(&self) -> Put {
         let step = |word: u64| (word & Flags::WRITEBACK != 0).then(|| (word & !Flags::WRITEBACK) - HOLD);
-        // As in `put`: the device's reads of the bytes come before what the party that frees the frame does with them.
+        // AcqRel, partners: those of `put`, for the device's reads of the bytes instead of ours.
         let (_, after) = self.update(Ordering::AcqRel, step).expect("write-back of a folio ends once");
         self.last_or_kept(after)
     }

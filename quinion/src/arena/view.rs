@@ -208,8 +208,8 @@ impl View {
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
-    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller has
-    /// the tree lock of their folio's mapping, as for the three below.
+    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
+    /// has the tree lock of their folio's mapping, as for the three below.
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.
@@ -230,9 +230,16 @@ impl View {
     }
     /// The bits of the frames that share a word with `frame`, its own in the place of its number. As
     /// [`View::count_bits`].
+    #[inline]
     pub fn bits_around(&self, bits: Bits, frame: Frame) -> u64 {
         dirty::load(self.bits_word(bits, Frame(frame.0 & !(landed::FRAMES_PER_WORD - 1))))
     }
+    /// Whether the bit of the page in `frame` is set; as [`View::count_bits`].
+    #[inline]
+    pub fn has_bit(&self, bits: Bits, frame: Frame) -> bool {
+        self.bits_around(bits, frame) >> (frame.0 % landed::FRAMES_PER_WORD) & 1 != 0
+    }
+    #[inline]
     fn bits_word(&self, bits: Bits, first: Frame) -> &AtomicU64 {
         self.grown().bits_word(bits, first).expect("a frame of our own arena exists")
     }
@@ -335,6 +342,7 @@ impl<'a> Grown<'a> {
     }
 
     /// As [`Grown::landed_word`], of what is dirty or under write-back.
+    #[inline]
     fn bits_word(self, bits: Bits, first: Frame) -> Option<&'a AtomicU64> {
         let table = match bits {
             Bits::Dirty => self.view.layout.dirty,
@@ -344,6 +352,7 @@ impl<'a> Grown<'a> {
     }
 
     /// The word that begins with the bit of `first` in the table of bits at `table`.
+    #[inline]
     fn word_of_bits(self, table: u64, first: Frame) -> Option<&'a AtomicU64> {
         debug_assert!(first.0.is_multiple_of(landed::FRAMES_PER_WORD), "{first:?} begins no word");
         let offset = table as usize + first.0 as usize / 8;

@@ -52,6 +52,7 @@ use crate::units::{
     EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes,
 };
 use crate::workingset::RefaultCurve;
+use crate::writeback::WritebackOptions;
 use crate::xarray::INDICES_MAX;
 
 mod batch;
@@ -141,6 +142,7 @@ pub struct Builder {
     engine: EngineOptions,
     tuning: Tuning,
     miss_ratio_curve: bool,
+    writeback: WritebackOptions,
 }
 
 impl Builder {
@@ -244,6 +246,13 @@ impl Builder {
         self.tuning = tuning;
         self
     }
+    /// When what is written goes to the files though nobody syncs, and how long who writes too much is held up. Shares
+    /// are of the bound in force. The default is the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
+    #[must_use]
+    pub fn writeback(mut self, options: WritebackOptions) -> Self {
+        self.writeback = options;
+        self
+    }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
     /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
     /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
@@ -278,6 +287,7 @@ impl Builder {
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
+        let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
@@ -334,6 +344,7 @@ impl Default for Builder {
             engine: EngineOptions::default(),
             tuning: Tuning::default(),
             miss_ratio_curve: false,
+            writeback: WritebackOptions::default(),
         }
     }
 }
@@ -651,6 +662,18 @@ impl Shared {
             device_reads: counters.sum(Count::DeviceReads),
             device_bytes: counters.sum(Count::DeviceBytes),
             device_errors: counters.sum(Count::DeviceErrors),
+            dirty_pages: self.filemap.writeback.totals().dirty(),
+            writeback_pages: self.filemap.writeback.totals().writeback(),
+            written_pages: counters.sum(Count::WrittenPages),
+            device_writes: counters.sum(Count::DeviceWrites),
+            device_written_bytes: counters.sum(Count::DeviceWrittenBytes),
+            device_write_errors: counters.sum(Count::DeviceWriteErrors),
+            syncs: counters.sum(Count::Syncs),
+            sync_errors: counters.sum(Count::SyncErrors),
+            device_syncs: counters.sum(Count::DeviceSyncs),
+            device_sync_errors: counters.sum(Count::DeviceSyncErrors),
+            lost_pages: counters.sum(Count::LostPages),
+            throttled_us: counters.sum(Count::ThrottledMicros),
             cached_pages: 0, // below
             inserted_pages: inserted,
             asked_pages: inserted.saturating_sub(ahead),
@@ -691,9 +714,8 @@ impl Drop for Shared {
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
             leases.close();
-            // What was written and is not in its file yet; errors are counted, there is nobody left to be told.
+            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
-            filemap.writeback.close();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
@@ -831,6 +853,30 @@ pub struct Stats {
     pub device_bytes: u64,
     /// Requests that failed.
     pub device_errors: u64,
+    /// Pages that differ from their files now and are to be written.
+    pub dirty_pages: u64,
+    /// Pages that are being written now.
+    pub writeback_pages: u64,
+    /// Pages that were written to their files.
+    pub written_pages: u64,
+    /// Writes that backends have ended, one for each contiguous run.
+    pub device_writes: u64,
+    /// Bytes that backends took.
+    pub device_written_bytes: u64,
+    /// Writes that failed. Their pages are tried again.
+    pub device_write_errors: u64,
+    /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
+    pub syncs: u64,
+    /// Of these, those that told of an error.
+    pub sync_errors: u64,
+    /// Syncs of backends; one may serve several calls.
+    pub device_syncs: u64,
+    /// Of these, those that failed. What they were to make durable is written anew, as far as it is cached.
+    pub device_sync_errors: u64,
+    /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
+    pub lost_pages: u64,
+    /// Microseconds that writers were held up because too much was dirty.
+    pub throttled_us: u64,
     /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
     /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
     pub cached_pages: u64,

@@ -158,17 +158,23 @@ impl File {
             return Ok(0);
         }
         let Handle { shared, mapping, access, .. } = &*self.handle;
-        let written = if options.uncached | self.is_uncached() {
-            let passing = self.passing()?;
-            shared.filemap.write(mapping, self.author(Some(&passing)), position, bytes)
-        } else {
-            shared.filemap.write(mapping, self.author(None), position, bytes)
-        }?;
+        let plain = !(options.uncached | self.is_uncached());
+        let written = match plain && shared.filemap.overwrite(mapping, &self.touched, position, bytes) {
+            true => bytes.len(),
+            false => self.write_slowly(bytes, position, plain)?,
+        };
         match options.durability.unwrap_or(access.durability) {
             Durability::OnSync => {}
             durability => self.make_durable(durability, position..position + written as u64)?,
         }
         Ok(written)
+    }
+
+    #[inline(never)]
+    fn write_slowly(&self, bytes: &[u8], position: u64, plain: bool) -> Result<usize> {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        let passing = if plain { None } else { Some(self.passing()?) };
+        shared.filemap.write(mapping, self.author(passing.as_ref()), position, bytes)
     }
 
     /// Writes all of `bytes` at byte `position`.
@@ -372,11 +378,8 @@ impl File {
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> Result<()> {
         self.check_process()?;
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
-        if mapping.writes_by().is_none() {
-            return Ok(()); // nobody has written
-        }
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
-        let failed = |source| Repr::Sync { source }.into();
+        let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
         shared.filemap.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
     }
 

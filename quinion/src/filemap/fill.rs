@@ -56,7 +56,7 @@ use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Descent, Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::upkeep::Upkeep;
-use crate::writeback::Writeback;
+use crate::writeback::{Writeback, WritebackOptions};
 use crate::xarray::Stop;
 
 use super::read::Patience;
@@ -85,7 +85,7 @@ pub struct Filemap {
     pub(crate) room: Arc<WaitRoom>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
-    /// What takes dirty pages to their files.
+    /// Dirty pages on their way to their files.
     pub(crate) writeback: Arc<Writeback>,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
@@ -162,10 +162,16 @@ impl Filemap {
     pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
+        let writeback = WritebackOptions::default();
         Self {
             reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
+            writeback: Writeback::new(
+                Arc::clone(&arena),
+                Arc::clone(&room),
+                Arc::clone(&counters),
+                writeback,
+            ),
             arena,
-            writeback: Arc::new(Writeback::new(Arc::clone(&room))),
             room,
             counters,
             upkeep: Upkeep::new(),
@@ -186,6 +192,30 @@ impl Filemap {
         let bound = self.arena.bound();
         self.pinned_share = (bytes.min(bound), bound);
         self
+    }
+
+    /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
+    #[must_use]
+    pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
+        let (arena, room, counters) =
+            (Arc::clone(&self.arena), Arc::clone(&self.room), Arc::clone(&self.counters));
+        self.writeback = Writeback::new(arena, room, counters, options);
+        self
+    }
+
+    /// Who makes room.
+    pub fn reclaim(&self) -> &Reclaim {
+        &self.reclaim
+    }
+
+    /// How much of `count` was counted so far.
+    pub fn count(&self, count: Count) -> u64 {
+        self.counters.sum(count)
+    }
+
+    /// Dirty pages on their way to their files.
+    pub fn writeback(&self) -> &Arc<Writeback> {
+        &self.writeback
     }
 
     /// The same, and the upkeep makes room before it is needed; see `background.rs`.
@@ -366,15 +396,18 @@ impl Filemap {
     ) {
         let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
         while charge.pages() < wanted {
-            let (_, completed) = self.reclaim.fills(pool);
+            let (_, completed) = self.under_way_for(pool);
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
                 charge.grow(wanted, unit); // others may have given something back
                 let waits = charge.pages() == 0 && need == Need::Asked && locks == Locks::Wait;
-                if !waits || stalls >= STALLS_MAX && self.reclaim.fills(pool).0 == 0 {
+                if waits {
+                    self.writeback.ask_for_room();
+                }
+                if !waits || stalls >= STALLS_MAX && self.under_way_for(pool).0 == 0 {
                     return;
                 }
                 stalls += 1;
-                self.wait_for_landing(mapping, || self.reclaim.fills(pool), completed);
+                self.wait_for_landing(mapping, || self.under_way_for(pool), completed);
             }
             charge.grow(wanted, unit);
             if locks == Locks::Try {
@@ -416,7 +449,7 @@ impl Filemap {
             self.ask_for_room(window);
             return runs;
         }
-        let completed = self.completed.load(Ordering::Relaxed);
+        let (_, completed) = self.under_way();
         let some = match window.stream {
             // It takes of others what it lacks now and no more.
             Some(_) => u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32,
@@ -453,9 +486,9 @@ impl Filemap {
                 break;
             }
             stalls += 1;
-            let fills = || (self.in_flight(), self.completed.load(Ordering::Relaxed));
-            self.wait_for_landing(mapping, fills, completed);
-            completed = self.completed.load(Ordering::Relaxed);
+            self.writeback.ask_for_room();
+            self.wait_for_landing(mapping, || self.under_way(), completed);
+            (_, completed) = self.under_way();
         }
         // Once more, for what the last look brought.
         self.take_frames(wanted, Amount::Less, runs);
@@ -468,21 +501,34 @@ impl Filemap {
         self.arena.alloc_runs(gaps, fit, amount, locks, runs)
     }
 
-    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill to end after
+    /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
+    fn under_way(&self) -> (u64, u64) {
+        let (flushes, flushed) = self.writeback.flushes();
+        (self.in_flight() + flushes, self.completed.load(Ordering::Relaxed) + flushed)
+    }
+
+    /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
+    fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
+        (fills + flushes, filled + flushed)
+    }
+
+    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill or a flush to end after
     /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
     /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
     /// ended.
     fn wait_for_landing(&self, mapping: &Mapping, fills: impl Fn() -> (u64, u64) + Sync, completed: u64) {
         // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
         // For what is meant may be at a third.
-        let any = self.completed.load(Ordering::Relaxed);
-        let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
+        let (_, any) = self.under_way();
+        let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
+        let backend = idle.unwrap_or_else(|| Arc::clone(mapping.backend()));
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
             let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
-            let looks_again = || self.completed.load(Ordering::Relaxed) != any;
+            let looks_again = || self.under_way().1 != any;
             self.room.wait(&*backend, &mut || landed(fills()) || looks_again());
         }
     }

@@ -22,7 +22,7 @@
 //! write. `touched.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
-//! `background.rs` makes room before somebody needs it.
+//! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.

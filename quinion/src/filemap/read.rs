@@ -514,7 +514,7 @@ impl Filemap {
     /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
     /// whether it did.
     pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
-        let settled = mapping.version().settled;
+        let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
         if !changed && !settled {
             self.invalidate(mapping)?;
@@ -524,7 +524,7 @@ impl Filemap {
 
     /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
     pub(crate) fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<(), Error> {
-        if !mapping.is_as_in(now) || !mapping.version().settled {
+        if !mapping.is_as_in(now) || !mapping.is_settled() {
             self.invalidate(mapping)?;
         }
         Ok(())

@@ -85,10 +85,27 @@ impl<'a> Author<'a> {
         Self { reader, touched, on_pinned }
     }
 
+    /// Whether its writes are uncached ones.
+    fn is_uncached(self) -> bool {
+        self.reader.behind().is_some()
+    }
     /// How long what it makes is to stay.
     fn fate(self) -> Fate {
-        if self.reader.behind().is_some() { Fate::DropsBehind } else { Fate::Stays }
+        if self.is_uncached() { Fate::DropsBehind } else { Fate::Stays }
     }
+    /// What it wants of a folio that goes when its reader has passed.
+    fn wants(self) -> Wants {
+        if self.is_uncached() { Wants::Bytes } else { Wants::Folio }
+    }
+}
+
+/// What a writer wants to stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wants {
+    /// The bytes, until they are in the file.
+    Bytes,
+    /// The folio, which an uncached reader or writer made: it is adopted.
+    Folio,
 }
 
 /// How the caller has the Write lock.
@@ -144,6 +161,41 @@ impl<'b> Piece<'b> {
 }
 
 impl Filemap {
+    /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when it
+    /// was done, and goes the way of all. What is dirty already needs no throttle, and nothing here waits for
+    /// more than another's copy of a page; so nothing is held back either.
+    #[inline]
+    pub(crate) fn overwrite(
+        &self,
+        mapping: &Arc<Mapping>,
+        touched: &Touched,
+        position: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let (index, at) = (PageIndex::of_byte(position), position as usize % PAGE_SIZE);
+        if bytes.len() > PAGE_SIZE - at {
+            return false;
+        }
+        let Some(_with_others) = mapping.try_write_shared() else { return false };
+        let end = position + bytes.len() as u64;
+        if end > mapping.size() {
+            return false;
+        }
+        let Ok(held) = mapping.try_hold(index) else { return false };
+        if held.drops_behind() || !mapping.seems_dirty(&held, index) {
+            return false;
+        }
+        let Ok(writer) = held.writer() else { return false };
+        match writer.page((index.0 - held.first().0) as u32) {
+            Ok(mut page) => page.copy_in(at, bytes),
+            Err(_) => return false,
+        }
+        let marked = mapping.is_page_dirty(&held, index)
+            || self.mark_slowly(mapping, &held, index..index.plus(1), end, Wants::Bytes);
+        touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
+        marked
+    }
+
     /// Writes `bytes` at `position`; how many, at least one if there is no error. The caller has seen that they may
     /// stand there.
     pub(crate) fn write(
@@ -161,7 +213,7 @@ impl Filemap {
         let mut done = 0;
         let outcome = self.write_shared_or_alone(mapping, author, piece, &mut done);
         drop(wakes);
-        self.end_write(mapping, author, piece, done);
+        self.end_write(mapping, author, done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
 
@@ -186,7 +238,7 @@ impl Filemap {
             let outcome = self.write_pieces(mapping, author, Hand::Alone, piece, &mut done);
             drop(alone);
             drop(wakes);
-            self.end_write(mapping, author, piece, done);
+            self.end_write(mapping, author, done);
             let outcome = match outcome {
                 Ok(()) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
@@ -280,9 +332,10 @@ impl Filemap {
     }
 
     /// 3: what is owed when the locks are let go.
-    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, piece: Piece<'_>, done: usize) {
-        if done > 0 && author.reader.behind().is_some() {
-            self.writeback.start(mapping, piece.pages(done));
+    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, done: usize) {
+        if done > 0 && author.is_uncached() {
+            // Soon, and not at once: so that many small ones go to the device together.
+            self.writeback.kick(mapping);
         }
     }
 
@@ -304,7 +357,7 @@ impl Filemap {
             Ok(writer) => {
                 let wrote = writer.write(piece.position, &piece.bytes[..len]);
                 if wrote.bytes > 0 {
-                    let marked = self.mark(mapping, hand, held, piece, wrote.bytes);
+                    let marked = self.mark(mapping, author, hand, held, piece, wrote.bytes);
                     self.touch_written(author, held, piece);
                     return Ok(if marked { wrote.bytes } else { 0 });
                 }
@@ -329,6 +382,7 @@ impl Filemap {
     fn mark(
         &self,
         mapping: &Arc<Mapping>,
+        author: Author<'_>,
         hand: Hand,
         held: &Held<'_>,
         piece: Piece<'_>,
@@ -336,10 +390,11 @@ impl Filemap {
     ) -> bool {
         let Range { start, end } = piece.pages(bytes);
         let grows = hand == Hand::Alone && piece.position + bytes as u64 > mapping.size();
-        if !grows && mapping.is_dirty(held, start..end) {
+        let wants = if held.drops_behind() { author.wants() } else { Wants::Bytes };
+        if !grows && wants == Wants::Bytes && mapping.is_dirty(held, start..end) {
             return true;
         }
-        self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64)
+        self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
     }
 
     /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for who is alone.)
@@ -350,12 +405,16 @@ impl Filemap {
         held: &Held<'_>,
         pages: Range<PageIndex>,
         end: u64,
+        wants: Wants,
     ) -> bool {
         let now = self.writeback.now();
         let mut tree = mapping.lock();
         let marked = tree.mark_dirty(held, pages, now);
         if marked != Marked::Left {
             tree.grow_size(end);
+        }
+        if wants == Wants::Folio {
+            tree.adopt(held);
         }
         drop(tree);
         if matches!(marked, Marked::Done { newly: 1.. }) {
@@ -367,7 +426,7 @@ impl Filemap {
     /// A write is a use of the folio, but for an uncached one.
     #[inline]
     fn touch_written(&self, author: Author<'_>, held: &Held<'_>, piece: Piece<'_>) {
-        if author.reader.behind().is_none() {
+        if !author.is_uncached() {
             let grown = self.arena.view().grown();
             author.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
         }
@@ -543,7 +602,7 @@ impl Filemap {
         self.room.wake_filled(Place { mapping: mapping.id(), page: run.index }, run.pages);
     }
 
-    fn no_memory(&self, position: u64) -> Error {
+    pub(super) fn no_memory(&self, position: u64) -> Error {
         Repr::NoMemory { position, pages: self.pages_max() }.into()
     }
 

@@ -14,7 +14,8 @@
 //! The rules are those of the paths above, in `writeback`; here is only the account.
 //!
 //! Invariants:
-//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree lock.
+//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree
+//!     lock.
 //!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
 //!     has covered it. (Some others may be, too; see [`PageRanges`].)
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
@@ -65,25 +66,25 @@ pub struct Failures {
     pub errno: i32,
 }
 
-/// What became of a flush that has ended.
+/// Where a tour goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Landed {
-    /// Its pages are in the file.
-    Written,
-    /// They are to be flushed again: it failed, or a sync failed meanwhile, and what the system does with pages that
-    /// it took over while it failed is not known.
-    Again,
+pub struct TourPlace {
+    tour: u64,
+    /// When it began: what was dirty then is taken when it ends.
+    pub began: Millis,
+    /// The page.
+    pub at: PageIndex,
 }
 
 /// How a wish to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum Commit {
     /// A sync of somebody else has done it.
-    Done,
+    Shared,
     /// Somebody else's is under way: wait for its end, and ask again.
     Wait,
-    /// It is the caller's turn to sync. These pages are what that makes durable; it ends by [`Device::end_sync`].
-    Mine(PageRanges),
+    /// The caller syncs. These pages are what that makes durable; it ends by [`Device::end_sync`].
+    Own(PageRanges),
 }
 
 /// Which pages of a file are where between the cache and the disk.
@@ -99,8 +100,7 @@ struct Account {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    /// Where the background goes on.
-    cursor: u64,
+    tour: Tour,
     syncs: Syncs,
 }
 
@@ -110,6 +110,18 @@ struct Failing {
     number: u64,
     pause: Duration,
     until: Millis,
+}
+
+/// How far the background has come in the file.
+#[derive(Debug, Default)]
+struct Tour {
+    number: u64,
+    /// Where it goes on.
+    at: u64,
+    /// When it began, if it is under way.
+    began: Option<Millis>,
+    /// So many tours are asked for, this one among them.
+    asked: u8,
 }
 
 #[derive(Debug, Default)]
@@ -148,32 +160,35 @@ impl Device {
         FlushNumber(number)
     }
 
-    /// What the end of a flush means for its pages; the caller holds the tree lock, says so there, and then calls
-    /// [`Device::end_flush`].
-    pub fn judge_flush(&self, number: FlushNumber, went_well: bool) -> Landed {
-        if went_well && number.0 >= self.account().tainted { Landed::Written } else { Landed::Again }
+    /// Of a flush that ends with `written` pages in the file, from its first on: how many of these count. None of them,
+    /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
+    ///
+    /// The caller holds the tree lock, has the other pages dirty again there, and then calls [`Device::end_flush`].
+    pub fn judge_flush(&self, number: FlushNumber, written: u32) -> u32 {
+        if number.0 < self.account().tainted { 0 } else { written }
     }
 
-    /// The flush has ended, at `now`, and its pages are in the file, or dirty again: because of an error of this
-    /// number, or `None`: because of a sync that failed. The caller has the tree lock since it judged, and whoever
-    /// waits is to be woken when it has let that go.
-    pub fn end_flush(&self, number: FlushNumber, landed: Landed, errno: Option<i32>, now: Millis) {
+    /// The flush has ended, at `now`: `written` pages of it are in the file, as judged; the others are dirty again, if
+    /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
+    /// tree lock since it judged, and whoever waits is to be woken when it has let that go.
+    pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.remove(&number.0).expect("a flush ends once");
         account.ended += 1;
-        match (landed, errno) {
-            (Landed::Written, _) => {
-                account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.end));
-                if account.failing.is_some_and(|failing| number.0 > failing.number) {
-                    account.failing = None;
-                }
-            }
-            (Landed::Again, Some(errno)) => {
-                self.errors.record(errno);
-                account.fail(errno, now, Some(number.0));
-            }
-            (Landed::Again, None) => {}
+        account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.start + u64::from(written)));
+        if let Some(errno) = errno {
+            self.errors.record(errno);
+            account.fail(errno, now, Some(number.0));
+        } else if written > 0 && account.failing.is_some_and(|failing| number.0 > failing.number) {
+            account.failing = None;
         }
+    }
+
+    /// The flush that `page` is in, and where that ends; `None` if it is in none.
+    pub fn flush_at(&self, page: PageIndex) -> Option<(FlushNumber, PageIndex)> {
+        let account = self.account();
+        let (number, pages) = account.under_way.iter().find(|(_, pages)| pages.contains(&page.0))?;
+        Some((FlushNumber(*number), PageIndex(pages.end)))
     }
 
     /// The first pages of `pages` that follow each other and are in no flush; empty if all are.
@@ -224,16 +239,42 @@ impl Device {
         self.account().failing.map(|failing| failing.until)
     }
 
-    // ---- the background's place -----------------------------------------------------------------
+    // ---- tours: the background's way through the file ------------------------------------------
 
-    /// Where the background goes on.
-    pub fn cursor(&self) -> PageIndex {
-        PageIndex(self.account().cursor)
+    /// A tour begins at `now`, or goes on: where.
+    pub fn enter_tour(&self, now: Millis) -> TourPlace {
+        let tour = &mut self.account().tour;
+        let began = *tour.began.get_or_insert(now);
+        TourPlace { tour: tour.number, began, at: PageIndex(tour.at) }
     }
 
-    /// The background goes on at `cursor` the next time.
-    pub fn set_cursor(&self, cursor: PageIndex) {
-        self.account().cursor = cursor.0;
+    /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
+    pub fn leave_tour(&self, place: TourPlace, at: PageIndex) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            tour.at = tour.at.max(at.0);
+        }
+    }
+
+    /// The tour has come to the file's end. The next one begins at its start.
+    pub fn end_tour(&self, place: TourPlace) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            let asked = tour.asked.saturating_sub(1);
+            *tour = Tour { number: tour.number + 1, asked, ..Tour::default() };
+        }
+    }
+
+    /// Somebody wants all that is dirty now written soon.
+    pub fn ask_for_tour(&self) {
+        let tour = &mut self.account().tour;
+        // One that is under way may have passed what is meant.
+        tour.asked = if tour.began.is_some() { 2 } else { 1 };
+    }
+
+    /// Whether somebody does.
+    pub fn is_tour_asked(&self) -> bool {
+        self.account().tour.asked > 0
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -249,26 +290,26 @@ impl Device {
     }
 
     /// The caller wants `pages` durable, of which all flushes had ended when [`Device::syncs_begun`] said `seen`.
-    pub fn take_turn(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Turn {
+    pub fn begin_sync(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Commit {
         let mut account = self.account();
         let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
             let is_kind = done == kind || done == SyncKind::All;
             number >= seen && is_kind && range.start <= pages.start.0 && pages.end.0 <= range.end
         };
         if account.syncs.done.as_ref().is_some_and(covers) {
-            return Turn::Done;
+            return Commit::Shared;
         }
         if account.syncs.is_under_way {
-            return Turn::Wait;
+            return Commit::Wait;
         }
         account.syncs.is_under_way = true;
         account.syncs.begun += 1;
-        Turn::Mine(account.unsynced.take(pages.clone()))
+        Commit::Own(account.unsynced.take(pages.clone()))
     }
 
-    /// The sync of `kind` of `pages`, begun by [`Device::take_turn`], has ended, at `now`. If it failed, what comes back
-    /// is to be dirty again: what it was to make durable, and all else that was not; and what is under way will be,
-    /// when it ends.
+    /// The sync of `kind` of `pages`, begun by [`Device::begin_sync`], has ended, at `now`. If it failed, what comes
+    /// back is to be dirty again: what it was to make durable, and all else that was not; and what is under way will
+    /// be, when it ends.
     pub fn end_sync(
         &self,
         (kind, pages): (SyncKind, &Range<PageIndex>),
@@ -336,8 +377,14 @@ mod tests {
 
     fn written(device: &Device, range: Range<PageIndex>) {
         let number = device.begin_flush(range);
-        let landed = device.judge_flush(number, true);
-        device.end_flush(number, landed, None, Millis(0));
+        let pages = device.judge_flush(number, pages_in(number, device));
+        device.end_flush(number, pages, None, Millis(0));
+    }
+
+    fn pages_in(number: FlushNumber, device: &Device) -> u32 {
+        let account = device.account();
+        let range = &account.under_way[&number.0];
+        (range.end - range.start) as u32
     }
 
     fn all(ranges: &PageRanges) -> Vec<Range<PageIndex>> {
@@ -353,9 +400,9 @@ mod tests {
         let before = Some(now);
         assert!(device.is_under_way(&pages(3, 5), before) && !device.is_under_way(&pages(4, 8), before));
         assert!(device.is_under_way(&pages(4, 8), None) && !device.is_under_way(&pages(8, 9), None));
-        device.end_flush(first, Landed::Written, None, Millis(0));
+        device.end_flush(first, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), before));
-        device.end_flush(second, Landed::Written, None, Millis(0));
+        device.end_flush(second, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), None));
         assert_eq!(device.flushes(), (2, 2));
     }
@@ -382,17 +429,17 @@ mod tests {
         let device = Device::default();
         written(&device, pages(0, 4));
         let under_way = device.begin_flush(pages(20, 21));
-        let Turn::Mine(taken) = device.take_turn(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
             panic!("nobody else syncs");
         };
         assert_eq!(all(&taken), [pages(0, 3)]);
         written(&device, pages(10, 12)); // while it fails
         let again = device.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
-        assert_eq!(device.judge_flush(under_way, true), Landed::Again, "who knows what became of it");
-        device.end_flush(under_way, Landed::Again, None, Millis(0));
+        assert_eq!(device.judge_flush(under_way, 1), 0, "who knows what became of it");
+        device.end_flush(under_way, 0, None, Millis(0));
         let later = device.begin_flush(pages(20, 21));
-        assert_eq!(device.judge_flush(later, true), Landed::Written);
+        assert_eq!(device.judge_flush(later, 1), 1);
         assert_eq!(device.failures(), Failures { count: 1, errno: EIO });
     }
 
@@ -401,22 +448,56 @@ mod tests {
         let device = Device::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
-            let Turn::Mine(taken) = device.take_turn(kind, range, seen) else { panic!("it is my turn") };
-            assert_eq!(device.take_turn(kind, range, seen), Turn::Wait);
+            let Commit::Own(taken) = device.begin_sync(kind, range, seen) else { panic!("it is my turn") };
+            assert_eq!(device.begin_sync(kind, range, seen), Commit::Wait);
             device.end_sync((kind, range), taken, None, Millis(0));
         };
         let early = device.syncs_begun();
         sync(SyncKind::Data, &range, early);
-        assert_eq!(device.take_turn(SyncKind::Data, &pages(5, 6), early), Turn::Done);
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
         let seen = device.syncs_begun();
         sync(SyncKind::Data, &range, seen);
         assert!(
-            matches!(device.take_turn(SyncKind::All, &range, seen), Turn::Mine(_)),
+            matches!(device.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
             "it was not of this kind"
         );
         device.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
-        assert_eq!(device.take_turn(SyncKind::Data, &pages(0, 50), seen), Turn::Done);
-        assert!(matches!(device.take_turn(SyncKind::Data, &range, seen), Turn::Mine(_)), "nor of all of it");
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
+        assert!(
+            matches!(device.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)),
+            "nor of all of it"
+        );
+    }
+
+    #[test]
+    fn of_a_flush_that_failed_what_was_written_counts() {
+        let device = Device::default();
+        let number = device.begin_flush(pages(5, 9));
+        assert_eq!(device.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
+        device.end_flush(number, device.judge_flush(number, 3), Some(EIO), Millis(0));
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        assert_eq!((all(&taken), device.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
+    }
+
+    #[test]
+    fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
+        let device = Device::default();
+        device.ask_for_tour();
+        let first = device.enter_tour(Millis(7));
+        assert_eq!((first.began, first.at), (Millis(7), PageIndex(0)));
+        device.leave_tour(first, PageIndex(50));
+        device.leave_tour(first, PageIndex(20)); // who was slower
+        device.ask_for_tour();
+        let second = device.enter_tour(Millis(8));
+        assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
+        device.end_tour(second);
+        assert!(device.is_tour_asked());
+        device.leave_tour(first, PageIndex(70)); // of a tour that is over
+        device.end_tour(first);
+        let third = device.enter_tour(Millis(9));
+        assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));
+        device.end_tour(third);
+        assert!(!device.is_tour_asked());
     }
 
     #[test]
@@ -424,15 +505,15 @@ mod tests {
         let device = Device::default();
         let fail = |range| {
             let number = device.begin_flush(range);
-            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
         };
         let together = [device.begin_flush(pages(0, 1)), device.begin_flush(pages(1, 2))];
         let well = device.begin_flush(pages(2, 3));
         for number in together {
-            device.end_flush(number, Landed::Again, Some(EIO), Millis(1000));
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
         }
         assert_eq!(device.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
-        device.end_flush(well, Landed::Written, None, Millis(1000));
+        device.end_flush(well, 1, None, Millis(1000));
         assert_eq!(device.failing(), Some(EIO), "it began before");
         fail(pages(0, 1));
         assert_eq!(device.paused_until(), Some(Millis(3000)));

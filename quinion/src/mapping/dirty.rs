@@ -20,9 +20,9 @@
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
 //!
-//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them. What
-//! of it is being written stays held until that has ended, and is counted until then (`detached`), so that who cuts
-//! or punches the file can tell when the device has let go.
+//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
+//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
+//! cuts or punches the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
@@ -260,6 +260,22 @@ impl Mapping {
         self.view().count_bits(Bits::Dirty, frame, pages) == pages
     }
 
+    /// Whether a page of a held folio is dirty, by a look that orders nothing; for who looks again, by
+    /// [`Mapping::is_page_dirty`], when it has changed the page.
+    #[inline]
+    pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        let inside = page.0.wrapping_sub(held.first().0);
+        inside < u64::from(held.order().pages())
+            && self.view().has_bit(Bits::Dirty, held.frame().plus(inside as u32))
+    }
+
+    /// As [`Mapping::is_dirty`], of one page.
+    #[inline]
+    pub fn is_page_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        after_bytes(); // w2 of `arena/dirty.rs`
+        self.seems_dirty(held, page)
+    }
+
     // ---- for the holder of the tree lock ------------------------------------------------------
 
     /// A folio that has been taken out of the tree is retired next, whoever holds it: it is not dirty any more.
@@ -331,7 +347,7 @@ impl MappingGuard<'_> {
     }
 
     /// Marks pages of the folio that `frame` heads, which the caller holds.
-    fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
+    pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(frame);
         let (word, first) = (descriptor.word(), descriptor.index());
@@ -371,9 +387,9 @@ impl MappingGuard<'_> {
     }
 
     /// Takes dirty pages of `pages`, in rising order, for write-back: at most `pages_max` of them, added to `out` as
-    /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then write-back
-    /// holds their folios. What it reads of their bytes from now on is what was written to them before they were
-    /// marked, or newer.
+    /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then
+    /// write-back holds their folios. What it reads of their bytes from now on is what was written to them before they
+    /// were marked, or newer.
     pub fn begin_writeback(
         &mut self,
         pages: Range<PageIndex>,
@@ -531,8 +547,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns how many
-    /// were. Folios that leave the index as a whole are forgotten by whoever takes them out.
+    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
+    /// how many were. Folios that leave the index as a whole are forgotten by whoever takes them out.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {

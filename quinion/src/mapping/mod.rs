@@ -61,9 +61,15 @@ mod owner;
 #[cfg(feature = "std")]
 pub mod page_ranges;
 #[cfg(feature = "std")]
+mod remove;
+#[cfg(feature = "std")]
 mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
+#[cfg(feature = "std")]
+mod split;
+#[cfg(feature = "std")]
+mod version;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
@@ -83,6 +89,10 @@ pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
 pub use owner::{Leave, Mapping, MappingGuard};
 #[cfg(feature = "std")]
+pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
+#[cfg(feature = "std")]
 pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+#[cfg(feature = "std")]
+pub use split::{Copied, Divided};

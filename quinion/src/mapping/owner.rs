@@ -49,6 +49,7 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 use super::device::Device;
 use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::version::Ours;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -82,6 +83,8 @@ pub struct Mapping {
     lists: Option<Arc<Lists>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
+    /// What flushes of our own have made of the file's times.
+    pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -140,6 +143,7 @@ impl Mapping {
             tuning,
             lists: None,
             dirty: Counts::default(),
+            ours: Ours::default(),
             counters: None,
         })
     }
@@ -273,6 +277,7 @@ impl Mapping {
         &self.arena
     }
     /// The file's size in bytes, as last known.
+    #[inline]
     pub fn size(&self) -> u64 {
         // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
@@ -284,6 +289,13 @@ impl Mapping {
     /// The file was found to end at `bytes`: nothing beyond is shown from now on. Never makes it longer.
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
+    }
+    /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
+    /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
+    pub fn set_size(&self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees a longer file finds no page from before. For a shorter
+        // one the fences before the frames' next use, and before bytes are written in place, do as much.
+        self.record().size.store(bytes, Ordering::Release);
     }
     /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
     pub fn size_on_device(&self) -> u64 {
@@ -304,20 +316,16 @@ impl Mapping {
         *self.invalidate.read()
     }
 
-    /// Whether the file's size and times are as in `now`, as far as it was written back.
-    pub fn is_as_in(&self, now: &Attributes) -> bool {
-        let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
-        let size = if self.writes_by().is_some() { self.size_on_device() } else { self.size() };
-        times(known) == times(now.version) && size == now.size
-    }
     /// Whether the file becomes longer by what is written behind its end.
     pub fn can_grow(&self) -> bool {
         self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
+    #[inline]
     pub(super) fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
+    #[inline]
     pub(super) fn view(&self) -> &View {
         self.arena.view()
     }
@@ -342,10 +350,15 @@ impl Mapping {
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
-    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping, and
-    /// may be held while a device is waited for.
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,
+    /// and may be held while a device is waited for.
     pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
         self.write.read()
+    }
+    /// As [`Mapping::write_shared`], if nobody has to be waited for.
+    #[inline]
+    pub fn try_write_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.write.try_read()
     }
     /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
     pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
@@ -358,6 +371,12 @@ impl Mapping {
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
         self.invalidate.try_read()
+    }
+
+    /// The right to take out what is there, while nobody adds folios or hands fills and flushes to a backend: all that
+    /// is to be done to the file on its device is done when it is given. Waits for those who do.
+    pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
+        self.invalidate.write()
     }
 
     // ---- without the lock -----------------------------------------------------------------------
@@ -401,11 +420,13 @@ impl Mapping {
     }
 
     /// Holds the folio at `index`, filled or not.
+    #[inline]
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
     }
 
+    #[inline]
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {
         match find(&self.view().grown(), self.record(), index).kind() {
             Kind::Folio(frame) => Some(Frame(frame)),
@@ -438,6 +459,7 @@ impl Mapping {
         let size = attributes.size.max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
+        self.forget_ours();
         self.set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         // Release, partner: the Acquire in `read_hits`.

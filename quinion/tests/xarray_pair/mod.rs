@@ -149,6 +149,19 @@ pub enum Op {
     Split {
         at: u64,
     },
+    /// Both are sets of marks, a bit each.
+    Remark {
+        at: u64,
+        give: u8,
+        take: u8,
+    },
+    MarkMarked {
+        at: u64,
+        pages: u64,
+        have: u8,
+        give: u8,
+        max: usize,
+    },
     Forget {
         which: usize,
     },
@@ -243,6 +256,8 @@ impl<const BITS: u32> Pair<BITS> {
             Op::Mark { at, mark } => self.mark(at, mark),
             Op::Unmark { at, mark } => self.unmark(at, mark),
             Op::Split { at } => self.split(at, budget),
+            Op::Remark { at, give, take } => self.remark(at, give, take),
+            Op::MarkMarked { at, pages, have, give, max } => self.mark_marked(at, pages, have, give, max),
             Op::Forget { which } => self.forget(which),
             Op::Look { at, pages } => self.look(at, pages),
         }
@@ -440,6 +455,28 @@ impl<const BITS: u32> Pair<BITS> {
                 assert!(found == whole || found == Entry::folio(number), "{found:?} was found at {index}");
             }
         }
+    }
+
+    fn remark(&mut self, at: u64, give: u8, take: u8) {
+        let set = |bits: u8| -> Vec<Mark> {
+            Mark::ALL.into_iter().filter(|&mark| bits >> mark as u8 & 1 != 0).collect()
+        };
+        self.tree().remark(at, &set(give), &set(take));
+        if let Some((first, ..)) = self.twin.covering(at) {
+            let marks = &mut self.twin.entries.get_mut(&first).unwrap().2;
+            *marks = (*marks | give) & !take;
+        }
+    }
+
+    fn mark_marked(&mut self, at: u64, pages: u64, have: u8, give: u8, max: usize) {
+        let to = at.saturating_add(pages).min(LAST);
+        let next = self.tree().mark_marked(at, to, mark_of(have), mark_of(give), max);
+        let has = |entry: &(Entry, u8, u8)| entry.2 >> have & 1 != 0;
+        let meets = |first: u64, order: u8| first <= to && first + (1 << order) > at;
+        let mut found =
+            self.twin.entries.iter_mut().filter(|(first, entry)| meets(**first, entry.1) && has(entry));
+        found.by_ref().take(max).for_each(|(_, entry)| entry.2 |= 1 << give);
+        assert_eq!(next, found.next().map(|(&first, _)| first));
     }
 
     fn forget(&mut self, which: usize) {
@@ -641,6 +678,14 @@ impl Iterator for Bytes<'_> {
             7 => Op::StoreRange { at, pages: self.pages(), spill: self.yes() },
             8 => Op::Replace { at, spill: self.yes() },
             9 => Op::Exchange { at, hit: self.yes(), to: self.byte() % 3 },
+            10 if what > 128 => Op::MarkMarked {
+                at,
+                pages: self.pages(),
+                have: self.byte() % 3,
+                give: self.byte() % 3,
+                max: usize::from(self.byte()) % 9,
+            },
+            12 if what > 128 => Op::Remark { at, give: self.byte() % 8, take: self.byte() % 8 },
             10 | 11 => Op::Mark { at, mark: self.byte() % 3 },
             12 => Op::Unmark { at, mark: self.byte() % 3 },
             13 if what > 200 => Op::Split { at },

@@ -470,7 +470,9 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
         wait_until("no fill comes", || !slow.held.lock().unwrap().is_empty());
         other.has(&format!("write {PAGES} 1"));
         other.has("close");
-        // A second handle asks; the first one's reader waits for the device.
+        // A second handle asks, when it is time to ask again, so that nobody looks before the lease is had; the first
+        // one's reader waits for the device.
+        thread::sleep(Duration::from_millis(50));
         wait_until("there is no lease", || {
             let asks = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
             in_force(&asks) == Outside::Lease

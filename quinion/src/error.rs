@@ -111,7 +111,7 @@ pub(crate) enum Repr {
     )]
     ReadOnly,
     #[error(
-        "the backend \"{backend}\" of this file only reads; open it for reading, or give the cache a backend that writes"
+        "the backend \"{backend}\" of this file only reads; open it for reading, or give the cache one that writes"
     )]
     CannotWrite { backend: &'static str },
     #[error(
@@ -133,8 +133,8 @@ pub(crate) enum Repr {
     #[error("cannot punch {len} bytes at byte {position}: {source}; some of them may read as zeros now")]
     Punch { position: u64, len: u64, source: io::Error },
     #[error(
-        "cannot keep space for {len} bytes at byte {position}: {source}; writes go on, and the sync of one that finds no \
-         space says so"
+        "cannot keep space for {len} bytes at byte {position}: {source}; writes go on, and the sync of one that \
+         finds no space says so"
     )]
     Allocate { position: u64, len: u64, source: io::Error },
     #[error(

@@ -12,9 +12,16 @@ use std::thread;
 use std::time::Duration;
 
 use common::Dice;
-use quinion::backend::{Backend, MemoryFile};
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Backend, MemoryFile, WaitRoom};
+use quinion::filemap::{Filemap, Patience, Reader};
+use quinion::mapping::{Mapping, ReadBatch};
+use quinion::readahead::{Config, Readahead};
+use quinion::sync::{Rank, RankedMutex};
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{MappingId, Order, Orders, PageIndex};
 use quinion::{
-    BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions,
+    BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions, Tuning,
     WriteOptions,
 };
 
@@ -448,9 +455,48 @@ fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
     });
 }
 
-/// Held bytes stay readable when the file is cut; what is read anew ends at the new end.
+/// Held bytes stay readable when the file is cut, and the cut does not wait for ever; what is read anew ends at the new
+/// end.
 #[test]
-fn r19_pinned_bytes_survive_a_cut_and_new_readers_see_the_new_end() {
+fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).expect("an arena"));
+    let orders = Orders { min: Order::ZERO, max: Order(3) };
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitRoom::new()), orders, Tuning::default());
+    let filemap = Arc::new(filemap);
+    let twin = bytes(1, 32 * PAGE);
+    let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
+    let known = memory.attributes().expect("memory has attributes");
+    let mapping =
+        Mapping::new(arena, MappingId(1), Arc::clone(&memory), &known, ForkGuard::new(), Tuning::default());
+    let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
+    mapping.write_by(memory);
+    let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
+    let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), Patience::Wait, 0, to);
+    assert_eq!(read(&mut vec![0; 32 * PAGE]).expect("a read"), 32 * PAGE);
+
+    let mut batch = ReadBatch::new();
+    mapping.get_read_batch(PageIndex(0), PageIndex(31), &mut batch);
+    let end = PAGE + 10;
+    filemap.truncate(&mapping, end as u64, OnPinned::Detach).expect("it is cut");
+    let mut held = vec![0; 32 * PAGE];
+    let mut done = 0;
+    for folio in batch.iter() {
+        done += folio.copy_out(done as u64, &mut held[done..]);
+    }
+    assert!(done > end, "the batch reaches behind the cut");
+    assert_eq!(held[..end], twin[..end]);
+    // What the cut has zeroed in place is zero; nothing is anybody else's.
+    let is_own = |at: usize| held[at] == twin[at] || held[at] == 0;
+    assert_eq!((end..done).find(|&at| !is_own(at)), None);
+    drop(batch);
+    let mut anew = vec![0; 32 * PAGE];
+    assert_eq!(read(&mut anew).expect("a read"), end);
+    assert_eq!(anew[..end], twin[..end]);
+    mapping.check().expect("a sound mapping");
+}
+
+#[test]
+fn pinned_bytes_survive_a_cut_and_new_readers_see_the_new_end() {
     let pair = Pair::new(32 * PAGE);
     let pinned = pair.file.pin(0, 32 * PAGE).expect("pins");
     pair.file.set_len(PAGE as u64 + 10).expect("it is cut");

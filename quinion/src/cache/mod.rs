@@ -21,8 +21,8 @@
 //! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
 //! to be sure syncs while he has the file open, and is told of errors, too.
 //!
-//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays: it
-//! was written here, and will be written over whatever others did there.
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays:
+//! it was written here, and will be written over whatever others did there.
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -371,10 +371,10 @@ impl Cache {
 
     /// Opens a file through the cache as `options` say, for writing too, if they do.
     ///
-    /// All handles of a file share its pages: what one writes the others read at once. If the file changed outside since
-    /// its pages were cached, they are forgotten, but for those that were written here and not written back: these
-    /// are written over what others did. The first handle that writes opens the file a second time; pages are still
-    /// read by the first.
+    /// All handles of a file share its pages: what one writes the others read at once. If the file changed outside
+    /// since its pages were cached, they are forgotten, but for those that were written here and not written back:
+    /// these are written over what others did. The first handle that writes opens the file a second time; pages are
+    /// still read by the first.
     ///
     /// # Errors
     /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
@@ -425,8 +425,8 @@ impl Cache {
         self.open_backend_in(backend, OpenOptions::new(), None)
     }
 
-    /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter, and
-    /// what `options` say of that is not looked at.
+    /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter,
+    /// and what `options` say of that is not looked at.
     ///
     /// # Errors
     /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the

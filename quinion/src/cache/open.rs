@@ -77,8 +77,8 @@ impl OpenOptions {
         self.append = append;
         self
     }
-    /// Whether the file is made if it is not there. The handle must be one that writes. The name of a new file is durable
-    /// when its folder was synced, which the cache does not do.
+    /// Whether the file is made if it is not there. The handle must be one that writes. The name of a new file is
+    /// durable when its folder was synced, which the cache does not do.
     #[must_use]
     pub fn create(mut self, create: bool) -> Self {
         self.creation = match (create, self.creation) {

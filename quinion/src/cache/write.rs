@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A write goes into the cache and no further: the work is in `filemap/write.rs`, and what takes it to the file is
-//! write-back (`writeback.rs`). When a handle is closed, what it wrote is written back, and when the cache ends, that is
-//! waited for; neither makes it durable.
+//! write-back (`writeback.rs`). When a handle is closed, what it wrote is written back, and when the cache ends, that
+//! is waited for; neither makes it durable.
 //!
 //! **What is guaranteed when.**
 //!
@@ -17,15 +17,15 @@
 //! | `write_at` has returned | sees it | may see some of it | may be there, in part, or not |
 //! | `sync_data`, `sync_range` of it has returned `Ok` | sees it | see it | is there, and the size it needs |
 //! | `sync_all` has returned `Ok` | sees it | see it | is there, with the file's times |
-//! | any of them has returned an error | sees it | may see some of it | as before the call; it stays in the cache, and the next sync tries again |
+//! | any of them has returned an error | sees it | may see some of it | as before; the next sync tries again |
 //!
-//! Each 4 KiB page of a write is of one moment for every reader and writer: it is read whole, before or after. A write of
-//! several pages may be seen in some of them before the others, and two that overlap may each win some of the pages.
+//! Each 4 KiB page of a write is of one moment for every reader and writer: it is read whole, before or after. A write
+//! of several pages may be seen in some of them before the others, and two that overlap may each win some of the pages.
 //! Appends do not overlap: each has its place in the file to itself.
 //!
 //! Invariants:
-//!  1. An error is returned only if not one byte was written; otherwise their number, and the error comes again with the
-//!     next call. (Not so where a sync was asked for with the write: its error is told.)
+//!  1. An error is returned only if not one byte was written; otherwise their number, and the error comes again with
+//!  the next call. (Not so where a sync was asked for with the write: its error is told.)
 //!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
 
 use std::fmt;
@@ -48,8 +48,8 @@ pub struct WriteOptions {
     /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
     /// ended well, unless somebody else has read or written them meanwhile. What was cached before stays.
     ///
-    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the next
-    /// sync as ever. Refused by backends that do not support it
+    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the
+    /// next sync as ever. Refused by backends that do not support it
     /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     pub uncached: bool,
     /// When it is durable; `None`: when the handle says.
@@ -119,27 +119,29 @@ impl fmt::Debug for BatchWrite<'_> {
 /// it takes `&self`, and may be done by many threads at once.
 impl File {
     /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because something
-    /// went wrong after some (the next call tells what). Past the file's end the file grows, and what lies between reads
-    /// as zeros.
+    /// went wrong after some (the next call tells what). Past the file's end the file grows, and what lies between
+    /// reads as zeros.
     ///
-    /// They are in the cache when it returns, and every reader of the cache sees them; when they are durable, the handle
-    /// says ([`OpenOptions::durability`](crate::OpenOptions::durability)). Each 4 KiB page is written whole as far as
-    /// readers can tell; a write of several pages is not. Pages that it overwrites as a whole are not read; of one that it
-    /// overwrites in part, and that is not cached, that page is read first.
+    /// They are in the cache when it returns, and every reader of the cache sees them; when they are durable, the
+    /// handle says ([`OpenOptions::durability`](crate::OpenOptions::durability)). Each 4 KiB page is written whole as
+    /// far as readers can tell; a write of several pages is not. Pages that it overwrites as a whole are not read; of
+    /// one that it overwrites in part, and that is not cached, that page is read first.
     ///
-    /// Over cached bytes it takes no lock but that of the page, and one that all writers inside the file share, and waits
-    /// for nobody. It may wait for the device where it has to read, for memory, and for write-back where so much is dirty
-    /// that writers are slowed down. The bytes must not be such that reading this file serves their page faults.
+    /// Over cached bytes it takes no lock but that of the page, and one that all writers inside the file share, and
+    /// waits for nobody. It may wait for the device where it has to read, for memory, and for write-back where so much
+    /// is dirty that writers are slowed down. The bytes must not be such that reading this file serves their page
+    /// faults.
     ///
     /// # Errors
     /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the handle does not write.
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind byte 2^63 - 1.
     /// [`ErrorKind::Io`](crate::ErrorKind::Io): a page that is overwritten in part cannot be read.
-    /// [`ErrorKind::Write`](crate::ErrorKind::Write), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): too much is dirty, and what was written before cannot be written
-    /// back; or the file is a device that ends there.
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory); [`ErrorKind::Busy`](crate::ErrorKind::Busy): see [`OpenOptions::on_pinned`](crate::OpenOptions::on_pinned);
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Nothing was written then.
-    /// And, of a handle whose writes are durable, those of [`File::sync_data`]: then the bytes are in the cache.
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): too much is
+    /// dirty, and what was written before cannot be written back; or the file is a device that ends there.
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory); [`ErrorKind::Busy`](crate::ErrorKind::Busy): see
+    /// [`OpenOptions::on_pinned`](crate::OpenOptions::on_pinned); [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// Nothing was written then. And, of a handle whose writes are durable, those of [`File::sync_data`]: then the
+    /// bytes are in the cache.
     #[inline]
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<usize> {
         self.write_at_with(bytes, position, WriteOptions::default())
@@ -148,8 +150,8 @@ impl File {
     /// As [`File::write_at`], with options.
     ///
     /// # Errors
-    /// As [`File::write_at`]; and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it is to be an uncached one and the backend does not
-    /// support that.
+    /// As [`File::write_at`]; and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it is to be an uncached
+    /// one and the backend does not support that.
     #[inline]
     pub fn write_at_with(&self, bytes: &[u8], position: u64, options: WriteOptions) -> Result<usize> {
         self.check_writes()?;
@@ -190,8 +192,8 @@ impl File {
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 
-    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of each, and counted
-    /// together.
+    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of each, and
+    /// counted together.
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -216,8 +218,8 @@ impl File {
         Ok(done)
     }
 
-    /// Makes several writes, in order; each is answered in its [`BatchWrite`] as [`File::write_at`] would answer it. Where
-    /// they are to be durable, one sync serves all.
+    /// Makes several writes, in order; each is answered in its [`BatchWrite`] as [`File::write_at`] would answer it.
+    /// Where they are to be durable, one sync serves all.
     pub fn write_batch(&self, writes: &mut [BatchWrite<'_>]) {
         self.write_batch_with(writes, WriteOptions::default());
     }
@@ -281,12 +283,15 @@ impl File {
         Ok((position, written, outcome))
     }
 
-    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. What was pinned behind the
-    /// new end stays with its pins. Waits for reads and write-back in flight of what goes, and for the file system.
+    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. What was pinned
+    /// behind the new end stays with its pins. Waits for reads and write-back in flight of what goes, and for the file
+    /// system.
     ///
     /// # Errors
-    /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly), [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked), [`ErrorKind::Busy`](crate::ErrorKind::Busy): as
-    /// [`File::write_at`]. [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is what it was.
+    /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked),
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): as [`File::write_at`].
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is what it was.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         self.check_writes()?;
         check_range(bytes, 0)?;
@@ -294,8 +299,8 @@ impl File {
         shared.filemap.truncate(mapping, bytes, access.on_pinned)
     }
 
-    /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can do that.
-    /// The size stays; what of the range lies behind it is left out. Waits as [`File::set_len`] does.
+    /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can do
+    /// that. The size stays; what of the range lies behind it is left out. Waits as [`File::set_len`] does.
     ///
     /// # Errors
     /// As [`File::set_len`]; some of the range may be zeros then.
@@ -306,12 +311,14 @@ impl File {
         shared.filemap.punch(mapping, position..position + len, access.on_pinned)
     }
 
-    /// Has the file system keep space for `len` bytes at byte `position`, so that their write-back does not run out of it.
-    /// Neither bytes nor size change. Waits for the file system.
+    /// Has the file system keep space for `len` bytes at byte `position`, so that their write-back does not run out of
+    /// it. Neither bytes nor size change. Waits for the file system.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace), [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), [`ErrorKind::Write`](crate::ErrorKind::Write): it cannot;
-    /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly), [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked) as [`File::write_at`].
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace), [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported),
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write): it cannot; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked) as
+    /// [`File::write_at`].
     pub fn allocate(&self, position: u64, len: u64) -> Result<()> {
         self.check_writes()?;
         check_range(position, len)?;
@@ -320,15 +327,16 @@ impl File {
         backend.allocate(position..position + len).map_err(failed)
     }
 
-    /// Makes durable what was written to the file before the call, by whatever handle of this cache, and the size that it
-    /// needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). What is written while
-    /// it waits does not make it longer.
+    /// Makes durable what was written to the file before the call, by whatever handle of this cache, and the size that
+    /// it needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). What is written
+    /// while it waits does not make it longer.
     ///
     /// # Errors
-    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that was written since the handle was opened, or since its
-    /// last sync, could not be written back or made durable, be it that this call tried to or write-back before; each handle
-    /// is told of it once. It stays in the cache, dirty, and the next sync tries it again: one that returns `Ok` has
-    /// made it durable. [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
+    /// was written since the handle was opened, or since its last sync, could not be written back or made durable, be
+    /// it that this call tried to or write-back before; each handle is told of it once. It stays in the cache, dirty,
+    /// and the next sync tries it again: one that returns `Ok` has made it durable.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn sync_data(&self) -> Result<()> {
         self.sync(SyncKind::Data, 0..FILE_BYTES_MAX)
     }

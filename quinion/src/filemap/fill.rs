@@ -723,8 +723,8 @@ impl<'m> Together<'m> {
     }
 
     /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached
-    /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree: who
-    /// flushed such a page has raised that end before the page could leave its place to ours.
+    /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
+    /// who flushed such a page has raised that end before the page could leave its place to ours.
     fn end_behind_device(&mut self) {
         if self.mapping.writes_by().is_some() {
             let end = self.mapping.size_on_device();

@@ -278,8 +278,8 @@ impl Filemap {
         self.hold_page(mapping, reader, position).map(drop)
     }
 
-    /// Holds the readable folio that covers `position`; if it is not there, reads that page alone. `None` if the file ends
-    /// there.
+    /// Holds the readable folio that covers `position`; if it is not there, reads that page alone. `None` if the file
+    /// ends there.
     pub(super) fn hold_page<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,

@@ -20,15 +20,15 @@
 //! Who makes the file longer, appends, cuts or punches, has the Write lock alone. It may be held while a page is read
 //! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
 //!
-//! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold in
-//! which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the hold
-//! in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
+//! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
+//! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
+//! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
 //! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
-//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`Marked::Left`] says so, under
-//! the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes were in is
-//! dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a truncation, which
-//! the Write lock holds off.
+//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`Marked::Left`] says so,
+//! under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes were
+//! in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
+//! truncation, which the Write lock holds off.
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
@@ -37,11 +37,11 @@
 //!  4. No lock but Write is held while the device or memory is waited for.
 //!  5. Only who has the Write lock alone makes the size larger.
 //!
-//! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that none
-//! behind these was written.
+//! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
+//! none behind these was written.
 //!
-//! Cost of an overwrite of a cached, dirty page: Write shared, a way down, a hold, the page's lock, the copy, two fences,
-//! the bit. No lock of the tree, no clock, nothing allocated.
+//! Cost of an overwrite of a cached, dirty page: Write shared, a way down, a hold, the page's lock, the copy, two
+//! fences, the bit. No lock of the tree, no clock, nothing allocated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -175,8 +175,8 @@ impl<'b> Piece<'b> {
 }
 
 impl Filemap {
-    /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when it
-    /// was done, and goes the way of all. What is dirty already needs no throttle, and nothing here waits for
+    /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
+    /// it was done, and goes the way of all. What is dirty already needs no throttle, and nothing here waits for
     /// more than another's copy of a page; so nothing is held back either.
     #[inline]
     pub(crate) fn overwrite(

@@ -442,8 +442,8 @@ impl Mapping {
 
     /// Forgets every folio and takes the file's attributes as they are now. Pinned and held bytes live on
     /// with those who hold them; fills in flight end in folios that nobody finds. Folios of which a page was written
-    /// here, and is not in the file yet, stay, and the file reaches at least as far as they do: they will be written over
-    /// what others did. Waits until no window is
+    /// here, and is not in the file yet, stay, and the file reaches at least as far as they do: they will be written
+    /// over what others did. Waits until no window is
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();

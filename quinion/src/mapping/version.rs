@@ -16,8 +16,8 @@
 //! | others, or others were seen before a flush of ours | others: what is clean may be old |
 //! | anything, while a flush of ours is under way | not to be told, and taken for ours; who looks later sees it |
 //!
-//! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one file
-//! by two caches need more than times.
+//! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one
+//! file by two caches need more than times.
 //!
 //! Locks: a leaf of its own. A look is a call of the file system, made with no lock held.
 
@@ -46,8 +46,8 @@ fn times(version: Version) -> (i64, i64) {
 }
 
 impl Mapping {
-    /// Flushes are about to be handed to the writing backend, and take pages from the tree after this. Looks at the file
-    /// if none is under way.
+    /// Flushes are about to be handed to the writing backend, and take pages from the tree after this. Looks at the
+    /// file if none is under way.
     pub fn look_before_flush(&self) {
         // Who forgets the file's pages looks at it himself, and is not waited for.
         let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
@@ -74,8 +74,8 @@ impl Mapping {
         (quiet() == Some(before)).then_some(attributes)
     }
 
-    /// Whether the file's size and times are as in `now`, but for what we wrote to it ourselves; also where that cannot be
-    /// told, because we are writing.
+    /// Whether the file's size and times are as in `now`, but for what we wrote to it ourselves; also where that cannot
+    /// be told, because we are writing.
     pub fn is_as_in(&self, now: &Attributes) -> bool {
         self.is_as_known(self.version(), now)
     }

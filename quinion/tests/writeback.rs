@@ -599,7 +599,26 @@ fn a_cache_that_is_made_smaller_writes_what_is_in_the_way() {
         assert!(cache.stats().dirty_pages <= (16 << 20) / PAGE * 80 / 100 + 1);
     }
     drop((file, cache));
-    assert!((0..pages).all(|page| generation_in(&bytes_of(&device), page) == Some(2)));
+    let bytes = bytes_of(&device);
+    assert!((0..pages).all(|page| generation_in(&bytes, page) == Some(2)));
+}
+
+#[test]
+fn a_pool_that_is_full_of_dirty_pages_has_them_written() {
+    let bytes = memory(4096);
+    let device = Simulated::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
+    let cache = quinion::Cache::builder().memory(64 << 20).writeback(by_hand()).build().unwrap();
+    let pool = cache.add_pool("small", quinion::PoolOptions::new().limit(2 << 20)).unwrap();
+    let file = pool.open_backend_with(Arc::new(device), quinion::OpenOptions::new().write(true)).unwrap();
+    for page in 0..4096 {
+        file.write_all_at(&content(page, 1), page * PAGE).unwrap();
+    }
+    let stats = cache.stats();
+    assert!(stats.written_pages >= 4096 - 512 && stats.cached_pages <= 512, "{stats:?}");
+    cache.check().unwrap();
+    file.sync_data().unwrap();
+    let bytes = bytes_of(&bytes);
+    assert!((0..4096).all(|page| generation_in(&bytes, page) == Some(1)));
 }
 
 // A story.

@@ -53,7 +53,8 @@
 //!  2. A page is in one flush at a time, also if its folio was replaced by another meanwhile.
 //!  3. A sync waits for no flush that began after all pages that it wants had been taken.
 //!  4. A file with dirty pages is in the list, which keeps its mapping alive.
-//!  5. No lock is held when a backend is called, or while somebody waits.
+//!  5. No lock is held while somebody waits; and when a backend is called, the invalidate lock alone, shared, which
+//!     keeps the file from being cut or punched between the taking of pages and their flush.
 //!
 //! Not an invariant: that what is dirty stays below the limits. Who goes on after his share may exceed them by it.
 //!

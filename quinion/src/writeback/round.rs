@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use crate::backend::Reap;
 use crate::mapping::{Begun, Mapping, Which};
+use crate::sync::Locks;
 use crate::units::PageIndex;
 use crate::upkeep::Duty;
 use crate::xarray::INDICES_MAX;
@@ -141,7 +142,9 @@ impl Writeback {
         }
         let device = mapping.device();
         let place = device.enter_tour(self.now());
-        match self.write_some(mapping, place.at..PageIndex(INDICES_MAX), Which::Dirty, room) {
+        let pages = place.at..PageIndex(INDICES_MAX);
+        // Who cuts the file may be waiting for a device, and this is not the thread to wait with him.
+        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
             Begun::More(at) | Begun::Busy(at) => device.leave_tour(place, at),
             Begun::Done => {
                 mapping.lock().note_round(place.began);

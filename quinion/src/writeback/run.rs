@@ -3,7 +3,7 @@
 //! ```text
 //!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
 //!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
-//!   hand   no lock:           a Flush each, in one call --> backend
+//!   hand   invalidate, shared: a Flush each, in one call --> backend
 //!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
 //!                             dropped behind, if only uncached writers wanted it (D14)
 //!                             counted, everybody who waits woken
@@ -56,23 +56,32 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
 }
 
 impl Writeback {
-    /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock (and
-    /// whatever a file system makes a write wait for), and for who is cutting or punching the file. Returns where it has ended, as
-    /// [`MappingGuard::begin_writeback`](crate::mapping::MappingGuard::begin_writeback): busy, with
-    /// [`Which::ToWrite`] only, before pages that are under way.
+    /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock,
+    /// whatever a file system makes a write wait for, and, if `locks` says so, who is cutting or punching the file; if
+    /// not, it has done nothing then and is to come again. Returns where it has ended, as [`begin_writeback`] does:
+    /// busy, with [`Which::ToWrite`] only, before pages that are under way.
+    ///
+    /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(
         &self,
         mapping: &Arc<Mapping>,
         pages: Range<PageIndex>,
         which: Which,
         pages_max: u32,
+        locks: Locks,
     ) -> Begun {
         let Some(writer) = mapping.writes_by() else { return Begun::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
-        let held_off = mapping.hold_off_invalidation();
+        let held_off = match locks {
+            Locks::Wait => mapping.hold_off_invalidation(),
+            Locks::Try => match mapping.try_hold_off_invalidation() {
+                Some(held_off) => held_off,
+                None => return Begun::More(pages.start),
+            },
+        };
         let begun = self.take(mapping, pages, which, pages_max, &mut runs);
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);

@@ -35,6 +35,7 @@ use crate::mapping::device::{Commit, Failures, FlushNumber};
 use crate::mapping::page_ranges::PageRanges;
 use crate::mapping::{Begun, Mapping, Which};
 use crate::stats::Count;
+use crate::sync::Locks;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
@@ -96,7 +97,7 @@ impl Writeback {
     /// the background.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let room = UNDER_WAY_MAX.saturating_sub(mapping.dirty_pages().writeback()) as u32;
-        match self.write_some(mapping, pages, Which::Dirty, room) {
+        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
             Begun::Done => self.poke(), // it fetches what ends, if nobody else does
             Begun::More(_) | Begun::Busy(_) => self.kick(mapping),
         }
@@ -154,7 +155,7 @@ impl Writeback {
         let mut at = pages.start;
         loop {
             self.wait_for_room(mapping, writer);
-            match self.write_some(mapping, at..end, Which::ToWrite, (UNDER_WAY_MAX / 2) as u32) {
+            match self.write_some(mapping, at..end, Which::ToWrite, (UNDER_WAY_MAX / 2) as u32, Locks::Wait) {
                 Begun::Done => break,
                 Begun::More(next) => at = next,
                 Begun::Busy(page) => at = self.pass(mapping, writer, page, tagged),

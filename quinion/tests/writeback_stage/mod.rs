@@ -252,8 +252,8 @@ impl Backend for Watched {
     }
 }
 
-/// A device that takes a flush's bytes when it is given them, as one does that is quick, and tells of the end when it is
-/// reaped, as one does that is slow.
+/// A device that takes a flush's bytes when it is given them, as one does that is quick, and tells of the end when it
+/// is reaped, as one does that is slow.
 pub struct Early {
     pub file: Arc<MemoryFile>,
     room: Mutex<Option<Arc<WaitRoom>>>,

@@ -83,12 +83,12 @@ struct Shard([AtomicU64; COUNTS]);
 /// One cache's counters.
 #[derive(Debug)]
 pub struct Counters {
-    shards: Box<[Shard]>,
+    shards: Box<[Shard; SHARDS]>,
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+        Self { shards: Box::new(std::array::from_fn(|_| Shard::default())) }
     }
 }
 
@@ -113,15 +113,22 @@ impl Counters {
 
     #[inline]
     fn add_all<const N: usize>(&self, amounts: [(Count, u64); N]) {
-        let shard = my_shard();
-        let numbers = &self.shards[shard].0;
+        let own = MY_SHARD.get();
+        if own >= SHARED {
+            return self.add_shared(&amounts);
+        }
         for (count, amount) in amounts {
-            let number = &numbers[count as usize];
-            if shard == SHARED {
-                number.fetch_add(amount, Ordering::Relaxed);
-            } else {
-                number.store(number.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
-            }
+            let number = &self.shards[own].0[count as usize];
+            number.store(number.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+        }
+    }
+
+    /// Of a thread that shares its shard; and the first time of any thread, which may have one to itself from then on.
+    #[cold]
+    fn add_shared(&self, amounts: &[(Count, u64)]) {
+        let numbers = &self.shards[my_shard()].0;
+        for &(count, amount) in amounts {
+            numbers[count as usize].fetch_add(amount, Ordering::Relaxed);
         }
     }
 
@@ -136,6 +143,7 @@ static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
 /// No shard has been taken yet.
 const NONE: usize = SHARDS;
+const _: () = assert!(NONE > SHARED, "a hit asks of both at once");
 
 /// A number of the calling thread, below 64; its own, as long as not more threads than that are counting.
 #[inline]

@@ -9,8 +9,8 @@
 mod common;
 mod device;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::Dice;
@@ -377,6 +377,27 @@ fn a_quiet_pool_remembers_by_its_own_age() {
     assert!(pool.stats().refaulted_pages > 0);
     assert!(cache.stats().activated_pages > before, "twenty pages more would have kept them");
     check(&cache);
+}
+
+#[test]
+fn of_a_smaller_bound_and_more_that_is_protected_one_is_refused() {
+    let cache = cache();
+    let pool = cache.add_pool("a", PoolOptions::new()).unwrap();
+    for round in 0..500 {
+        let begin = Barrier::new(2);
+        let (smaller, protects) = thread::scope(|scope| {
+            let resize = scope.spawn(|| {
+                begin.wait();
+                cache.resize(MEMORY / 2).is_ok()
+            });
+            begin.wait();
+            let protects = pool.set_protected(MEMORY * 3 / 4).is_ok();
+            (resize.join().unwrap(), protects)
+        });
+        assert!(smaller != protects, "round {round}: {smaller} {protects}");
+        pool.set_protected(0).unwrap();
+        cache.resize(MEMORY).unwrap();
+    }
 }
 
 #[test]

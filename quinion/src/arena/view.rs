@@ -40,6 +40,11 @@ impl CellNumber {
         debug_assert!(k < CELLS_PER_PAGE);
         (frame.0 < 1 << 26).then_some(Self(frame.0 * 16 + FIRST_CELL + k))
     }
+    /// The `k`th (0 to 3) number that is no cell's: nothing is found there.
+    pub const fn nowhere(k: u32) -> Self {
+        assert!(k < FIRST_CELL);
+        Self(k)
+    }
     /// The frame whose page this cell lies in.
     #[inline]
     pub fn frame(self) -> Frame {

@@ -20,7 +20,7 @@
 //!
 //! | backend | bytes from | completes |
 //! |---|---|---|
-//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads) |
+//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads); a small one inside `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | [`Simulated`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
@@ -166,6 +166,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// or submits, and [`Backend::wants_leader`] is true meanwhile.
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.submit(fills);
+    }
+
+    /// Fills on the caller's thread, which waits for this fill next and has no other, by a call that blocks; or
+    /// gives it back, if it is better submitted. The caller holds no lock.
+    fn fill_here(&self, fill: Fill) -> Option<Fill> {
+        Some(fill)
     }
 
     /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for

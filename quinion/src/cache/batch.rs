@@ -173,9 +173,8 @@ fn read_hits<'f, 'b: 'f, T>(
     let reads = group.len();
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
-        let plain = !options.uncached && !file.is_uncached();
-        if plain && Arc::ptr_eq(&file.counters, &leader.counters) {
-            *wanted = Wanted::new(file.cell, file.id, read.position, read.buffer);
+        if !options.uncached && Arc::ptr_eq(&file.counters, &leader.counters) {
+            *wanted = Wanted::new(file.looks_in(), file.id, read.position, read.buffer);
         }
     }
     // Of reads that follow each other in one folio, the first counts.
@@ -371,7 +370,7 @@ mod tests {
         let mut at = 0;
         let mut wanted = buffers.each_mut().map(|buffer| {
             at += PAGE;
-            Wanted::new(file.cell, file.id, (at - PAGE) as u64, buffer)
+            Wanted::new(file.looks_in(), file.id, (at - PAGE) as u64, buffer)
         });
         let mut meanwhile = Some(meanwhile);
         let touch = |_: crate::arena::Grown<'_>, _| {
@@ -409,7 +408,7 @@ mod tests {
     #[test]
     fn a_record_that_goes_between_the_looks_ends_all_reads() {
         let (_cache, file) = cached();
-        let record = file.view.record(file.cell).expect("an open file has one");
+        let record = file.view.record(file.looks_in()).expect("an open file has one");
         let id = record.id.load(Ordering::Relaxed);
         assert_eq!(served(&file, || record.id.store(0, Ordering::Relaxed)), [true, false, false]);
         record.id.store(id, Ordering::Relaxed);
@@ -423,7 +422,7 @@ mod tests {
         let mut wanted: Vec<_> = buffers
             .iter_mut()
             .zip(places)
-            .map(|(buffer, (at, len))| Wanted::new(file.cell, file.id, at as u64, &mut buffer[..len]))
+            .map(|(buffer, (at, len))| Wanted::new(file.looks_in(), file.id, at as u64, &mut buffer[..len]))
             .collect();
         let served = read_group(&file.view, &mut wanted, touch);
         assert_eq!((served.count(), served.has(4)), (1, true));

@@ -6,7 +6,7 @@
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -93,35 +93,48 @@ impl ReadOptions {
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
-    /// Where the mapping's record is; the cell of no record, if the cache follows what is read. Then no read is a
-    /// plain hit, all take the cold way, which finds the record by the mapping; and where nothing is followed
-    /// the hit has nothing to ask.
-    pub(super) cell: CellNumber,
+    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read or
+    /// this handle's reads are uncached ones ([`FOLLOWED`], [`UNCACHED`]). Then no read is a plain hit, all take the
+    /// cold way, which finds the record by the mapping; and other handles' hits have nothing to ask.
+    looks_in: AtomicU32,
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
     pub(super) touched: Touched,
     // Before the handle: what it left behind goes while the file is open.
-    pub(super) uncached: Uncached,
+    left_behind: LeftBehind,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
     position: u64,
 }
 
-/// Whether a handle's reads are uncached ones, and what they have left behind.
-#[derive(Debug, Default)]
-pub(super) struct Uncached {
-    always: AtomicBool,
-    behind: OnceLock<Arc<Behind>>,
-}
+/// Where a hit looks if the cache follows what is read.
+const FOLLOWED: CellNumber = CellNumber::nowhere(0);
+/// Where a hit looks if the handle's reads are uncached ones, whether they are followed or not.
+const UNCACHED: CellNumber = CellNumber::nowhere(1);
 
-/// The handle is closed.
-impl Drop for Uncached {
-    fn drop(&mut self) {
-        if let Some(behind) = self.behind.get() {
+/// What a handle's uncached reads have left behind.
+#[derive(Debug, Default)]
+struct LeftBehind(OnceLock<Arc<Behind>>);
+
+impl LeftBehind {
+    fn end(&self) {
+        if let Some(behind) = self.0.get() {
             behind.end();
         }
     }
+}
+
+/// The handle is closed.
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Where a hit looks if the handle's reads are not uncached ones.
+fn plain_cell(handle: &Handle) -> CellNumber {
+    if handle.shared.sampler.is_some() { FOLLOWED } else { handle.mapping.cell() }
 }
 
 impl File {
@@ -129,11 +142,11 @@ impl File {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
             view: handle.shared.filemap.arena.keeping_view(),
-            cell: if handle.shared.sampler.is_some() { CellNumber(0) } else { handle.mapping.cell() },
+            looks_in: AtomicU32::new(plain_cell(&handle).0),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            uncached: Uncached::default(),
+            left_behind: LeftBehind::default(),
             touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
@@ -170,12 +183,12 @@ impl File {
         if buffer.is_empty() || position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        if options.uncached | self.is_uncached() {
+        if options.uncached {
             return self.read_uncached(buffer, position, options);
         }
         let len = buffer.len();
         let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
+        let hits = read_hits_into(&self.view, self.looks_in(), self.id, position, buffer, touch);
         if hits.stopped == Stopped::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
@@ -191,6 +204,9 @@ impl File {
         options: ReadOptions,
         hits: Hits,
     ) -> Result<usize> {
+        if self.is_uncached() {
+            return self.read_uncached(buffer, position, options);
+        }
         let Handle { shared, mapping, .. } = &*self.handle;
         let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.
@@ -230,7 +246,7 @@ impl File {
         let Handle { shared, mapping, .. } = &*self.handle;
         self.check_drops_behind()?;
         let new = || Behind::new(&shared.filemap, mapping, shared.process);
-        Ok(Passing::new(self.uncached.behind.get_or_init(new)))
+        Ok(Passing::new(self.left_behind.0.get_or_init(new)))
     }
 
     /// As [`File::passing`], if a read with `options` is an uncached one.
@@ -263,9 +279,10 @@ impl File {
         if uncached {
             self.check_drops_behind()?;
         }
-        self.uncached.always.store(uncached, Ordering::Relaxed);
-        if !uncached && let Some(behind) = self.uncached.behind.get() {
-            behind.end();
+        let cell = if uncached { UNCACHED } else { plain_cell(&self.handle) };
+        self.looks_in.store(cell.0, Ordering::Relaxed);
+        if !uncached {
+            self.left_behind.end();
         }
         Ok(())
     }
@@ -273,7 +290,13 @@ impl File {
     /// Whether every read of this handle is an uncached one.
     #[inline]
     pub fn is_uncached(&self) -> bool {
-        self.uncached.always.load(Ordering::Relaxed)
+        self.looks_in() == UNCACHED
+    }
+
+    /// Where a plain hit looks for the record.
+    #[inline]
+    pub(super) fn looks_in(&self) -> CellNumber {
+        CellNumber(self.looks_in.load(Ordering::Relaxed))
     }
 
     /// As [`File::read_at`], as a future: it completes without a thread of its own and needs no particular
@@ -524,7 +547,7 @@ impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
         clone.position = self.position;
-        clone.uncached.always = AtomicBool::new(self.is_uncached());
+        clone.looks_in = AtomicU32::new(self.looks_in().0);
         clone
     }
 }

@@ -395,16 +395,18 @@ impl Cache {
     /// pools protect, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn resize(&self, bytes: u64) -> Result<Resized> {
         self.check_process()?;
+        // Held until the bound is in force, beside which whoever protects more then looks at what is left.
+        let pools = self.shared.pools.lock();
         let least = self.shared.filemap.memory_for_protected();
         if bytes < least {
             let text = format!(
-                "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; protect less \
-                first, by \
-                 Pool::set_protected"
+                "cannot resize the cache to {bytes} bytes: what its pools protect needs {least}; \
+                 protect less first, by Pool::set_protected"
             );
             return Err(Repr::InvalidInput(text).into());
         }
-        self.shared.filemap.resize(bytes).map_err(|e| Repr::Resize(Box::new(e)).into())
+        let resized = self.shared.filemap.resize(bytes, || drop(pools));
+        resized.map_err(|e| Repr::Resize(Box::new(e)).into())
     }
 
     /// Numbers of this cache; each documented at its field.

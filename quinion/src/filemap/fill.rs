@@ -10,7 +10,8 @@
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
 //!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are promised before
 //!   list       each in the ring that the policy says
-//!   submit     one Fill each, several windows' in one call
+//!   submit     one Fill each, several windows' in one call; a single small one, of which the reader waits for a
+//!              page, is read by its reader's own system call, with no lock held
 //! ```
 //!
 //! A window becomes gaps, gaps become runs of consecutive frames, runs become
@@ -644,17 +645,24 @@ impl<'m> Together<'m> {
         self.fills.iter().any(|fill| covers(fill.run()))
     }
 
-    /// Gives them to the device, in one call. Waits for none of them.
-    pub fn submit(self, next: Next) {
+    /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
+    /// waits for a page next, may be filled here.
+    pub fn submit(mut self, next: Next) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
         let backend = self.mapping.backend();
+        let mut alone = None;
         match next {
             _ if self.fills.is_empty() => {}
+            Next::Reap(page) if self.brings(page) && self.fills.len() == 1 => alone = self.fills.pop(),
             Next::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
             Next::Reap(_) | Next::Anything => backend.submit(self.fills),
         }
+        // In flight from here on: what invalidation takes out of the tree is filled for those who hold it.
         drop(self.held_off);
+        if let Some(fill) = alone.and_then(|fill| backend.fill_here(fill)) {
+            backend.submit_with_reap(vec![fill]);
+        }
         drop(wakes);
     }
 }

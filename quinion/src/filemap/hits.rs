@@ -82,7 +82,14 @@ impl<'b> Wanted<'b> {
     #[inline]
     pub const fn nothing() -> Self {
         let to = core::ptr::NonNull::dangling().as_ptr();
-        Self { cell: CellNumber(0), id: MappingId::NONE, position: 0, to, len: 0, buffer: PhantomData }
+        Self {
+            cell: CellNumber::nowhere(0),
+            id: MappingId::NONE,
+            position: 0,
+            to,
+            len: 0,
+            buffer: PhantomData,
+        }
     }
     #[inline]
     fn index(&self) -> PageIndex {

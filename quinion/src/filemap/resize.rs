@@ -28,7 +28,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::ArenaError;
-use crate::backend::Reap;
+use crate::backend::{Reap, WakesHeldBack};
 use crate::error::{Error, Repr};
 use crate::reclaim::Protection;
 use crate::sync::Locks;
@@ -68,13 +68,15 @@ pub struct Resized {
 }
 
 impl Filemap {
-    /// Changes the bound; see the head of this file.
+    /// Changes the bound; see the head of this file. Calls `in_force` when the bound is, before anything is emptied.
     ///
     /// # Errors
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
-    pub fn resize(&self, memory: u64) -> Result<Resized, ArenaError> {
+    pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<Resized, ArenaError> {
+        // Completions are fetched below, under the lock of who resizes; their wakers are called after it.
+        let _wakes = WakesHeldBack::new();
         let _one = self.resizing.lock();
-        let resized = self.resize_within(memory, WAIT_MAX)?;
+        let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
         self.memory_told.store(memory, Ordering::Relaxed);
         Ok(resized)
     }
@@ -88,16 +90,22 @@ impl Filemap {
     pub(super) fn resize_unless_told(&self, memory: u64, told: u64) {
         let _one = self.resizing.lock();
         if self.memory_told() == told {
-            let in_range = self.resize_within(memory, Duration::ZERO);
+            let in_range = self.resize_within(memory, Duration::ZERO, || {});
             debug_assert!(in_range.is_ok(), "{in_range:?}");
         }
     }
 
     /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of who resizes.
-    fn resize_within(&self, memory: u64, wait_max: Duration) -> Result<Resized, ArenaError> {
+    fn resize_within(
+        &self,
+        memory: u64,
+        wait_max: Duration,
+        in_force: impl FnOnce(),
+    ) -> Result<Resized, ArenaError> {
         let before = self.arena.stats().returned_bytes;
         // 1
         self.arena.set_bound(memory)?;
+        in_force();
         // 2
         let remembered = self.reclaim.shadow_nodes().count();
         let too_many = remembered.saturating_sub(self.reclaim.shadow_nodes_max());

@@ -23,13 +23,12 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise, handed on; the level's features were found at run time.
     unsafe {
         if len > VECTOR_BYTES_MAX {
-            string(from, to, len);
-        } else if len >= 64 && level() == AVX512 {
-            avx512(from, to, len);
-        } else if len >= 32 && level() >= AVX2 {
-            avx2(from, to, len);
-        } else {
-            sse2(from, to, len);
+            return string(from, to, len);
+        }
+        match if len >= 32 { level() } else { SSE2 } {
+            AVX512 if len >= 64 => avx512(from, to, len),
+            AVX512 | AVX2 => avx2(from, to, len),
+            _ => sse2(from, to, len),
         }
     }
 }

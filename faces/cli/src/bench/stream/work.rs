@@ -217,9 +217,11 @@ mod tests {
                     let read = answer.number(FROM_DEVICE_BY_CACHE);
                     assert_eq!(read.is_nan(), !way.is_ours(), "{read}");
                 }
-                // A file system in memory keeps its files, and may have no direct reads.
+                // A file system in memory keeps its files, and may have no direct reads (EINVAL).
                 Err(why) => {
-                    assert!(matches!(why, Unmeasured::Missing(_)) || way == Way::Direct, "{way:?}: {why}")
+                    let is_refused = way == Way::Direct && why.to_string().contains("os error 22");
+                    assert!(matches!(why, Unmeasured::Missing(_)) || is_refused, "{way:?}: {why}");
+                    eprintln!("not tested: {way:?}: {why}");
                 }
             }
         }

@@ -261,10 +261,14 @@ mod tests {
             let errand =
                 Errand::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
             let errand = errand.with("jobs", 2).with("before-ms", 1).with("counted-ms", 20).with("seed", 1);
-            // A file system in memory keeps the file, and may have no direct reads.
+            // A file system in memory keeps the file, and may have no direct reads (EINVAL).
             match work(&errand.with("memory", 16 << 20)) {
                 Ok(answer) => assert!(values(&answer)[0] > 0.0, "{way}: {answer:?}"),
-                Err(why) => assert!(matches!(why, Unmeasured::Missing(_)) || way == DIRECT, "{way}: {why}"),
+                Err(why) => {
+                    let is_refused = way == DIRECT && why.to_string().contains("os error 22");
+                    assert!(matches!(why, Unmeasured::Missing(_)) || is_refused, "{way}: {why}");
+                    eprintln!("not tested: {way}: {why}");
+                }
             }
         }
     }

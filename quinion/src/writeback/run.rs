@@ -57,8 +57,8 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
 
 impl Writeback {
     /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock (and
-    /// whatever a file system makes a write wait for), and for who is cutting or punching the file. Returns where it has ended, as
-    /// [`MappingGuard::begin_writeback`](crate::mapping::MappingGuard::begin_writeback): busy, with
+    /// whatever a file system makes a write wait for), and for who is cutting or punching the file. Returns where it
+    /// has ended, as [`MappingGuard::begin_writeback`](crate::mapping::MappingGuard::begin_writeback): busy, with
     /// [`Which::ToWrite`] only, before pages that are under way.
     pub(super) fn write_some(
         &self,

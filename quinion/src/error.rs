@@ -37,6 +37,18 @@ pub enum ErrorKind {
     InvalidInput,
     /// The file's backend does not do this.
     Unsupported,
+    /// The file was opened for reading only, or is where nothing can be written.
+    ReadOnly,
+    /// The file, or what it is kept on, could not be changed. What was written before stays in the cache, and is
+    /// tried again.
+    Write,
+    /// What was written is not known to be durable. It stays in the cache and is tried again by the next sync: until
+    /// one says that it is, it may be lost with the machine.
+    Sync,
+    /// As [`ErrorKind::Write`] or [`ErrorKind::Sync`], because there is no space left, or a quota is used up.
+    NoSpace,
+    /// Users' pins kept bytes as they are for longer than the call was to wait.
+    Busy,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +106,42 @@ pub(crate) enum Repr {
          and drop what is not needed by dont_need"
     )]
     CannotDropBehind { backend: &'static str },
+    #[error(
+        "this file was opened for reading only; open it by Cache::open_with, with OpenOptions::new().write(true)"
+    )]
+    ReadOnly,
+    #[error(
+        "the backend \"{backend}\" of this file only reads; open it for reading, or give the cache one that writes"
+    )]
+    CannotWrite { backend: &'static str },
+    #[error(
+        "cannot write {len} bytes at byte {position}: what was written to this file before cannot be written back: \
+         {source}; nothing of it is lost, mend that and sync, or write again later"
+    )]
+    Write { position: u64, len: usize, source: io::Error },
+    #[error(
+        "cannot write at byte {position}: the file is a device of {size} bytes, which does not grow; write inside it"
+    )]
+    DeviceEnds { position: u64, size: u64 },
+    #[error(
+        "cannot make durable what was written: {source}; it stays in the cache and is written again by the next sync, \
+         until then it may be lost with the machine"
+    )]
+    Sync { source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("cannot give the file {bytes} bytes: {source}; its size is what it was")]
+    SetSize { bytes: u64, source: io::Error },
+    #[error("cannot punch {len} bytes at byte {position}: {source}; some of them may read as zeros now")]
+    Punch { position: u64, len: u64, source: io::Error },
+    #[error(
+        "cannot keep space for {len} bytes at byte {position}: {source}; writes go on, and the sync of one that \
+         finds no space says so"
+    )]
+    Allocate { position: u64, len: u64, source: io::Error },
+    #[error(
+        "the bytes at byte {position} were pinned for as long as the call was to wait; drop the pins, or open the file \
+         with OnPinned::Detach"
+    )]
+    Pinned { position: u64 },
 }
 
 impl Error {
@@ -111,15 +159,39 @@ impl Error {
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
+            Repr::ReadOnly | Repr::CannotWrite { .. } => ErrorKind::ReadOnly,
+            Repr::DeviceEnds { .. } => ErrorKind::NoSpace,
+            Repr::Sync { .. } => self.kind_of_change(ErrorKind::Sync),
+            Repr::Write { .. } | Repr::SetSize { .. } | Repr::Punch { .. } | Repr::Allocate { .. } => {
+                self.kind_of_change(ErrorKind::Write)
+            }
+            Repr::Pinned { .. } => ErrorKind::Busy,
+        }
+    }
+
+    /// The kind of an error of changing a file: `kind`, but where the system says more.
+    fn kind_of_change(&self, kind: ErrorKind) -> ErrorKind {
+        match self.cause() {
+            Some(cause) if matches!(cause.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+                ErrorKind::NoSpace
+            }
+            Some(cause) if cause.raw_os_error() == Some(libc::EROFS) => ErrorKind::ReadOnly,
+            Some(cause) if cause.kind() == io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            _ => kind,
         }
     }
 
     /// The system's error number, where a system call was the cause.
     pub fn raw_os_error(&self) -> Option<i32> {
+        self.cause()?.raw_os_error()
+    }
+
+    /// The error of input or output that was the cause, if one was.
+    fn cause(&self) -> Option<&io::Error> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
         while let Some(error) = source {
             if let Some(io) = error.downcast_ref::<io::Error>() {
-                return io.raw_os_error();
+                return Some(io);
             }
             source = error.source();
         }
@@ -140,6 +212,9 @@ impl From<Error> for io::Error {
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
             ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            ErrorKind::NoSpace if error.raw_os_error().is_none() => io::ErrorKind::StorageFull,
             _ => error
                 .raw_os_error()
                 .map_or(io::ErrorKind::Other, |code| io::Error::from_raw_os_error(code).kind()),

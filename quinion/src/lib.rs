@@ -68,10 +68,18 @@ pub mod curve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
+pub mod lease;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod reclaim;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "flushes hand out frames")]
+pub mod writeback;
 // Paths: what happens to a request.
 #[cfg(not(quinion_model))]
-#[allow(unsafe_code, reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes")]
+#[allow(
+    unsafe_code,
+    reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
+)]
 pub mod filemap;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -93,17 +101,20 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, Builder, Cache, File, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
-    Residency, Resident, Residents, Resized, Stats,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
+    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized,
+    Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use filemap::Prefetch;
+pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use folio::Pinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -116,3 +127,5 @@ pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use writeback::WritebackOptions;

@@ -8,13 +8,18 @@
 //!
 //! A handle is an open [`File`]: it keeps its mapping, so the record that a
 //! viewer looks at stays what it is until the viewer has let go.
+//!
+//! What is done about others who may change a file is the owner's choice, for all files of viewers
+//! ([`CacheOwner::with_outside`]). A look comes before a page is made ready, not before a viewer's hit: with a lease
+//! nothing from before a change is found after it, but a page that is made ready while somebody writes stays
+//! until the file is looked at again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
-use crate::cache::{Cache, File};
+use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::serve::{Attached, Owner};
@@ -26,6 +31,7 @@ use crate::viewer::sys::Errno;
 #[derive(Debug)]
 pub struct CacheOwner {
     cache: Cache,
+    outside: Outside,
     files: RankedMutex<HashMap<u64, Arc<File>>>,
     last: AtomicU64,
 }
@@ -34,7 +40,15 @@ impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self { cache, files, last: AtomicU64::new(0) }
+        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0) }
+    }
+
+    /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
+    /// the owner then, as any other does.
+    #[must_use]
+    pub fn with_outside(mut self, outside: Outside) -> Self {
+        self.outside = outside;
+        self
     }
 
     /// The cache.
@@ -61,7 +75,9 @@ impl Owner for CacheOwner {
     }
 
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
-        let file = self.cache.open(format!("/proc/{process}/fd/{descriptor}")).map_err(|e| errno(&e))?;
+        let options = OpenOptions::new().outside(self.outside);
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let file = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }

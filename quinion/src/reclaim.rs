@@ -14,7 +14,10 @@
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is
 //! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
-//! locked, held or still waited for joins its ring again without a judgement.
+//! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
+//! written back: its bytes are nowhere else. Reclaim writes nothing. It counts what it meets of that kind
+//! ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to wait for readers
+//! and pins, or to have pages written.
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -30,7 +33,7 @@
 //!
 //! Invariants:
 //!  1. Reclaim allocates no frame, no node and no chunk, and waits for no device.
-//!  2. A folio that is locked or held is never taken.
+//!  2. A folio that is locked or held, or whose bytes are not in its file, is never taken.
 //!  3. No mapping's lock is held when reclaim is called.
 //!  4. No eviction leaves a shadow while there are more nodes that only remember than their bound.
 //!  5. A pool is not brought below its protected minimum as long as reclaim finds anything else: not by a page.
@@ -39,7 +42,7 @@
 //! Not an invariant: that what is protected stays when whole extents are emptied for a smaller bound: folios do not
 //! move, and those that stand there go.
 //!
-//! Nor that a victim is still there when its mapping has been
+//! Nor that a victim is still there, or clean, when its mapping has been
 //! locked. The tree and the descriptor are asked again under the lock, and a victim that
 //! stays is listed again. Nor that
 //! the oldest node goes first if its tree is locked by somebody else.
@@ -50,7 +53,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::referenced::{self, Found};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
@@ -104,6 +107,8 @@ pub struct Reclaim {
     extent: AtomicU32,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
+    /// Pages met that were dirty or under write-back.
+    unwritten_met: AtomicU64,
 }
 
 /// Who judges: a policy for each pool, and whose turn it is.
@@ -210,6 +215,7 @@ impl Reclaim {
             pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
             refaults: RefaultCounts::default(),
+            unwritten_met: AtomicU64::new(0),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
             arena,
@@ -355,6 +361,12 @@ impl Reclaim {
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
         self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
+    }
+
+    /// Pages that were looked at for eviction so far and could not go because they are dirty, or being written back.
+    /// If a reclaim brings nothing and this has risen meanwhile, write-back may bring something. (Others reclaim, too.)
+    pub fn unwritten_met(&self) -> u64 {
+        self.unwritten_met.load(Ordering::Relaxed)
     }
 
     /// As [`Reclaim::reclaim`], for a reader of `pool`.
@@ -621,17 +633,21 @@ impl Reclaim {
         let descriptor = self.arena.view().own(frame);
         let word = descriptor.word();
         let flagged = word.has(Flags::DROPBEHIND);
-        let wanted = !flagged || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
-        if flagged && wanted {
-            descriptor.adopt();
+        let is_read = || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
+        let adopted = flagged && is_read() && descriptor.adopt_clean();
+        if adopted {
             self.counters.add(Count::Adopted, u64::from(word.order().pages()));
         }
-        wanted
+        !flagged || adopted
     }
 
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
     fn look(&self, frame: Frame) -> Look {
         if !self.can_go(frame) {
+            let word = self.arena.view().own(frame).word();
+            if word.is_live() && word.has(Flags::UNWRITTEN) {
+                self.unwritten_met.fetch_add(u64::from(word.order().pages()), Ordering::Relaxed);
+            }
             return Look::Stuck;
         }
         let byte = self.byte(frame);
@@ -645,10 +661,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether the folio that `frame` heads is filled, free and somebody's.
+    /// Whether the folio that `frame` heads is filled, free, in the file and somebody's.
     fn can_go(&self, frame: Frame) -> bool {
         let word = self.arena.view().own(frame).settled_word();
-        word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED) && word.holds() == 0
+        let there =
+            word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED | Flags::UNWRITTEN);
+        there && word.holds() == 0
     }
 
     /// A victim, as its descriptor says. The caller has had the lock of the rings since the folio was in one.

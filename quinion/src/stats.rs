@@ -68,6 +68,27 @@ pub enum Count {
     WorkingsetWindows,
     /// Microseconds that reads waited for these.
     MemoryStall,
+    /// Pages that were written to their files.
+    WrittenPages,
+    /// Writes sent to devices that have ended, one for each contiguous run.
+    DeviceWrites,
+    /// Bytes that devices took.
+    DeviceWrittenBytes,
+    /// Device writes that failed.
+    DeviceWriteErrors,
+    /// Calls that asked for pages to be made durable.
+    Syncs,
+    /// Of these, those that told of an error.
+    SyncErrors,
+    /// Syncs sent to devices; one may serve several calls.
+    DeviceSyncs,
+    /// Of these, those that failed.
+    DeviceSyncErrors,
+    /// Pages that were written, and lost: not durable when a device's sync failed and no longer cached then, or dirty
+    /// when the cache ended and the device did not take them.
+    LostPages,
+    /// Microseconds that writers waited because too much was dirty.
+    ThrottledMicros,
     /// Pages that read calls read of; counted only where a miss-ratio curve is made of them.
     PageReads,
 }
@@ -77,8 +98,14 @@ const SHARDS: usize = 64;
 const SHARED: usize = SHARDS - 1;
 
 #[repr(align(128))]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shard([AtomicU64; COUNTS]);
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; COUNTS])
+    }
+}
 
 /// One cache's counters.
 #[derive(Debug)]

@@ -62,6 +62,8 @@ pub enum Mutant {
     RetireStep,
     /// The refusal to evict a folio that is held.
     RetireHolds,
+    /// The refusal to evict a folio whose bytes are not in the file.
+    RetireUnwritten,
     /// The note that a retired folio is still held.
     RetireDetached,
     /// The acquire ordering of retiring.
@@ -132,6 +134,16 @@ pub enum Mutant {
     PinnedAcquire,
     /// The release ordering with which a pin is given back.
     UnpinRelease,
+    /// The step of the sequence when a folio is split.
+    SplitStep,
+    /// The fence before a piece of a folio gets its identity.
+    PieceFence,
+    /// The release ordering with which a piece gets its word.
+    PieceRelease,
+    /// The fence between a writer's bytes and its look whether the page is dirty already.
+    DirtyWriteFence,
+    /// The fence between the clearing of dirty bits and the reading of the bytes that are written back.
+    DirtyFlushFence,
     /// The comparison of the sequence when the marker is taken.
     MarkerSequence,
     /// The look whether the marker is still there when it is taken.
@@ -150,6 +162,8 @@ pub enum Mutant {
     PlantLast,
     /// That the node into which a shadow is split is linked after its pieces stand in it.
     SplitLast,
+    /// That the nodes into which a folio is split are linked after its pieces stand in them.
+    CutLast,
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
 }
@@ -172,6 +186,7 @@ impl Mutant {
         Mutant::CompleteRelease,
         Mutant::RetireStep,
         Mutant::RetireHolds,
+        Mutant::RetireUnwritten,
         Mutant::RetireDetached,
         Mutant::RetireAcquire,
         Mutant::RetireRelease,
@@ -207,6 +222,11 @@ impl Mutant {
         Mutant::WritePins,
         Mutant::PinnedAcquire,
         Mutant::UnpinRelease,
+        Mutant::SplitStep,
+        Mutant::PieceFence,
+        Mutant::PieceRelease,
+        Mutant::DirtyWriteFence,
+        Mutant::DirtyFlushFence,
         Mutant::MarkerSequence,
         Mutant::MarkerFlag,
         Mutant::SlotRelease,
@@ -216,6 +236,7 @@ impl Mutant {
         Mutant::NodeInit,
         Mutant::PlantLast,
         Mutant::SplitLast,
+        Mutant::CutLast,
         Mutant::WalkLeaf,
     ];
     const HIT: usize = Mutant::MarkerFlag as usize;
@@ -305,30 +326,34 @@ mod ranked {
         Resize = 1,
         /// The cache's table of mappings.
         Mappings = 2,
+        /// One file's read lease.
+        Lease = 3,
+        /// One mapping: who writes to the file, and who changes how long it is.
+        Write = 4,
         /// One handle's readahead state.
-        Readahead = 3,
+        Readahead = 5,
         /// One mapping's invalidate lock.
-        Invalidate = 4,
+        Invalidate = 6,
         /// The reclaimer's policy.
-        Policy = 5,
+        Policy = 7,
         /// One mapping's tree.
-        Tree = 6,
+        Tree = 8,
         /// The list of nodes that only remember.
-        Shadows = 7,
+        Shadows = 9,
         /// The rings of folios.
-        Lists = 8,
+        Lists = 10,
         /// The table from mapping number to mapping.
-        Directory = 9,
+        Directory = 11,
         /// The arena's growth.
-        Growth = 10,
+        Growth = 12,
         /// The arena's frames and index nodes.
-        Arena = 11,
+        Arena = 13,
         /// The submission side of a ring.
-        Submit = 12,
+        Submit = 14,
         /// What the owner knows of one viewer.
-        Viewer = 13,
+        Viewer = 15,
         /// Who may change one page's bytes in place, or wants to read them without racing.
-        Page = 14,
+        Page = 16,
     }
 
     #[cfg(debug_assertions)]

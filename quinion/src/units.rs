@@ -6,6 +6,7 @@
 //!   frame   Frame        a 4 KiB page of the arena         frame * 4096 = offset in the arena
 //!   order   Order        log2 of a number of pages         order 9 = 512 pages = 2 MiB
 //!   count   u32, u64     a number of pages, named `pages`
+//!   time    Millis       a moment, by whoever has a clock; those who decide are handed it
 //! ```
 //!
 //! An index is not a frame and a frame is not an offset; confusing two of them
@@ -154,6 +155,10 @@ impl fmt::Debug for Order {
         write!(f, "order {}", self.0)
     }
 }
+
+/// A moment, in milliseconds since one that the caller chose and keeps to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Millis(pub u64);
 
 /// How many pools a cache has at most, the default pool among them.
 pub const POOLS_MAX: usize = 16;

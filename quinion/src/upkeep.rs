@@ -1,4 +1,4 @@
-//! Upkeep: the one thread of a cache that does what nobody waits for.
+//! Upkeep: a thread of a cache that does what nobody waits for.
 //!
 //! ```text
 //!   memory runs low      --poke-->  +--------+  run()   reclaim: evicts until enough is free
@@ -49,8 +49,9 @@ pub struct Upkeep {
     process: ForkGuard,
 }
 
-#[derive(Default)]
 struct Room {
+    /// What the thread is called.
+    name: &'static str,
     /// Whether somebody poked since the thread last began its round.
     poked: AtomicBool,
     book: Mutex<Book>,
@@ -92,7 +93,13 @@ impl Book {
 impl Upkeep {
     /// No duties and no thread yet.
     pub fn new() -> Self {
-        Self { room: Arc::default(), process: ForkGuard::new() }
+        Self::named("quinion-upkeep")
+    }
+
+    /// The same, with another name for the thread, of 15 characters at most.
+    pub fn named(name: &'static str) -> Self {
+        let (poked, book, bell) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
+        Self { room: Arc::new(Room { name, poked, book, bell }), process: ForkGuard::new() }
     }
 
     /// Adds a duty. It runs from the next poke on.
@@ -155,8 +162,7 @@ impl Room {
         let mut book = self.lock();
         if matches!(book.thread, Thread::None) {
             let room = Arc::clone(self);
-            let started =
-                std::thread::Builder::new().name("quinion-upkeep".into()).spawn(move || room.live());
+            let started = std::thread::Builder::new().name(self.name.into()).spawn(move || room.live());
             book.thread = match started {
                 Ok(handle) => {
                     let id = handle.thread().id();

@@ -4,8 +4,7 @@
 //! differs from the kernel's; a sequential pass that never asks the device twice;
 //! a naive twin that knows only who wanted which page; and a crowd.
 //!
-//! D06, D07 and D14 to D16 are about dirty folios, and D17 about the split of a living
-//! one: there are neither yet.
+//! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`.
 
 mod device;
 mod runtime;

@@ -15,12 +15,12 @@ use std::sync::{Arc, Barrier};
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{Fate, Mapping, Shape};
+use quinion::mapping::{Fate, Mapping, Marked, Outcome, Shape, Which};
 use quinion::policy::{Came, Class};
 use quinion::reclaim::Reclaim;
 use quinion::stats::{Count, Counters};
 use quinion::sync::Locks;
-use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
+use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
 use quinion::{Cache, File, Tuning};
 
 const PAGE: u64 = 4096;
@@ -158,6 +158,9 @@ impl Rings {
         self.reclaim.check().unwrap();
         self.arena.check().unwrap();
     }
+    fn frame(&self, index: u64) -> Frame {
+        self.mapping.try_hold(PageIndex(index)).unwrap().frame()
+    }
     fn reclaim(&self, pages: u32) -> u32 {
         self.reclaim.reclaim(pages, Locks::Wait)
     }
@@ -229,6 +232,87 @@ fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
     });
     assert_eq!(rings.pages(Class::Probation), 100);
     assert_eq!(rings.reclaim(1000), 100);
+}
+
+/// Takes what is dirty for write-back, and ends that.
+fn write_back(rings: &Rings) {
+    let mut runs = Vec::new();
+    let everything = PageIndex(0)..PageIndex(1 << 20);
+    rings.mapping.lock().begin_writeback(everything, Which::Dirty, u32::MAX, &mut runs);
+    for run in runs {
+        rings.mapping.lock().end_writeback(run, Outcome::Written, Millis(1));
+    }
+}
+
+fn dirty(rings: &Rings, index: u64) {
+    let held = rings.mapping.try_hold(PageIndex(index)).unwrap();
+    let page = PageIndex(index)..PageIndex(index + 1);
+    let marked = rings.mapping.lock().mark_dirty(&held, page, Millis(1));
+    assert_ne!(marked, Marked::Left);
+}
+
+#[test]
+fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends_and_says_why() {
+    let rings = Rings::new();
+    (0..300).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    (0..300).filter(|index| index % 3 != 0).for_each(|index| dirty(&rings, index));
+    assert_eq!(rings.reclaim(1000), 100, "the clean ones, wherever they stand");
+    assert_eq!(rings.pages(Class::Probation), 200);
+    let met = rings.reclaim.unwritten_met();
+    assert_eq!(rings.reclaim(10), 0);
+    assert!(rings.reclaim.unwritten_met() > met, "all that is left is dirty");
+    assert_eq!(rings.reclaim.evict_extent(rings.frame(1).extent(), quinion::reclaim::Protection::Ignored), 0);
+    // What is being written stays, too, and what was written and is held is another matter.
+    let mut runs = Vec::new();
+    let one = PageIndex(1)..PageIndex(2);
+    rings.mapping.lock().begin_writeback(one, Which::Dirty, 1, &mut runs);
+    assert_eq!(rings.reclaim(10), 0);
+    rings.mapping.lock().end_writeback(runs[0], Outcome::Written, Millis(1));
+    assert_eq!(rings.reclaim(10), 1);
+    write_back(&rings);
+    let held: Vec<_> = (0..300).filter_map(|index| rings.mapping.try_hold(PageIndex(index)).ok()).collect();
+    let met = rings.reclaim.unwritten_met();
+    assert_eq!(
+        (held.len(), rings.reclaim(10), rings.reclaim.unwritten_met()),
+        (199, 0, met),
+        "held, not dirty"
+    );
+    drop(held);
+    assert_eq!(rings.reclaim(1000), 199);
+    rings.check();
+}
+
+/// Pages become dirty between a judgement and an eviction: those victims join their rings again.
+#[test]
+fn writers_and_reclaim_leave_every_folio_in_one_ring_and_no_dirty_one_is_lost() {
+    let rings = Rings::new();
+    (0..200).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    let rounds = 60;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                rings.reclaim(20);
+            }
+        });
+        for round in 0..rounds {
+            let mut marked = Vec::new();
+            for index in (0..200).filter(|index| (index + round) % 5 == 0) {
+                let Ok(held) = rings.mapping.try_hold(PageIndex(index)) else { continue };
+                let page = PageIndex(index)..PageIndex(index + 1);
+                let done = rings.mapping.lock().mark_dirty(&held, page, Millis(1));
+                marked.extend((done != Marked::Left).then_some(index));
+            }
+            for &index in &marked {
+                assert!(rings.mapping.try_hold(PageIndex(index)).is_ok(), "page {index} is dirty and gone");
+            }
+            write_back(&rings);
+        }
+    });
+    rings.check();
+    assert_eq!(rings.reclaim.weights().total(), rings.mapping.lock().pages());
+    while rings.reclaim(1000) > 0 {}
+    assert_eq!(rings.mapping.lock().pages(), 0);
+    rings.check();
 }
 
 #[test]

@@ -67,6 +67,12 @@
 //! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it
 //! goes page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
 //!
+//! # A page that is changed while it is written back
+//!
+//! The steps w1 to w3 of the writer and b1 to b3 of write-back are told at the head of
+//! [`dirty`](quinion::arena::dirty). That a dirty folio is not evicted, and not dropped behind a reader who has just
+//! seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under it.
+//!
 //! # Every step is needed
 //!
 //! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
@@ -131,6 +137,11 @@
 //! | `QuietAcquire` | `pin_against_later_write` | race: the writer has left, and its bytes have not come |
 //! | `WritePins` | `pin_against_first_write` | race: what is lent is written |
 //! | `PinnedAcquire`, `UnpinRelease` | `pin_against_first_write` | race: the user's reads are not yet over |
+//! | `SplitStep` | `split_then_reuse` | who reads the whole accepts `[11, 20]`: half of it is another file's by now |
+//! | `PieceFence` | `piece_where_a_folio_was` | a piece's name, the word and the bytes of what its frame headed before |
+//! | `PieceRelease` | `piece_of_another_file` | `[21, 21]`: a piece's word, the name of what its frame headed before |
+//! | `RetireUnwritten` | `change_against_eviction` | a page is evicted that its writer was told is dirty |
+//! | `DirtyWriteFence`, `DirtyFlushFence` | `change_against_write_back` | the bit was set, and the flush has old bytes |
 //! | `MarkerSequence` | `marker_of_a_later_folio` | the next folio has lost its marker |
 //! | `MarkerFlag` | `one_marker_for_two` | two readers start the same window |
 //!
@@ -176,7 +187,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::arena::{
-    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes,
+    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, dirty,
     landed, written,
 };
 use quinion::sync::Mutant;
@@ -505,6 +516,113 @@ fn singles_become_pair() {
         frames.retire(1);
         frames.fill_pair(TWO, 20);
         reader.join().unwrap()
+    });
+}
+
+/// Two frames that are one folio become one each.
+fn split(frames: &Frames, mapping: MappingId) {
+    let whole = frames.descriptors[0].try_begin_split().expect("nobody holds it");
+    frames.descriptors[0].prepare_piece(mapping, PAGE_0, SMALL, whole, 0);
+    frames.descriptors[1].prepare_piece(mapping, PAGE_1, SMALL, whole, 0);
+}
+
+/// A reader who came by the whole folio, and one who comes by a piece.
+#[test]
+fn split_pair() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(0, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        reader.join().unwrap()
+    });
+    explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        reader.join().unwrap()
+    });
+}
+
+/// The second page of a folio is split off, and its frame is another file's, while somebody reads it as the whole's.
+#[test]
+fn split_then_reuse() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let reader = spawn(&frames, |frames| frames.read(0, 1, ONE, PAGE_1).must_be(&[11]));
+        split(&frames, ONE);
+        frames.retire(1);
+        frames.fill(1, TWO, PAGE_1, 20);
+        reader.join().unwrap()
+    });
+}
+
+/// A frame that headed file 2's folio is the second of file 1's, which another thread splits.
+#[test]
+fn piece_where_a_folio_was() {
+    explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(1, TWO, PAGE_1, 5);
+        let filled = Arc::new(AtomicU32::new(0));
+        let seen = filled.clone();
+        let splitter = spawn(&frames, move |frames| {
+            // Acquire, partner: the Release below.
+            if seen.load(Ordering::Acquire) == 1 {
+                split(frames, ONE);
+            }
+        });
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[11]));
+        frames.retire(1);
+        frames.fill_pair(ONE, 10);
+        filled.store(1, Ordering::Release); // partner: the Acquire above
+        splitter.join().unwrap();
+        reader.join().unwrap()
+    });
+}
+
+/// A frame that headed file 1's folio of page 1 is the second of file 2's, which is split.
+#[test]
+fn piece_of_another_file() {
+    explore(&["Accepted([1, 1])", "Changed", "Refused(Mismatch)"], || {
+        let frames = Frames::new();
+        frames.fill(1, ONE, PAGE_1, 1);
+        let reader = spawn(&frames, |frames| frames.read(1, 1, ONE, PAGE_1).must_be(&[1]));
+        frames.retire(1);
+        frames.fill_pair(TWO, 20);
+        split(&frames, TWO);
+        reader.join().unwrap()
+    });
+}
+
+/// A hold against a split: one of the two is refused, and the holder reads the whole.
+#[test]
+fn hold_against_split() {
+    explore(&["Mismatch, split", "held, refused", "held, split"], || {
+        let frames = Frames::new();
+        frames.fill_pair(ONE, 10);
+        let holder = spawn(&frames, |frames| match frames.descriptors[0].try_hold(ONE, PAGE_1) {
+            Err(reason) => format!("{reason:?}"),
+            Ok(ticket) => {
+                let bytes = frames.bytes[1].copy();
+                let same = frames.descriptors[0].is_readable(ticket) == Readable::Yes;
+                assert!(bytes == [11; 2] && same, "wrong bytes: accepted {bytes:?} under a hold");
+                assert_eq!(frames.descriptors[0].put(), Put::Kept);
+                "held".to_owned()
+            }
+        });
+        let split = match frames.descriptors[0].try_begin_split() {
+            None => "refused",
+            Some(whole) => {
+                frames.descriptors[0].prepare_piece(ONE, PAGE_0, SMALL, whole, 0);
+                frames.descriptors[1].prepare_piece(ONE, PAGE_1, SMALL, whole, 0);
+                frames.retire(1);
+                frames.fill(1, TWO, PAGE_1, 20);
+                "split"
+            }
+        };
+        format!("{}, {split}", holder.join().unwrap())
     });
 }
 
@@ -1433,6 +1551,162 @@ fn write_against_fill() {
     });
 }
 
+/// A page that is changed, and written back: its dirty bit, its bytes, what the file has of them, and the tree's lock.
+#[derive(Debug)]
+struct Changed {
+    bits: quinion::sync::atomic::AtomicU64,
+    bytes: Bytes,
+    file: Mutex<[u64; 2]>,
+    tree: Mutex<()>,
+}
+
+impl Changed {
+    /// Both words are 1, dirty, and the file has neither.
+    fn dirty() -> Arc<Self> {
+        let bits = quinion::sync::atomic::AtomicU64::new(0);
+        let stage = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };
+        stage.bytes.change(1);
+        dirty::set(&stage.bits, 1);
+        Arc::new(stage)
+    }
+    /// A writer (w1 to w3), of these words of the page.
+    fn change(&self, words: &[usize]) -> &'static str {
+        words.iter().for_each(|&word| self.bytes.0[word].store(2, Ordering::Relaxed));
+        dirty::after_bytes();
+        if dirty::load(&self.bits) & 1 == 1 {
+            return "was dirty";
+        }
+        let _tree = self.tree.lock().unwrap();
+        dirty::set(&self.bits, 1);
+        "marked"
+    }
+    /// Write-back (b1 to b3), if there is anything to write.
+    fn write_back(&self) {
+        let taken = {
+            let _tree = self.tree.lock().unwrap();
+            dirty::clear(&self.bits, 1)
+        };
+        if taken != 0 {
+            dirty::before_flush();
+            *self.file.lock().unwrap() = self.bytes.copy();
+        }
+    }
+    /// When all is over: what is clean is in the file.
+    #[track_caller]
+    fn is_dirty_or_written(&self) -> String {
+        let (clean, file) = (dirty::load(&self.bits) == 0, *self.file.lock().unwrap());
+        assert!(!clean || file == [2, 2], "wrong: clean, and the file has {file:?}");
+        if clean { "written".into() } else { format!("dirty, written {file:?}") }
+    }
+}
+
+#[test]
+fn change_against_write_back() {
+    let expected = [
+        "marked, dirty, written [1, 1]",
+        "marked, dirty, written [1, 2]",
+        "marked, dirty, written [2, 1]",
+        "marked, dirty, written [2, 2]",
+        "was dirty, written",
+    ];
+    explore(&expected, || {
+        let stage = Changed::dirty();
+        let writer = spawn(&stage, |stage| stage.change(&[0, 1]));
+        stage.write_back();
+        let told = writer.join().unwrap();
+        format!("{told}, {}", stage.is_dirty_or_written())
+    });
+}
+
+/// Two writers, of whom one may find the bit set by the other, and two rounds of write-back, one at a time.
+#[test]
+fn changes_against_two_rounds() {
+    let expected = [
+        "dirty, written [1, 1]",
+        "dirty, written [1, 2]",
+        "dirty, written [2, 1]",
+        "dirty, written [2, 2]",
+        "written",
+    ];
+    explore_bounded(Some(2), &expected, || {
+        let stage = Changed::dirty();
+        let writer = spawn(&stage, |stage| stage.change(&[0]));
+        let other = spawn(&stage, |stage| stage.change(&[1]));
+        stage.write_back();
+        stage.write_back();
+        writer.join().unwrap();
+        other.join().unwrap();
+        stage.is_dirty_or_written()
+    });
+}
+
+/// A folio that is changed by one who holds it, while another takes it out of the index, under the tree's lock each.
+#[derive(Debug)]
+struct Indexed {
+    held: Arc<Held>,
+    tree: Mutex<()>,
+}
+
+impl Indexed {
+    fn filled() -> Arc<Self> {
+        Arc::new(Self { held: Held::filled(), tree: Mutex::new(()) })
+    }
+    /// Holds the folio, marks it, and lets go: whether it was told that the folio is dirty.
+    fn mark(&self) -> &'static str {
+        let descriptor = &self.held.descriptor;
+        if descriptor.try_hold(ONE, PAGE_0).is_err() {
+            return "gone";
+        }
+        let told = {
+            let _tree = self.tree.lock().unwrap();
+            let live = descriptor.word().is_live();
+            if live {
+                descriptor.mark_dirty();
+            }
+            if live { "dirty" } else { "left" }
+        };
+        self.held.put();
+        told
+    }
+    fn against(&self, told: &str, taken: bool) -> String {
+        assert!(told != "dirty" || !taken, "wrong: lost what its writer was told is dirty");
+        format!("{told}, {}", if taken { "taken out" } else { "stays" })
+    }
+}
+
+#[test]
+fn change_against_eviction() {
+    explore(&["dirty, stays", "gone, taken out"], || {
+        let stage = Indexed::filled();
+        let writer = spawn(&stage, Indexed::mark);
+        let evict = || {
+            let _tree = stage.tree.lock().unwrap();
+            stage.held.evict() != "None"
+        };
+        let taken = evict() || evict(); // also when its writer may have let go
+        stage.against(writer.join().unwrap(), taken)
+    });
+}
+
+/// D07: a reader has seen a folio that is clean; when it has the lock it looks again.
+#[test]
+fn change_against_drop_behind() {
+    explore(&["dirty, stays", "gone, taken out", "left, taken out"], || {
+        let stage = Indexed::filled();
+        let writer = spawn(&stage, Indexed::mark);
+        let clean = !stage.held.descriptor.word().has(Flags::UNWRITTEN);
+        let taken = clean && {
+            let _tree = stage.tree.lock().unwrap();
+            let drops = !stage.held.descriptor.word().has(Flags::UNWRITTEN);
+            if drops {
+                stage.held.retire();
+            }
+            drops
+        };
+        stage.against(writer.join().unwrap(), taken)
+    });
+}
+
 #[test]
 fn one_marker_for_two() {
     explore(&["[false, true]", "[true, false]"], || {
@@ -1467,6 +1741,7 @@ fn marker_of_a_later_folio() {
 // ---- each step is needed ------------------------------------------------------------------------------
 
 const BYTES: &str = "wrong bytes: accepted";
+const LOST: &str = "wrong: clean, and the file has";
 const RACE: &str = "Causality violation: Concurrent";
 
 /// The scenarios that must fail without a step, and what they must fail with.
@@ -1504,6 +1779,7 @@ const NEEDED: &[Needed] = &[
     (Mutant::CompleteRelease, &[("first_fill", "accepted [0, 0]"), ("hold_against_fill", RACE)]),
     (Mutant::RetireStep, &[("singles_become_pair", BYTES), ("look_then_remove", RACE)]),
     (Mutant::RetireHolds, &[("hold_against_eviction", RACE), ("pin_against_eviction", RACE)]),
+    (Mutant::RetireUnwritten, &[("change_against_eviction", "wrong: lost")]),
     (Mutant::RetireDetached, &[("fill_against_removal", RACE), ("two_holds_against_removal", RACE)]),
     (Mutant::RetireAcquire, &[("hold_against_eviction", RACE)]),
     (Mutant::RetireRelease, &[("look_then_remove", RACE)]),
@@ -1561,6 +1837,11 @@ const NEEDED: &[Needed] = &[
     (Mutant::WritePins, &[("pin_against_first_write", RACE)]),
     (Mutant::PinnedAcquire, &[("pin_against_first_write", RACE)]),
     (Mutant::UnpinRelease, &[("pin_against_first_write", RACE)]),
+    (Mutant::SplitStep, &[("split_then_reuse", BYTES)]),
+    (Mutant::PieceFence, &[("piece_where_a_folio_was", BYTES)]),
+    (Mutant::PieceRelease, &[("piece_of_another_file", BYTES)]),
+    (Mutant::DirtyWriteFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
+    (Mutant::DirtyFlushFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),
     (Mutant::MarkerFlag, &[("one_marker_for_two", "wrong count")]),
 ];

@@ -4,13 +4,13 @@
 //!
 //! | statement | where, or why not |
 //! |---|---|
-//! | R12 a file that shrinks between look-up and copy | owed to truncation, part 5; the look at the size after the data is in place |
-//! | R13 a file that grows during a read | owed to writes, part 5 |
+//! | R12 a file that shrinks between look-up and copy | `tests/write.rs` |
+//! | R13 a file that grows during a read | `tests/write.rs` |
 //! | R14 reads at and past the end | `tests/read.rs` |
 //! | R15 a destination that faults | a destination is a `&mut [u8]`: it does not fault |
 //! | R16 a hole of many pages is zeroes in one step | owed to memory files, part 6; a file's hole is the device's to fill |
 //! | R17 a folio that was allocated and never written | owed to memory files, part 6 |
-//! | R19 truncation while a batch is held | owed to truncation, part 5; for invalidation: `tests/read.rs` |
+//! | R19 truncation while a batch is held | `tests/write.rs`; for invalidation: `tests/read.rs` |
 //!
 //! Slot reads are counted, not believed: the batch is gathered over a keeper of nodes that sees each of
 //! them, and that can take folios out and put others in between two of them. Trees here have two levels,

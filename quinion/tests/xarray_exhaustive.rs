@@ -10,6 +10,7 @@
 //!   windows     every state of 4 indices, beside each of several neighbours, x every operation x 0 to 3 nodes
 //!   pairs       every state of 8 indices of folios and shadows, x the operations that change entries
 //!   sequences   every three operations in a row from an empty tree of 16 indices, one far out
+//!   splits      a folio of every order, split at every edge, and what comes of it once more
 //! ```
 
 mod xarray_keeper;
@@ -68,6 +69,7 @@ fn growing(end: u64) -> Vec<Op> {
         let batches = [[0u8; 4], [1; 4], [0, 0, 1, 2], [2, 1, 0, 0]];
         ops.extend(batches.map(|orders| Op::InsertRange { at, orders: orders.to_vec() }));
     }
+    ops.extend((0..end).map(|at| Op::Split { at }));
     ops.extend(ranges(end).map(|(at, pages)| Op::StoreRange { at, pages, spill: at % 2 == 0 }));
     ops
 }
@@ -145,6 +147,37 @@ fn every_insertion_and_erasure_in_every_pair_of_nodes_of_folios_and_shadows() {
     }
 }
 
+/// A folio of every order, marked or not, alone or beside another, split at every edge and then at every other, with
+/// too few nodes as well.
+fn splits<const BITS: u32>(orders: std::ops::RangeInclusive<u8>) {
+    let mut pair = Pair::<BITS>::new(NODES);
+    for order in orders {
+        let base = 1u64 << order;
+        for (one, two) in
+            (1..base).flat_map(|one| (one..base).step_by(1 + base as usize / 16).map(move |two| (one, two)))
+        {
+            for (at, mark, nodes) in [(0, None, u64::MAX), (base, Some(1), u64::MAX), (base, Some(2), 1)] {
+                pair.clear();
+                pair.step(&Op::Store { at, order, what: 0 });
+                mark.into_iter().for_each(|mark| pair.step(&Op::Mark { at: at + base - 1, mark }));
+                pair.step(&Op::Budget { nodes });
+                pair.step(&Op::Split { at: at + one });
+                pair.compare();
+                pair.step(&Op::Split { at: at + two });
+                pair.compare();
+            }
+        }
+    }
+}
+
+#[test]
+fn every_split_of_every_folio() {
+    splits::<1>(1..=5);
+    splits::<2>(1..=5);
+    splits::<3>(1..=6);
+    splits::<6>(1..=7);
+}
+
 #[test]
 fn every_three_operations_in_a_row() {
     let mut ops = Vec::new();
@@ -153,6 +186,7 @@ fn every_three_operations_in_a_row() {
         ops.push(Op::Insert { at, order });
         ops.extend([2, 5].map(|what| Op::Store { at, order, what }));
         ops.extend([Op::Erase { at }, Op::Mark { at, mark: 0 }, Op::Replace { at, spill: false }]);
+        ops.extend((order > 1).then_some(Op::Split { at: at + 1 }));
     }
     ops.extend([Op::EraseRange { at: 3, pages: 9 }, Op::StoreRange { at: 1, pages: 14, spill: false }]);
     ops.extend([Op::InsertRange { at: 2, orders: vec![0; 9] }, Op::Forget { which: 0 }]);

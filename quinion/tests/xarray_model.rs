@@ -29,6 +29,7 @@
 //! | `NodeInit` | `a_plant_below` | rubbish beside the new entry |
 //! | `PlantLast` | `a_plant_below` | rubbish, on every machine |
 //! | `SplitLast` | `a_split` | a hole where a shadow is |
+//! | `CutLast` | `a_split_of_a_folio` | a hole where a folio is |
 //! | `WalkLeaf` | `nodes_handed_out_again` | a walk ends at a node |
 //!
 //! And of the descriptor's steps those on which promise 3 rests, without which a reader that came by a
@@ -48,7 +49,7 @@ use model_stage::{Needed, all_needed, each_fails, explore};
 use quinion::arena::{Descriptor, HoldRefused, Readable};
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
-use quinion::xarray::{Entry, Head, Kind, RacySlots, Slab, Value, XArray, load_root, walk};
+use quinion::xarray::{Entry, Head, Kind, RacySlots, Slab, Split, Value, XArray, load_root, walk};
 
 mod model_stage;
 
@@ -365,6 +366,51 @@ fn a_split_in_its_slots() {
     seen(eight, write, 5, &["shadow"]);
 }
 
+/// A folio of four pages becomes two of one and one of two. Whoever looks finds it, or the piece that is his; he may
+/// hold the piece, or is refused, because what he found has just become something else. Never is nothing there.
+#[test]
+fn a_split_of_a_folio() {
+    let four = |tree: &Tree<1>| tree.insert(0, 2, 1);
+    let write = |tree: &Tree<1>| {
+        let whole = tree.folios[1].descriptor.try_begin_split().expect("nobody holds it");
+        let split = tree.writer().split_folio(1, |first, order| {
+            // Its frames follow each other, and so do the numbers of its pieces.
+            let piece = 1 + first as u32;
+            tree.folios[piece as usize].descriptor.prepare_piece(
+                FILE,
+                PageIndex(first),
+                Order(order),
+                whole,
+                0,
+            );
+            piece
+        });
+        assert_eq!(split, Split::Done);
+    };
+    // The bytes of a page are in its frame: only the first page's are looked at here.
+    let read = |index: u64| {
+        move |tree: &Tree<1>| match tree.find(index).kind() {
+            Kind::Folio(folio) => {
+                assert!(folio < FOLIOS, "rubbish: index {index} of a node that was not prepared");
+                let descriptor = &tree.folios[folio as usize].descriptor;
+                match descriptor.begin_read(FILE, PageIndex(index)) {
+                    Ok(ticket) if ticket.order() == Order(2) => "whole".into(),
+                    Ok(ticket) => format!("piece {}", ticket.order().pages()),
+                    Err(_) => "refused".to_owned(),
+                }
+            }
+            other => format!("{other:?}"),
+        }
+    };
+    for (index, piece) in [(0, "piece 1"), (1, "piece 1"), (2, "piece 2"), (3, "piece 2")] {
+        let expected: &'static [&'static str] = match piece {
+            "piece 1" => &["piece 1", "refused", "whole"],
+            _ => &["piece 2", "refused", "whole"],
+        };
+        race(Reuse::Never, four, write, read(index), expected);
+    }
+}
+
 #[test]
 fn a_batch_into_a_shadow() {
     let four = |tree: &Tree<1>| tree.put_shadow(2);
@@ -484,6 +530,7 @@ const TREE: &[Needed] = &[
     (Mutant::NodeInit, &[("a_plant_below", "rubbish")]),
     (Mutant::PlantLast, &[("a_plant_below", "rubbish")]),
     (Mutant::SplitLast, &[("a_split", "wrong: a reader found '-'")]),
+    (Mutant::CutLast, &[("a_split_of_a_folio", "wrong: a reader found 'Empty'")]),
     (Mutant::WalkLeaf, &[("nodes_handed_out_again", "wrong end")]),
 ];
 

@@ -36,6 +36,10 @@ fn op(span: u64, orders: u8) -> impl Strategy<Value = Op> {
         2 => (index(span), any::<bool>(), 0..3u8).prop_map(|(at, hit, to)| Op::Exchange { at, hit, to }),
         4 => (index(span), 0..3u8).prop_map(|(at, mark)| Op::Mark { at, mark }),
         2 => (index(span), 0..3u8).prop_map(|(at, mark)| Op::Unmark { at, mark }),
+        3 => index(span).prop_map(|at| Op::Split { at }),
+        2 => (index(span), 0..8u8, 0..8u8).prop_map(|(at, give, take)| Op::Remark { at, give, take }),
+        2 => (index(span), 0..span, 0..3u8, 0..3u8, 0..9usize)
+            .prop_map(|(at, pages, have, give, max)| Op::MarkMarked { at, pages, have, give, max }),
         1 => (0..9usize).prop_map(|which| Op::Forget { which }),
         3 => (index(span), 0..span).prop_map(|(at, pages)| Op::Look { at, pages }),
         2 => (0..6u64).prop_map(|nodes| Op::Budget { nodes }),

@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
 //! | | `begin_writes` (even to the next even), once in a folio's life | a writer's hold |
-//! | holds | `prepare` (to 1), `try_hold`, `put`, `complete` | nothing: one atomic step on the word |
+//! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and nobody's hold |
+//! | holds | `prepare` (to 1), `try_hold`, `put`, `complete`; with `WRITEBACK` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
 //! | `STEADY` | set by `complete` with `UPTODATE`, cleared by `begin_writes` with a step of the sequence by two | the fill's hold; a writer's hold |
@@ -19,6 +20,8 @@
 //! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
+//! | `DIRTY` | set by `mark_dirty`, cleared by `clear_dirty` | the tree lock |
+//! | `WRITEBACK` | set by `start_writeback`, with a hold; cleared by `end_writeback`, with it | the tree lock |
 //! | `FREE` | the arena, on the first frame of a free run | the arena's lock |
 //!
 //! | sequence | UPTODATE | LOCKED | DETACHED | FREE | holds | meaning |
@@ -42,6 +45,19 @@
 //! `DROPBEHIND` stands from a folio's birth until somebody adopts it, or it leaves. It says that nobody but
 //! uncached reads wanted it so far; who drops it, and when, is told in `filemap/uncached.rs`.
 //!
+//! `DIRTY` and `WRITEBACK` sum up the bits of the folio's pages (`dirty.rs`):
+//!
+//! | in the index | DIRTY | WRITEBACK | meaning |
+//! |---|---|---|---|
+//! | yes | 0 | 0 | the file has its bytes, as far as we know: it may be evicted |
+//! | yes | 1 | 0 | a page of it is to be written; it is not evicted and not dropped behind anybody |
+//! | yes | 0 | 1 | pages of it are being written and have not been changed since; as above |
+//! | yes | 1 | 1 | some pages are being written, and some, of these or others, are to be written; as above |
+//! | no | 0 | 0 or 1 | what was taken out is not dirty any more; what was being written is held until that has ended |
+//!
+//! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it himself, it is dirty before it is
+//! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
+//!
 //! A folio in the index is up to date as a whole, or being filled: one of whose pages some failed leaves the
 //! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
@@ -56,9 +72,9 @@
 //! sequence alone that keeps new readers away.
 //!
 //! The sequence of a frame only ever steps on, whatever the frame is used for, so an even number
-//! names one folio for good, steady or written; it wraps after 2^30 of them at the soonest. Mapping and
-//! index are written only in `prepare`, while the sequence is odd. `tests/model_hit.rs` says why that, and two
-//! fences, suffice.
+//! names one folio for good, steady or written; it wraps after 2^29 of them at the soonest. Mapping and
+//! index are written only in `prepare` and `prepare_piece`, while the sequence is odd. `tests/model_hit.rs` says
+//! why that, and two fences, suffice.
 //!
 //! A **hold** keeps the bytes; it is taken by this process only and is short. A
 //! **pin** is a hold that also counts in `pins` and is a user's: it keeps the
@@ -69,8 +85,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutant, mutant, ordering};
 use crate::units::{Frame, MappingId, Order, PageIndex};
 
-/// The most holds one folio can have at a time; one more is refused.
-pub const HOLDS_MAX: u32 = u16::MAX as u32;
+/// The most holds one folio can have at a time; one more is refused. (Write-back's own always finds room beside them.)
+pub const HOLDS_MAX: u32 = u16::MAX as u32 - 1;
 
 /// In the first link of a folio's head: it stands in no ring.
 pub const NO_PLACE: u32 = 0;
@@ -105,6 +121,12 @@ impl Flags {
     pub const DROPBEHIND: u64 = 1 << 7;
     /// The folio is up to date, and nobody has changed its bytes in place.
     pub const STEADY: u64 = 1 << 8;
+    /// A page of the folio differs from the file, and is to be written.
+    pub const DIRTY: u64 = 1 << 9;
+    /// A page of the folio is being written to the file.
+    pub const WRITEBACK: u64 = 1 << 10;
+    /// What keeps a folio in the index until its bytes are in the file.
+    pub const UNWRITTEN: u64 = Self::DIRTY | Self::WRITEBACK;
 }
 
 /// A descriptor's word, as read at one moment.
@@ -132,7 +154,7 @@ impl Word {
     pub const fn order(self) -> Order {
         Order(((self.0 >> ORDER_SHIFT) & 0xf) as u8)
     }
-    /// Whether `flag` (one of [`Flags`]) is set.
+    /// Whether `flag` (one of [`Flags`], or any of several) is set.
     #[inline]
     pub const fn has(self, flag: u64) -> bool {
         self.0 & flag != 0
@@ -501,15 +523,19 @@ impl Descriptor {
     }
 
     /// Takes a folio that nobody holds out of the readers' sight; a fill holds what it fills. `None`: it
-    /// is held or not live, and nothing was changed. On success the frames are the caller's.
-    /// The caller holds the tree lock.
+    /// is held or not live, or its bytes are not in the file yet, and nothing was changed. On success the frames are
+    /// the caller's. The caller holds the tree lock.
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
-        let step = |word: u64| (word & (SEQUENCE | busy) == 0).then(|| Self::retired(word, 0));
+        // `UNWRITTEN` changes under the tree lock only, which is the caller's.
+        let unwritten = if mutant(Mutant::RetireUnwritten) { 0 } else { Flags::UNWRITTEN };
+        let stays = SEQUENCE | busy | unwritten;
+        let step = |word: u64| (word & stays == 0).then(|| Self::retired(word, 0));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before.order())
     }
 
-    /// Takes a folio out of the readers' sight, whoever holds it. The caller holds the tree lock.
+    /// Takes a folio out of the readers' sight, whoever holds it, dirty or not. The caller holds the tree lock, and has
+    /// cleared its dirty bits.
     pub fn retire(&self) -> Retire {
         let step = |word: u64| {
             let held = word & HOLDS_MASK != 0 && !mutant(Mutant::RetireDetached);
@@ -533,6 +559,48 @@ impl Descriptor {
         let order = ordering(Mutant::RetireAcquire, Ordering::AcqRel, Ordering::Release);
         ordering(Mutant::RetireRelease, order, Ordering::Acquire)
     }
+
+    // ---- split ----------------------------------------------------------------------------------
+
+    /// Takes an up-to-date folio that nobody holds out of the readers' sight, so that it can be split: its word then.
+    /// `None`: it is held, or not up to date, or has left; nothing was changed. On success each of its pieces is
+    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them.
+    /// The caller holds the tree lock.
+    pub fn try_begin_split(&self) -> Option<Word> {
+        let fit = |word: Word| word.is_live() && word.holds() == 0 && word.has(Flags::UPTODATE);
+        let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
+        let step = |word: u64| fit(Word(word)).then(|| odd(word));
+        self.update(Self::retire_ordering(), step).map(|(before, _)| before)
+    }
+
+    /// Names a piece of a folio that was split: up to date, held by nobody, and for the rest as the `whole` was: what
+    /// has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has besides;
+    /// the marker is one of them. The piece at the whole's own frame may be the whole itself.
+    /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
+    pub fn prepare_piece(&self, mapping: MappingId, index: PageIndex, order: Order, whole: Word, more: u64) {
+        let word = self.word();
+        let odd = !word.is_live() || mutant(Mutant::RetireStep) || mutant(Mutant::SplitStep);
+        debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
+        debug_assert!(index.is_aligned(order), "{index:?} is not aligned for {order:?}");
+        before_reuse(Mutant::PieceFence);
+        self.mapping.store(mapping.0, Ordering::Relaxed);
+        self.index.store(index.0, Ordering::Relaxed);
+        self.pins.store(0, Ordering::Relaxed);
+        self.links[0].store(NO_PLACE, Ordering::Relaxed);
+        // Two more than to the next even number: a piece may be born written, and who knew what this frame headed
+        // before must not take it for that, written since. See `Word::is_still`.
+        let step = if word.is_live() { 0 } else { 1 + WRITTEN_STEP };
+        let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
+        let flags = whole.0 & Self::INHERITED | more;
+        // Release, partner: the Acquire in `begin_read` and `hold`: the identity, and the bytes, which we have from
+        // the fill and from writers by the steps on the whole's word.
+        let release = ordering(Mutant::PieceRelease, Ordering::Release, Ordering::Relaxed);
+        self.word.store(sequence | u64::from(order.0) << ORDER_SHIFT | flags, release);
+    }
+
+    /// The flags that every piece of a folio has as the whole had them.
+    const INHERITED: u64 =
+        Flags::UPTODATE | Flags::STEADY | Flags::LANDED | Flags::WORKINGSET | Flags::DROPBEHIND;
 
     // ---- holds and pins -----------------------------------------------------------------------
 
@@ -558,7 +626,7 @@ impl Descriptor {
             if word.0 & needs != needs && !mutant(Mutant::HoldUptodate) {
                 return Err(HoldRefused::Filling);
             }
-            if word.holds() == HOLDS_MAX {
+            if word.holds() >= HOLDS_MAX {
                 return Err(HoldRefused::TooMany);
             }
             // The whole word is compared, sequence included: if it is unchanged, so is the identity
@@ -728,10 +796,46 @@ impl Descriptor {
 
     // ---- drop-behind ----------------------------------------------------------------------------
 
-    /// Somebody else than uncached reads wants the folio: it stays. The caller holds the tree lock, or that of the
-    /// rings in which the folio stands.
+    /// Somebody else than uncached reads wants the folio: it stays. The caller holds the tree lock, and counts dirty
+    /// pages of such folios.
     pub fn adopt(&self) {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
+    }
+
+    /// As [`Descriptor::adopt`], by who holds the lock of the rings in which the folio stands instead; whether it did.
+    /// A dirty one is left as it is, because its pages are counted under the tree lock.
+    pub fn adopt_clean(&self) -> bool {
+        let step = |word: u64| (word & Flags::DIRTY == 0).then_some(word & !Flags::DROPBEHIND);
+        self.update(Ordering::Relaxed, step).is_some()
+    }
+
+    // ---- dirty, and write-back ------------------------------------------------------------------
+
+    /// A page of the folio is dirty; the word before. The caller holds the tree lock, as for those below, so the orders
+    /// are that lock's.
+    pub fn mark_dirty(&self) -> Word {
+        Word(self.word.fetch_or(Flags::DIRTY, Ordering::Relaxed))
+    }
+
+    /// No page of the folio is dirty any more.
+    pub fn clear_dirty(&self) {
+        self.word.fetch_and(!Flags::DIRTY, Ordering::Relaxed);
+    }
+
+    /// A page of the folio is taken for write-back, which holds it until [`Descriptor::end_writeback`], if it did not
+    /// before.
+    pub fn start_writeback(&self) {
+        let step = |word: u64| (word & Flags::WRITEBACK == 0).then(|| (word | Flags::WRITEBACK) + HOLD);
+        // Relaxed: what was written to the bytes before is in order by the fences of `dirty.rs`.
+        self.update(Ordering::Relaxed, step);
+    }
+
+    /// No page of the folio is being written any more: gives write-back's hold back.
+    pub fn end_writeback(&self) -> Put {
+        let step = |word: u64| (word & Flags::WRITEBACK != 0).then(|| (word & !Flags::WRITEBACK) - HOLD);
+        // AcqRel, partners: those of `put`, for the device's reads of the bytes instead of ours.
+        let (_, after) = self.update(Ordering::AcqRel, step).expect("write-back of a folio ends once");
+        self.last_or_kept(after)
     }
 
     // ---- the arena's use of a frame that is free --------------------------------------------------
@@ -797,6 +901,12 @@ impl Descriptor {
         }
         if self.pins() > word.holds() {
             return Err("a folio has more pins than holds");
+        }
+        if word.has(Flags::WRITEBACK) && word.holds() == 0 {
+            return Err("a folio is being written and nobody holds it");
+        }
+        if word.has(Flags::UNWRITTEN) && !word.has(Flags::UPTODATE | Flags::LOCKED) {
+            return Err("a folio is to be written whose bytes are not there");
         }
         Ok(())
     }

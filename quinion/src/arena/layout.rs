@@ -14,8 +14,9 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
-/// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages.
-pub const LAYOUT_VERSION: u32 = 2;
+/// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages. Since 3
+/// there is a table of pages under write-back.
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,8 +34,10 @@ pub struct Layout {
     pub write_sequences: u64,
     /// The up-to-date bits, one a frame.
     pub uptodate: u64,
-    /// The dirty bits, one a frame.
+    /// The dirty bits, one a frame; see `dirty.rs`, as for the next.
     pub dirty: u64,
+    /// The write-back bits, one a frame.
+    pub writeback: u64,
 }
 
 /// Why an arena cannot be viewed.
@@ -63,6 +66,7 @@ impl Layout {
         let (write_sequences, end) = table(end, frames * 4);
         let (uptodate, end) = table(end, frames / 8);
         let (dirty, end) = table(end, frames / 8);
+        let (writeback, end) = table(end, frames / 8);
         let meta = end.div_ceil(EXTENT_SIZE as u64) * u64::from(EXTENT_PAGES);
         (meta < frames).then_some(Self {
             frames_max: frames as u32,
@@ -72,6 +76,7 @@ impl Layout {
             write_sequences,
             uptodate,
             dirty,
+            writeback,
         })
     }
 
@@ -98,7 +103,7 @@ pub struct Header {
     /// Unused.
     pub spare: AtomicU32,
     /// The layout as numbers, in the order of [`Layout`]'s fields.
-    pub layout: [AtomicU64; 7],
+    pub layout: [AtomicU64; 8],
     /// Unused, so that what follows, which every hit looks at, does not lie where the beginning of a page
     /// does: the processor takes a load for a reader of an earlier store that has the same place in its
     /// page, and small copies go to page-aligned buffers.
@@ -109,7 +114,7 @@ pub struct Header {
 }
 
 /// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.
-const HEADER_APART: usize = (192 - 88) / 8;
+const HEADER_APART: usize = (192 - 96) / 8;
 const _: () = assert!(core::mem::offset_of!(Header, frames_grown) == 192);
 
 impl Header {
@@ -123,6 +128,7 @@ impl Header {
             layout.write_sequences,
             layout.uptodate,
             layout.dirty,
+            layout.writeback,
         ];
         for (place, number) in self.layout.iter().zip(numbers) {
             place.store(number, Ordering::Relaxed);
@@ -158,6 +164,7 @@ impl Header {
             layout.write_sequences,
             layout.uptodate,
             layout.dirty,
+            layout.writeback,
         ];
         let agrees =
             self.layout.iter().zip(numbers).all(|(place, number)| place.load(Ordering::Relaxed) == number);
@@ -188,6 +195,7 @@ mod tests {
                 (l.write_sequences, frames * 4),
                 (l.uptodate, frames / 8),
                 (l.dirty, frames / 8),
+                (l.writeback, frames / 8),
             ];
             let mut end = PAGE_SIZE as u64;
             for (offset, bytes) in ends {
@@ -214,7 +222,7 @@ mod tests {
         h.publish(&layout, 1, 2);
         assert_eq!(h.read(64 << 20), Ok(layout));
         assert_eq!(h.read(62 << 20), Err(LayoutError::Inconsistent), "mapped too little of it");
-        for field in 0..7 {
+        for field in 0..8 {
             let h = header();
             h.publish(&layout, 1, 2);
             h.layout[field].fetch_add(64, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 //!   +--------+------------------------------+-----------+-----------+-----------+- - -
 //!   | header | tables: descriptors 32 B,    |   data    |   nodes   |   data    |  not yet
 //!   |        | referenced 1 B, write        | 512 pages | 12 a page | 512 pages |  grown
-//!   |        | sequence 4 B, 2 bits a frame |           |           |           |
+//!   |        | sequence 4 B, 3 bits a frame |           |           |           |
 //!   +--------+------------------------------+-----------+-----------+-----------+- - -
 //!   frame 0    1 ...                          512 * k
 //! ```
@@ -15,7 +15,7 @@
 //! process, read-only. [`Layout`] says where each part lies; [`View`] is the
 //! one place that turns a number into a reference, and checks it first.
 //! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read;
-//! [`written`] is how pages are changed while others read them.
+//! [`written`] is how pages are changed while others read them, and [`dirty`] which of them are not in the file yet.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!
@@ -36,6 +36,7 @@
 //!  4. What is grown never exceeds the bound, but while a bound that was lowered has not been reached yet.
 
 mod descriptor;
+pub mod dirty;
 pub mod landed;
 pub mod written;
 pub use descriptor::{

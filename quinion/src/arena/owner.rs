@@ -47,6 +47,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
 use super::control::{CONTROL_BYTES, ControlView};
+use super::dirty::Bits;
 use super::limits::process_limit;
 use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing};
@@ -853,6 +854,10 @@ impl Arena {
             }
             if (taken || frame.0 < free_until) && self.view.has_landed(frame) {
                 return Err(format!("{frame:?} is no folio's, and its page is said to have landed"));
+            }
+            let marked = |bits| self.view.count_bits(bits, frame, 1) > 0;
+            if (taken || frame.0 < free_until) && (marked(Bits::Dirty) || marked(Bits::Writeback)) {
+                return Err(format!("{frame:?} is no folio's, and its page is said to be dirty or written"));
             }
         }
         Ok(())

@@ -34,6 +34,7 @@ impl PageLocks {
     }
 
     /// Locks the page in `frame`. Waits for whoever has it, which is in a copy of at most a page.
+    #[inline]
     pub fn lock(&self, frame: Frame) -> PageLock<'_> {
         self.0[frame.0 as usize % LOCKS].lock()
     }

@@ -20,6 +20,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::Descriptor;
+use super::dirty::{self, Bits};
 use super::landed;
 use super::layout::{Header, Layout, LayoutError};
 use crate::units::{Frame, PAGE_SIZE};
@@ -207,6 +208,41 @@ impl View {
     fn landed_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
+    /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
+    /// has the tree lock of their folio's mapping, as for the three below.
+    ///
+    /// # Panics
+    /// If the frames do not exist; so do those below.
+    pub fn set_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+        let set = |(first, mask)| dirty::set(self.bits_word(bits, first), mask).count_ones();
+        landed::words(frame, pages).map(set).sum()
+    }
+    /// Clears the bits of these pages; how many were set. As [`View::set_bits`].
+    pub fn clear_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+        let clear = |(first, mask)| dirty::clear(self.bits_word(bits, first), mask).count_ones();
+        landed::words(frame, pages).map(clear).sum()
+    }
+    /// How many bits of these pages are set. As [`View::set_bits`]; a hint without the lock.
+    pub fn count_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+        let count =
+            |(first, mask): (Frame, u64)| (dirty::load(self.bits_word(bits, first)) & mask).count_ones();
+        landed::words(frame, pages).map(count).sum()
+    }
+    /// The bits of the frames that share a word with `frame`, its own in the place of its number. As
+    /// [`View::count_bits`].
+    #[inline]
+    pub fn bits_around(&self, bits: Bits, frame: Frame) -> u64 {
+        dirty::load(self.bits_word(bits, Frame(frame.0 & !(landed::FRAMES_PER_WORD - 1))))
+    }
+    /// Whether the bit of the page in `frame` is set; as [`View::count_bits`].
+    #[inline]
+    pub fn has_bit(&self, bits: Bits, frame: Frame) -> bool {
+        self.bits_around(bits, frame) >> (frame.0 % landed::FRAMES_PER_WORD) & 1 != 0
+    }
+    #[inline]
+    fn bits_word(&self, bits: Bits, first: Frame) -> &AtomicU64 {
+        self.grown().bits_word(bits, first).expect("a frame of our own arena exists")
+    }
     /// See [`Grown::write_sequence`].
     ///
     /// # Panics
@@ -302,8 +338,24 @@ impl<'a> Grown<'a> {
 
     /// The word of bits that begins with that of `first`; `None` if there is no such frame.
     fn landed_word(self, first: Frame) -> Option<&'a AtomicU64> {
+        self.word_of_bits(self.view.layout.uptodate, first)
+    }
+
+    /// As [`Grown::landed_word`], of what is dirty or under write-back.
+    #[inline]
+    fn bits_word(self, bits: Bits, first: Frame) -> Option<&'a AtomicU64> {
+        let table = match bits {
+            Bits::Dirty => self.view.layout.dirty,
+            Bits::Writeback => self.view.layout.writeback,
+        };
+        self.word_of_bits(table, first)
+    }
+
+    /// The word that begins with the bit of `first` in the table of bits at `table`.
+    #[inline]
+    fn word_of_bits(self, table: u64, first: Frame) -> Option<&'a AtomicU64> {
         debug_assert!(first.0.is_multiple_of(landed::FRAMES_PER_WORD), "{first:?} begins no word");
-        let offset = self.view.layout.uptodate as usize + first.0 as usize / 8;
+        let offset = table as usize + first.0 as usize / 8;
         // SAFETY: frames grow by whole extents, so all frames of the word exist; their bits lie in the table,
         // aligned, and are atomics only.
         (first.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU64>() })

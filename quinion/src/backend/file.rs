@@ -38,6 +38,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags, fadvise, fallocate,
@@ -50,8 +51,8 @@ use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
 use super::{
-    Attributes, Backend, Fill, Flush, FlushError, Identity, Reap, Reaped, SyncKind, Version, WaitRoom,
-    read_only, zero_by,
+    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind,
+    Version, WaitRoom, read_only, zero_by,
 };
 use crate::units::PAGE_SIZE;
 
@@ -194,6 +195,9 @@ impl Backend for LocalFile {
         self.way() == Way::Direct
     }
 
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        self.file.leasable()
+    }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }
@@ -223,6 +227,9 @@ impl Backend for LocalFile {
     }
     fn can_write(&self) -> bool {
         self.file.writing.is_some()
+    }
+    fn can_grow(&self) -> bool {
+        self.file.kind == Kind::Regular
     }
     fn flush(&self, flushes: Vec<Flush>) {
         if self.can_write() {
@@ -268,6 +275,9 @@ pub(super) struct OpenFile {
     direct_align: usize,
     /// How old a change must be before a later one is sure to carry another time.
     settling: i64,
+    /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
+    /// through this kernel.
+    lease: Option<FileTimes>,
     /// If it was opened for writing.
     writing: Option<Writing>,
 }
@@ -289,7 +299,7 @@ enum Description {
 }
 
 impl OpenFile {
-    /// Opens `path` for reading. Waits for nobody.
+    /// Opens `path` for reading. Waits for nobody but the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -299,12 +309,12 @@ impl OpenFile {
         kind_of(&statx(rustix::fs::CWD, path, AtFlags::empty(), wanted).map_err(io::Error::from)?)?;
         // 2 Open it, so that even a pipe that has taken its place meanwhile does not make us wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let descriptor = open(path, flags, Mode::empty()).map_err(io::Error::from)?;
+        let descriptor = open_past_leases(path, flags, Mode::empty())?;
         // 3 Look again at what was opened, and settle how to read it.
         Self::of(descriptor, Description::Ours)
     }
 
-    /// Opens `path` for reading and writing. Waits for nobody.
+    /// Opens `path` for reading and writing. Waits for nobody but the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -322,7 +332,7 @@ impl OpenFile {
             Creation::MustBeNew => OFlags::CREATE | OFlags::EXCL,
         };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | how;
-        let descriptor = open(path, flags, Mode::from_raw_mode(options.mode)).map_err(io::Error::from)?;
+        let descriptor = open_past_leases(path, flags, Mode::from_raw_mode(options.mode))?;
         // 3 Look again, and settle how to read and write it.
         let mut file = Self::of(descriptor, Description::Ours)?;
         let by_cache =
@@ -354,7 +364,7 @@ impl OpenFile {
     }
 
     fn of(descriptor: OwnedFd, description: Description) -> Result<Self, OpenError> {
-        let (kind, stat, settling) = check(&descriptor)?;
+        let (kind, stat, clock) = check(&descriptor)?;
         let direct_align = direct_align(&stat);
         let way = match (description, direct_align) {
             (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => Way::Direct,
@@ -372,9 +382,16 @@ impl OpenFile {
             kind,
             is_direct,
             direct_align: direct_align.unwrap_or(1),
-            settling,
+            settling: clock.settling,
+            lease: clock.local.filter(|_| description == Description::Ours && kind == Kind::Regular),
             writing: None,
         })
+    }
+
+    /// The description, unless it is shared with others or open for writing: then there is no read lease by it.
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        let times = self.lease.filter(|_| self.writing.is_none())?;
+        Some(Leasable { descriptor: self.descriptor(), times })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -634,14 +651,50 @@ impl Source for ByCache {
     }
 }
 
+/// How long the holder of a lease on a file is given: longer than the kernel gives him, if nobody told it otherwise.
+const LEASE_ENDS: Duration = Duration::from_secs(60);
+
+/// Opens `path`, whose `flags` say that nobody is waited for, but for one: who has a lease on it, this process
+/// perhaps, is told by the attempt to give it up, and so the next one may do.
+fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));
+    loop {
+        match open(path, flags, mode) {
+            Err(Errno::AGAIN) if begun.elapsed() < LEASE_ENDS => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
 /// Opens what `descriptor` is open on once more, with a description of its own that is not direct.
 fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
 }
 
-/// Looks at an open descriptor: what it is, and how long its times take to settle.
-fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, i64), OpenError> {
+/// What is known of a file system's times.
+struct Clock {
+    /// How long they take to settle, in nanoseconds.
+    settling: i64,
+    /// What they tell, if every change of its files goes through this kernel.
+    local: Option<FileTimes>,
+}
+
+impl Clock {
+    fn of(magic: u64) -> Self {
+        if !LOCAL_FILE_SYSTEMS.contains(&magic) {
+            return Self { settling: SETTLING_REMOTE, local: None };
+        }
+        let times = if magic == TMPFS { FileTimes::TellOfWrites } else { FileTimes::TellOfStores };
+        Self { settling: SETTLING_LOCAL, local: Some(times) }
+    }
+}
+
+/// Looks at an open descriptor: what it is, and of what kind its times are.
+fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, Clock), OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
     let kind = kind_of(&stat)?;
@@ -651,8 +704,7 @@ fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, i64), OpenError> {
     {
         return Err(OpenError::PseudoFile { file_system });
     }
-    let is_local = LOCAL_FILE_SYSTEMS.contains(&magic);
-    Ok((kind, stat, if is_local { SETTLING_LOCAL } else { SETTLING_REMOTE }))
+    Ok((kind, stat, Clock::of(magic)))
 }
 
 fn kind_of(stat: &Statx) -> Result<Kind, OpenError> {
@@ -726,6 +778,9 @@ const SETTLING_REMOTE: i64 = 10_000_000_000;
 /// ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS, bcachefs, overlayfs: clocked by this kernel, to the nanosecond.
 const LOCAL_FILE_SYSTEMS: [u64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
+
+/// tmpfs does not hear of stores to mapped memory.
+const TMPFS: u64 = 0x0102_1994;
 
 /// File systems whose files have no content of their own, by magic number.
 const PSEUDO_FILE_SYSTEMS: [(u64, &str); 20] = [

@@ -54,6 +54,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -126,6 +127,24 @@ pub struct Version {
     pub settled: bool,
 }
 
+/// A file on which a read lease may be asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Leasable<'a> {
+    /// Open for reading only, with a description of its own.
+    pub descriptor: BorrowedFd<'a>,
+    /// What its times tell.
+    pub times: FileTimes,
+}
+
+/// What the times of a file tell of how its bytes changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileTimes {
+    /// Whoever opens the file and changes it, by whatever way, changes them.
+    TellOfStores,
+    /// They may not tell of stores to the file's mapped memory.
+    TellOfWrites,
+}
+
 /// Where the bytes of one file come from.
 ///
 /// Implementations are shared between threads. A backend whose completions are reaped must wake the rooms
@@ -152,6 +171,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
     fn can_drop_behind(&self) -> bool {
         true
+    }
+
+    /// By which descriptor a read lease on the file may be asked for. `None`: by none, as it is no file of this system
+    /// that others would have to open, or is ours for writing.
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        None
     }
 
     /// The file as it is now. May wait for the file system, never for the device's data.
@@ -199,6 +224,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`Unsupported`](io::ErrorKind::Unsupported), and so do its flushes.
     fn can_write(&self) -> bool {
         false
+    }
+
+    /// Whether the file becomes longer by what is written behind its end. A device has the size it has.
+    fn can_grow(&self) -> bool {
+        true
     }
 
     /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills

@@ -174,7 +174,7 @@ fn read_hits<'f, 'b: 'f, T>(
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
         if !options.uncached && Arc::ptr_eq(&file.counters, &leader.counters) {
-            *wanted = Wanted::new(file.looks_in(), file.id, read.position, read.buffer);
+            *wanted = Wanted::new(file.looks_in_now(), file.id, read.position, read.buffer);
         }
     }
     // Of reads that follow each other in one folio, the first counts.
@@ -281,7 +281,7 @@ impl BatchRead<'_> {
         } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
             Answer::Read(0)
         } else {
-            let passing = match file.passing_with(options) {
+            let passing = match file.assure().and_then(|()| file.passing_with(options)) {
                 Ok(passing) => passing,
                 Err(error) => {
                     self.answer = Answer::Failed(error);

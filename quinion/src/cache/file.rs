@@ -1,4 +1,4 @@
-//! File: what a program reads from.
+//! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
 //! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
@@ -93,8 +93,9 @@ impl ReadOptions {
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
-    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read or
-    /// this handle's reads are uncached ones ([`FOLLOWED`], [`UNCACHED`]). Then no read is a plain hit, all take the
+    /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read,
+    /// this handle's reads are uncached ones, or others may have changed the file ([`FOLLOWED`], [`UNCACHED`],
+    /// [`WATCHED`]). Then no read is a plain hit, all take the
     /// cold way, which finds the record by the mapping; and other handles' hits have nothing to ask.
     looks_in: AtomicU32,
     pub(super) id: MappingId,
@@ -105,13 +106,15 @@ pub struct File {
     left_behind: LeftBehind,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    position: u64,
+    pub(super) position: u64,
 }
 
 /// Where a hit looks if the cache follows what is read.
 const FOLLOWED: CellNumber = CellNumber::nowhere(0);
 /// Where a hit looks if the handle's reads are uncached ones, whether they are followed or not.
 const UNCACHED: CellNumber = CellNumber::nowhere(1);
+/// Where a hit looks if the handle has to ask before each read whether others have changed the file.
+const WATCHED: CellNumber = CellNumber::nowhere(2);
 
 /// What a handle's uncached reads have left behind.
 #[derive(Debug, Default)]
@@ -134,7 +137,11 @@ impl Drop for LeftBehind {
 
 /// Where a hit looks if the handle's reads are not uncached ones.
 fn plain_cell(handle: &Handle) -> CellNumber {
-    if handle.shared.sampler.is_some() { FOLLOWED } else { handle.mapping.cell() }
+    match handle.access.outside.needs_looks() {
+        _ if handle.shared.sampler.is_some() => FOLLOWED,
+        true => WATCHED,
+        false => handle.mapping.cell(),
+    }
 }
 
 impl File {
@@ -204,9 +211,30 @@ impl File {
         options: ReadOptions,
         hits: Hits,
     ) -> Result<usize> {
-        if self.is_uncached() {
-            return self.read_uncached(buffer, position, options);
+        match self.looks_in() {
+            UNCACHED => return self.read_uncached(buffer, position, options),
+            WATCHED => return self.read_watched(buffer, position, options),
+            FOLLOWED => self.assure()?,
+            _ => {}
         }
+        self.end_read(buffer, position, options, hits)
+    }
+
+    /// A read of a handle that has to ask first.
+    fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.assure()?;
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let hits = read_hits_into(&self.view, self.handle.mapping.cell(), self.id, position, buffer, touch);
+        if hits.stopped == Stopped::Full && hits.marker.is_none() {
+            self.counters.add_hit(hits.bytes as u64);
+            return Ok(hits.bytes);
+        }
+        self.end_read(buffer, position, options, hits)
+    }
+
+    /// Ends a read of which `hits` are there already.
+    fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
         let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.
@@ -230,6 +258,7 @@ impl File {
 
     #[inline(never)]
     fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
         let reader = self.reader(Some(&passing));
@@ -240,7 +269,8 @@ impl File {
 
     /// Who reads through this handle.
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r Passing<'r>>) -> Reader<'r> {
-        Reader::new(&self.readahead, self.handle.pool_number(), passing)
+        let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
+        if self.is_sure_of_size() { reader.sure_of_size() } else { reader }
     }
 
     /// The beginning of an uncached read.
@@ -295,6 +325,15 @@ impl File {
         self.looks_in() == UNCACHED
     }
 
+    /// Where a hit of a batch looks for the record: a lease tells without a look that nobody has changed the file.
+    #[inline]
+    pub(super) fn looks_in_now(&self) -> CellNumber {
+        match self.looks_in() {
+            WATCHED if self.is_sure() => self.handle.mapping.cell(),
+            cell => cell,
+        }
+    }
+
     /// Where a plain hit looks for the record.
     #[inline]
     pub(super) fn looks_in(&self) -> CellNumber {
@@ -343,6 +382,7 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());
@@ -389,6 +429,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
+        self.assure()?;
         let position = position.min(FILE_BYTES_MAX);
         let passing = self.passing_with(ReadOptions::default())?;
         let reader = self.reader(passing.as_ref());
@@ -490,7 +531,8 @@ impl File {
     }
 
     /// Looks at the file again; if it changed since its pages were cached, they are forgotten. Returns
-    /// whether it had. Waits for the file system.
+    /// whether it had. Waits for the file system. Of a file that has a lease ([`Outside::Lease`](crate::Outside)) it is
+    /// known that it has not changed.
     ///
     /// # Errors
     /// The backend cannot say what the file is now.
@@ -499,7 +541,7 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        shared.filemap.revalidate(mapping)
+        if self.handle.watch.is_sure() { Ok(false) } else { shared.filemap.revalidate(mapping) }
     }
 
     /// Where viewers find the file's record, and the number it has there.
@@ -513,6 +555,7 @@ impl File {
     }
     /// Makes the page at `position` ready for a reader who wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
     }

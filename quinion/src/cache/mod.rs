@@ -16,7 +16,13 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open.
+//! open. If it was written, what is dirty of it is written back when it is closed, and it stays until that has ended.
+//!
+//! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
+//! to be sure syncs while he has the file open, and is told of errors, too.
+//!
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays:
+//! it was written here, and will be written over whatever others did there.
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -30,8 +36,10 @@ use std::sync::Arc;
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
-use crate::error::{Error, Repr, Result};
+use crate::error::{Error, ErrorKind, Repr, Result};
+use crate::errseq::ErrorCursor;
 use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
+use crate::lease::Leases;
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
@@ -44,20 +52,30 @@ use crate::units::{
     EXTENT_PAGES, EXTENT_SIZE, MappingId, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes,
 };
 use crate::workingset::RefaultCurve;
+use crate::writeback::WritebackOptions;
+use crate::xarray::INDICES_MAX;
 
 mod batch;
 mod file;
 mod future;
+mod open;
+mod outside;
 mod pool;
 mod residency;
+mod write;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+use open::Access;
+pub use open::{Durability, OpenOptions};
+use outside::Watch;
+pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
+pub use write::{BatchWrite, WriteOptions};
 
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
@@ -73,6 +91,7 @@ pub struct Cache {
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
     engine: Engine,
+    leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
     _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
     table: RankedMutex<Table>,
@@ -98,6 +117,7 @@ struct Table {
 #[derive(Debug)]
 struct Known {
     mapping: Arc<Mapping>,
+    watch: Arc<Watch>,
     handles: usize,
     idle_since: Option<u64>,
 }
@@ -122,6 +142,7 @@ pub struct Builder {
     engine: EngineOptions,
     tuning: Tuning,
     miss_ratio_curve: bool,
+    writeback: WritebackOptions,
 }
 
 impl Builder {
@@ -225,6 +246,13 @@ impl Builder {
         self.tuning = tuning;
         self
     }
+    /// When what is written goes to the files though nobody syncs, and how long who writes too much is held up. Shares
+    /// are of the bound in force. The default is the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
+    #[must_use]
+    pub fn writeback(mut self, options: WritebackOptions) -> Self {
+        self.writeback = options;
+        self
+    }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
     /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
     /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
@@ -259,6 +287,7 @@ impl Builder {
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
+        let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
@@ -276,6 +305,7 @@ impl Builder {
             ),
             filemap,
             engine,
+            leases: Arc::default(),
             table: RankedMutex::new(Rank::Mappings, Table::default()),
             pools: pool::no_pools(),
             process,
@@ -314,6 +344,7 @@ impl Default for Builder {
             engine: EngineOptions::default(),
             tuning: Tuning::default(),
             miss_ratio_curve: false,
+            writeback: WritebackOptions::default(),
         }
     }
 }
@@ -335,16 +366,39 @@ impl Cache {
     /// socket, a terminal, or a file of a pseudo file system such as procfs.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_in(path.as_ref(), None)
+        self.open_in(path.as_ref(), OpenOptions::new(), None)
     }
 
-    fn open_in(&self, path: &Path, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    /// Opens a file through the cache as `options` say, for writing too, if they do.
+    ///
+    /// All handles of a file share its pages: what one writes the others read at once. If the file changed outside
+    /// since its pages were cached, they are forgotten, but for those that were written here and not written back:
+    /// these are written over what others did. The first handle that writes opens the file a second time; pages are
+    /// still read by the first.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if it is to be made or emptied and not written; and
+    /// those of [`File::set_len`] if it is to be emptied.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
+        self.open_in(path.as_ref(), options, None)
+    }
+
+    fn open_in(&self, path: &Path, options: OpenOptions, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
+        options.check()?;
         let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
-        let backend = self.shared.engine.open(path).map_err(|e| failed(Box::new(e)))?;
-        self.open_backend_in(Arc::new(backend), pool).map_err(|error| match error.raw_os_error() {
-            Some(code) => failed(Box::new(std::io::Error::from_raw_os_error(code))),
-            None => error,
+        let engine = &self.shared.engine;
+        let backend = match options.writes() {
+            true => engine.open_for_writing(path, options.for_backend()),
+            false => engine.open(path),
+        };
+        let backend = backend.map_err(|e| failed(Box::new(e)))?;
+        self.open_backend_in(Arc::new(backend), options, pool).map_err(|error| match error.raw_os_error() {
+            Some(code) if error.kind() == ErrorKind::Io => {
+                failed(Box::new(std::io::Error::from_raw_os_error(code)))
+            }
+            _ => error,
         })
     }
 
@@ -360,7 +414,7 @@ impl Cache {
     fn adopt_in(&self, descriptor: BorrowedFd<'_>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
         self.check_process()?;
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-        self.open_in(Path::new(&path), pool)
+        self.open_in(Path::new(&path), OpenOptions::new(), pool)
     }
 
     /// Opens whatever `backend` reads. Backends with equal identities share pages.
@@ -368,15 +422,45 @@ impl Cache {
     /// # Errors
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.open_backend_in(backend, None)
+        self.open_backend_in(backend, OpenOptions::new(), None)
     }
 
-    fn open_backend_in(&self, backend: Arc<dyn Backend>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter,
+    /// and what `options` say of that is not looked at.
+    ///
+    /// # Errors
+    /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
+    /// backend does not write.
+    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: OpenOptions) -> Result<File> {
+        options.check()?;
+        self.open_backend_in(backend, options, None)
+    }
+
+    fn open_backend_in(
+        &self,
+        backend: Arc<dyn Backend>,
+        options: OpenOptions,
+        pool: Option<&Arc<PoolShare>>,
+    ) -> Result<File> {
         self.check_process()?;
+        if options.writes() && !backend.can_write() {
+            return Err(Repr::CannotWrite { backend: backend.name() }.into());
+        }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        let mapping = self.shared.mapping_of(backend, &attributes)?;
-        Ok(File::new(Arc::new(Handle { shared: Arc::clone(&self.shared), mapping, pool: pool.cloned() })))
+        let writes = options.writes();
+        let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
+        // From here on it is closed if something goes wrong, and then it has entered.
+        let (cursor, access) = (mapping.device().errors().sample(), options.access());
+        let shared = Arc::clone(&self.shared);
+        let handle = Handle { shared, mapping, pool: pool.cloned(), watch, access, cursor };
+        handle.watch.enter(access.outside, &attributes)?;
+        let file = File::new(Arc::new(handle));
+        file.set_uncached(options.is_uncached())?;
+        if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
+            file.set_len(0)?;
+        }
+        Ok(file)
     }
 
     /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to
@@ -479,20 +563,29 @@ impl Cache {
 
 impl Shared {
     /// The mapping of the file that `attributes` are of, with one handle more.
-    fn mapping_of(&self, backend: Arc<dyn Backend>, attributes: &Attributes) -> Result<Arc<Mapping>> {
+    /// From now on it is written by `backend`, if `writes` says so and it is not by another.
+    fn mapping_of(
+        &self,
+        backend: Arc<dyn Backend>,
+        attributes: &Attributes,
+        writes: bool,
+    ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
         let mut table = self.table.lock();
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
-            let mapping = Arc::clone(&known.mapping);
+            let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
             }
             drop(table);
-            self.renew(&mapping, attributes)?;
-            return Ok(mapping);
+            if writes {
+                mapping.write_by(backend);
+            }
+            return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
         let arena = Arc::clone(&self.filemap.arena);
+        let writer = writes.then(|| Arc::clone(&backend));
         let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
         let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -500,11 +593,17 @@ impl Shared {
         };
         let reclaim = &self.filemap.reclaim;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+        let mapping = mapping.with_dirty_pages(self.filemap.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        if let Some(backend) = writer {
+            mapping.write_by(backend);
+        }
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
-        let known = Known { mapping: Arc::clone(&mapping), handles: 1, idle_since: None };
+        let watch = Watch::new(&mapping, &self.filemap, &self.leases);
+        let known =
+            Known { mapping: Arc::clone(&mapping), watch: Arc::clone(&watch), handles: 1, idle_since: None };
         table.files.insert(attributes.identity, known);
-        Ok(mapping)
+        Ok((mapping, watch))
     }
 
     /// `bytes` bytes at `position` were read, and the cache follows what is read.
@@ -518,14 +617,6 @@ impl Shared {
         }
     }
 
-    /// Forgets the folios of a mapping whose file is not what they were filled from.
-    fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<()> {
-        if !mapping.is_as_in(now) || !mapping.version().settled {
-            self.filemap.invalidate(mapping)?;
-        }
-        Ok(())
-    }
-
     /// A handle on `mapping` is gone.
     fn release(&self, mapping: &Arc<Mapping>) {
         let mut gone = Vec::new();
@@ -533,10 +624,14 @@ impl Shared {
         let Some(identity) = table.identity_of(mapping) else { return };
         let known = table.files.get_mut(&identity).expect("its identity was just found");
         known.handles -= 1;
-        if known.handles == 0 {
+        let is_idle = known.handles == 0;
+        if is_idle {
             gone.extend(table.retire(identity, self.idle_files_max));
         }
         drop(table);
+        if is_idle && mapping.dirty_pages().dirty() > 0 {
+            self.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
+        }
         for mapping in gone {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
@@ -567,6 +662,18 @@ impl Shared {
             device_reads: counters.sum(Count::DeviceReads),
             device_bytes: counters.sum(Count::DeviceBytes),
             device_errors: counters.sum(Count::DeviceErrors),
+            dirty_pages: self.filemap.writeback.totals().dirty(),
+            writeback_pages: self.filemap.writeback.totals().writeback(),
+            written_pages: counters.sum(Count::WrittenPages),
+            device_writes: counters.sum(Count::DeviceWrites),
+            device_written_bytes: counters.sum(Count::DeviceWrittenBytes),
+            device_write_errors: counters.sum(Count::DeviceWriteErrors),
+            syncs: counters.sum(Count::Syncs),
+            sync_errors: counters.sum(Count::SyncErrors),
+            device_syncs: counters.sum(Count::DeviceSyncs),
+            device_sync_errors: counters.sum(Count::DeviceSyncErrors),
+            lost_pages: counters.sum(Count::LostPages),
+            throttled_us: counters.sum(Count::ThrottledMicros),
             cached_pages: 0, // below
             inserted_pages: inserted,
             asked_pages: inserted.saturating_sub(ahead),
@@ -603,8 +710,12 @@ impl Drop for Shared {
             return;
         }
         let (filemap, engine) = (Arc::clone(&self.filemap), self.engine.clone());
+        let leases = Arc::clone(&self.leases);
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
+            leases.close();
+            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
+            filemap.writeback.write_out_all();
             filemap.upkeep.close();
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
@@ -643,7 +754,7 @@ impl Table {
     }
 
     /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle and the oldest
-    /// idle ones go that are too many. Returns those that go.
+    /// idle ones go that are too many and have nothing to be written. Returns those that go.
     fn retire(&mut self, identity: Identity, idle_max: usize) -> Vec<Arc<Mapping>> {
         let now = self.idle_clock;
         self.idle_clock += 1;
@@ -656,7 +767,10 @@ impl Table {
             gone.extend(self.forget(now));
         }
         while self.idle.len() > idle_max {
-            let (&oldest, _) = self.idle.first_key_value().expect("there are some");
+            // What is not in its file yet stays known, however many that are.
+            let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
+            let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
+            let Some(oldest) = oldest else { break };
             gone.extend(self.forget(oldest));
         }
         gone
@@ -675,6 +789,11 @@ pub(crate) struct Handle {
     pub(crate) mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
+    watch: Arc<Watch>,
+    /// What it may do.
+    access: Access,
+    /// How far it has been told of errors of writing.
+    cursor: ErrorCursor,
 }
 
 impl Handle {
@@ -687,6 +806,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
+            self.watch.leave(self.access.outside);
             self.shared.release(&self.mapping);
         }
     }
@@ -733,6 +853,30 @@ pub struct Stats {
     pub device_bytes: u64,
     /// Requests that failed.
     pub device_errors: u64,
+    /// Pages that differ from their files now and are to be written.
+    pub dirty_pages: u64,
+    /// Pages that are being written now.
+    pub writeback_pages: u64,
+    /// Pages that were written to their files.
+    pub written_pages: u64,
+    /// Writes that backends have ended, one for each contiguous run.
+    pub device_writes: u64,
+    /// Bytes that backends took.
+    pub device_written_bytes: u64,
+    /// Writes that failed. Their pages are tried again.
+    pub device_write_errors: u64,
+    /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
+    pub syncs: u64,
+    /// Of these, those that told of an error.
+    pub sync_errors: u64,
+    /// Syncs of backends; one may serve several calls.
+    pub device_syncs: u64,
+    /// Of these, those that failed. What they were to make durable is written anew, as far as it is cached.
+    pub device_sync_errors: u64,
+    /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
+    pub lost_pages: u64,
+    /// Microseconds that writers were held up because too much was dirty.
+    pub throttled_us: u64,
     /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
     /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
     pub cached_pages: u64,

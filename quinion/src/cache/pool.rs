@@ -32,7 +32,7 @@ use crate::reclaim::PoolCounts;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
-use super::{Cache, File, Shared};
+use super::{Cache, File, OpenOptions, Shared};
 
 /// What a pool may have, and should keep. The default is no limit and nothing protected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -241,7 +241,15 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.cache().open_in(path.as_ref(), Some(&self.share))
+        self.cache().open_in(path.as_ref(), OpenOptions::new(), Some(&self.share))
+    }
+
+    /// As [`Cache::open_with`]; what the file and its clones bring into the cache is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::open_with`].
+    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
+        self.cache().open_in(path.as_ref(), options, Some(&self.share))
     }
 
     /// As [`Cache::adopt`]; what is read by the file and its clones is this pool's.
@@ -257,7 +265,16 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open_backend`].
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.cache().open_backend_in(backend, Some(&self.share))
+        self.cache().open_backend_in(backend, OpenOptions::new(), Some(&self.share))
+    }
+
+    /// As [`Cache::open_backend_with`]; what the file and its clones bring into the cache is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::open_backend_with`].
+    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: OpenOptions) -> Result<File> {
+        options.check()?;
+        self.cache().open_backend_in(backend, options, Some(&self.share))
     }
 
     fn cache(&self) -> Cache {

@@ -14,7 +14,8 @@
 //! **Streams** have no part in it. A stream makes its room of what it has passed, which is better than what the
 //! policy would choose, and does not draw on the room that was made for others.
 //!
-//! What pools protect is not touched for it: nobody needs the room yet.
+//! What pools protect is not touched for it: nobody needs the room yet. Nor does it have dirty pages written; they stay
+//! until write-back has been there, and count as taken. Where all is dirty it finds nothing, and waits for a poke.
 //!
 //! What is kept free caches nothing. So the marks are small: the high one is a 128th of the cache
 //! and 32 MiB at most, the low one half of it; and a cache below 64 MiB, of which that would be a window or two, has

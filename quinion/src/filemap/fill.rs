@@ -59,6 +59,7 @@ use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Descent, Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::upkeep::Upkeep;
+use crate::writeback::{Writeback, WritebackOptions};
 use crate::xarray::Stop;
 
 use super::read::Patience;
@@ -87,6 +88,8 @@ pub struct Filemap {
     pub(crate) room: Arc<WaitRoom>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
+    /// Dirty pages on their way to their files.
+    pub(crate) writeback: Arc<Writeback>,
     /// What nobody waits for.
     pub(crate) upkeep: Upkeep,
     /// Whether room is made before it is needed.
@@ -162,8 +165,15 @@ impl Filemap {
     pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
+        let writeback = WritebackOptions::default();
         Self {
             reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
+            writeback: Writeback::new(
+                Arc::clone(&arena),
+                Arc::clone(&room),
+                Arc::clone(&counters),
+                writeback,
+            ),
             arena,
             room,
             counters,
@@ -185,6 +195,30 @@ impl Filemap {
         let bound = self.arena.bound();
         self.pinned_share = (bytes.min(bound), bound);
         self
+    }
+
+    /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
+    #[must_use]
+    pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
+        let (arena, room, counters) =
+            (Arc::clone(&self.arena), Arc::clone(&self.room), Arc::clone(&self.counters));
+        self.writeback = Writeback::new(arena, room, counters, options);
+        self
+    }
+
+    /// Who makes room.
+    pub fn reclaim(&self) -> &Reclaim {
+        &self.reclaim
+    }
+
+    /// How much of `count` was counted so far.
+    pub fn count(&self, count: Count) -> u64 {
+        self.counters.sum(count)
+    }
+
+    /// Dirty pages on their way to their files.
+    pub fn writeback(&self) -> &Arc<Writeback> {
+        &self.writeback
     }
 
     /// The same, and the upkeep makes room before it is needed; see `background.rs`.
@@ -367,7 +401,7 @@ impl Filemap {
     }
 
     /// The orders of the folios that are made for `window`.
-    fn orders_for(&self, window: Window) -> Orders {
+    pub(super) fn orders_for(&self, window: Window) -> Orders {
         let Orders { min, max } = self.folio_orders;
         Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
     }
@@ -385,7 +419,7 @@ impl Filemap {
     }
 
     /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
-    fn charge_and_frames(
+    pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
@@ -446,15 +480,18 @@ impl Filemap {
     ) {
         let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
         while charge.pages() < wanted {
-            let (_, completed) = self.reclaim.fills(pool);
+            let (_, completed) = self.under_way_for(pool);
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
                 charge.grow(wanted, unit); // others may have given something back
                 let waits = charge.pages() == 0 && need == Need::Asked && locks == Locks::Wait;
-                if !waits || stalls >= STALLS_MAX && self.reclaim.fills(pool).0 == 0 {
+                if waits {
+                    self.writeback.ask_for_room();
+                }
+                if !waits || stalls >= STALLS_MAX && self.under_way_for(pool).0 == 0 {
                     return;
                 }
                 stalls += 1;
-                self.wait_for_landing(mapping, || self.reclaim.fills(pool), completed);
+                self.wait_for_landing(mapping, || self.under_way_for(pool), completed);
             }
             charge.grow(wanted, unit);
             if locks == Locks::Try {
@@ -496,7 +533,7 @@ impl Filemap {
             self.ask_for_room(window);
             return runs;
         }
-        let completed = self.completed.load(Ordering::Relaxed);
+        let (_, completed) = self.under_way();
         let some = match window.stream {
             // It takes of others what it lacks now and no more.
             Some(_) => u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32,
@@ -533,9 +570,9 @@ impl Filemap {
                 break;
             }
             stalls += 1;
-            let fills = || (self.in_flight(), self.completed.load(Ordering::Relaxed));
-            self.wait_for_landing(mapping, fills, completed);
-            completed = self.completed.load(Ordering::Relaxed);
+            self.writeback.ask_for_room();
+            self.wait_for_landing(mapping, || self.under_way(), completed);
+            (_, completed) = self.under_way();
         }
         // Once more, for what the last look brought.
         self.take_frames(wanted, Amount::Less, runs);
@@ -548,21 +585,34 @@ impl Filemap {
         self.arena.alloc_runs(gaps, fit, amount, locks, runs)
     }
 
-    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill to end after
+    /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
+    fn under_way(&self) -> (u64, u64) {
+        let (flushes, flushed) = self.writeback.flushes();
+        (self.in_flight() + flushes, self.completed.load(Ordering::Relaxed) + flushed)
+    }
+
+    /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
+    fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
+        (fills + flushes, filled + flushed)
+    }
+
+    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill or a flush to end after
     /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
     /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
     /// ended.
     fn wait_for_landing(&self, mapping: &Mapping, fills: impl Fn() -> (u64, u64) + Sync, completed: u64) {
         // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
         // For what is meant may be at a third.
-        let any = self.completed.load(Ordering::Relaxed);
-        let backend = self.reclaim.idle_backend().unwrap_or_else(|| Arc::clone(mapping.backend()));
+        let (_, any) = self.under_way();
+        let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
+        let backend = idle.unwrap_or_else(|| Arc::clone(mapping.backend()));
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
             let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
-            let looks_again = || self.completed.load(Ordering::Relaxed) != any;
+            let looks_again = || self.under_way().1 != any;
             self.room.wait(&*backend, &mut || landed(fills()) || looks_again());
         }
     }
@@ -603,7 +653,12 @@ impl Filemap {
 
     /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
     /// the mapping has no rings. `None`: there is no cell for them.
-    fn promise_places(&self, mapping: &Mapping, runs: &[FillRun], patience: Patience) -> Option<Promise<'_>> {
+    pub(super) fn promise_places(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        patience: Patience,
+    ) -> Option<Promise<'_>> {
         if mapping.lists().is_none() {
             return Some(self.reclaim.lists().no_promise(PoolNumber::DEFAULT));
         }
@@ -613,7 +668,7 @@ impl Filemap {
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
     /// are not submitted. One that was dropped behind another uncached reader meanwhile is not listed any more.
-    fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
+    pub(super) fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
         if promise.entries() == 0 {
             return;
         }
@@ -644,7 +699,7 @@ impl Filemap {
         }
     }
 
-    fn free_runs(&self, runs: &[FillRun]) {
+    pub(super) fn free_runs(&self, runs: &[FillRun]) {
         for run in runs {
             self.arena.free_run(run.frame, run.pages);
         }
@@ -659,7 +714,7 @@ impl Filemap {
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
     /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
     /// turn), then whole extents of them.
-    fn make_nodes(&self, pool: PoolNumber) -> bool {
+    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
         self.reclaim.collect_spare_nodes();
         self.reclaim.lists().give_back();
         for attempt in 0..8 {
@@ -736,6 +791,7 @@ impl<'m> Together<'m> {
     pub fn submit(mut self, next: Next) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
+        self.end_behind_device();
         let backend = self.mapping.backend();
         let mut alone = None;
         match next {
@@ -751,6 +807,17 @@ impl<'m> Together<'m> {
         }
         drop(wakes);
     }
+
+    /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached
+    /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
+    /// who flushed such a page has raised that end before the page could leave its place to ours.
+    fn end_behind_device(&mut self) {
+        if self.mapping.writes_by().is_some() {
+            let end = self.mapping.size_on_device();
+            let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
+            behind.for_each(|fill| fill.complete(Ok(0)));
+        }
+    }
 }
 
 /// How the folio of `order` at `index` came, which was made for `window` in that shape.
@@ -763,7 +830,7 @@ fn came(index: PageIndex, order: Order, window: Window, shape: Shape) -> policy:
     }
 }
 
-fn pages_of(runs: &[FillRun]) -> u64 {
+pub(super) fn pages_of(runs: &[FillRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.pages)).sum()
 }
 
@@ -788,7 +855,7 @@ fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
-fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
+pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();
     let mut rest = Run { frame: Frame(0), pages: 0 };
@@ -923,8 +990,10 @@ impl Batch {
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> Came {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
+        let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
+        counters.add(Count::DeviceReads, u64::from(!is_zeros));
         let (came, bytes) = match result {
-            Ok(bytes) => (Came::Before(bytes.min(wanted)), bytes.min(wanted)),
+            Ok(bytes) => (Came::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
@@ -938,6 +1007,7 @@ impl Batch {
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
             if let Came::Before(bytes) = came
+                && self.mapping.writes_by().is_none()
                 && guard.holds_run(run)
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
@@ -947,6 +1017,17 @@ impl Batch {
             counters.add(why, gone);
         }
         came
+    }
+
+    /// How many bytes of a run hold the file's, of which the device had `bytes`, and the rest is zeros. A file that is
+    /// written here reaches as far as we say, also where the device does not know it yet.
+    fn reaches(&self, run: FillRun, bytes: usize) -> usize {
+        if self.mapping.writes_by().is_none() {
+            return bytes;
+        }
+        let (inside, wanted) =
+            (self.mapping.size().saturating_sub(run.index.first_byte()), run.pages as usize);
+        bytes.max(inside.min((wanted * PAGE_SIZE) as u64) as usize)
     }
 
     /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
@@ -967,7 +1048,7 @@ impl Batch {
 }
 
 /// The folios of a run that was inserted, as (page of the run, order).
-fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
+pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32, Order)> {
     let mut page = 0;
     std::iter::from_fn(move || {
         let at = page;

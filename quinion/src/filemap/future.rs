@@ -107,7 +107,11 @@ impl Filemap {
             match self.read_ready(mapping, reader, &mut progress.read, position, to) {
                 // 3
                 Ok(Some(Obstacle::Page(position))) => progress.waited = Waited::Page { position, word: None },
-                Ok(Some(Obstacle::End)) if progress.read.done == 0 && progress.end == End::AsKnown => {
+                Ok(Some(Obstacle::End))
+                    if progress.read.done == 0
+                        && progress.end == End::AsKnown
+                        && !reader.is_sure_of_size() =>
+                {
                     progress.end = End::LookedAt;
                     let sent = self.send(mapping, progress, context, |filemap, mapping| {
                         filemap.look_at_the_end(mapping).map(drop)

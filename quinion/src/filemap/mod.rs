@@ -18,10 +18,11 @@
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
-//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `touched.rs` counts a
+//! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `write.rs` is the story of a
+//! write. `touched.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
-//! `background.rs` makes room before somebody needs it.
+//! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -56,7 +57,11 @@ mod start;
 #[cfg(feature = "std")]
 mod touched;
 #[cfg(feature = "std")]
+mod truncate;
+#[cfg(feature = "std")]
 mod uncached;
+#[cfg(feature = "std")]
+mod write;
 
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
@@ -85,4 +90,8 @@ pub(crate) use start::{Progress, Span};
 #[cfg(feature = "std")]
 pub(crate) use touched::Touched;
 #[cfg(feature = "std")]
+pub use truncate::OnPinned;
+#[cfg(feature = "std")]
 pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};
+#[cfg(feature = "std")]
+pub(crate) use write::Author;

@@ -50,7 +50,7 @@ impl Filemap {
     ) -> Result<Pinned, Error> {
         let pinned = self.pin_known(mapping, reader, position, len, process)?;
         // Nothing there, as far as is known: as for a read, the file is looked at again, once.
-        if pinned.is_empty() && len > 0 && self.look_at_the_end(mapping)? {
+        if pinned.is_empty() && len > 0 && !reader.is_sure_of_size() && self.look_at_the_end(mapping)? {
             return self.pin_known(mapping, reader, position, len, process);
         }
         Ok(pinned)

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
-use crate::backend::Reap;
+use crate::backend::{Attributes, Reap};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::mapping::{End, Mapping, ReadBatch};
@@ -148,7 +148,7 @@ impl Filemap {
         to: &mut [u8],
         run: &mut Reading,
     ) -> Result<(), Error> {
-        let mut end_checked = false;
+        let mut end_checked = reader.is_sure_of_size();
         while run.done < to.len() {
             let stopped = match run.stopped.take() {
                 Some(stopped) => stopped,
@@ -292,11 +292,22 @@ impl Filemap {
         (pool, behind): (PoolNumber, Option<&Arc<Behind>>),
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-        let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: Reach::Page };
         let passing = behind.map(Passing::new);
         let reader = Reader::new(&none, pool, passing.as_ref());
-        self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown).map(drop)
+        self.hold_page(mapping, reader, position).map(drop)
+    }
+
+    /// Holds the readable folio that covers `position`; if it is not there, reads that page alone. `None` if the file
+    /// ends there.
+    pub(super) fn hold_page<'m>(
+        self: &Arc<Self>,
+        mapping: &'m Arc<Mapping>,
+        reader: Reader<'_>,
+        position: u64,
+    ) -> Result<Option<Held<'m>>, Error> {
+        let index = PageIndex::of_byte(position);
+        let miss = Miss { index, position, len: 1, reach: Reach::Page };
+        self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown)
     }
 
     /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
@@ -549,12 +560,20 @@ impl Filemap {
     /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
     /// whether it did.
     pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
-        let settled = mapping.version().settled;
+        let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
         if !changed && !settled {
             self.invalidate(mapping)?;
         }
         Ok(changed || !settled)
+    }
+
+    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
+    pub(crate) fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<(), Error> {
+        if !mapping.is_as_in(now) || !mapping.is_settled() {
+            self.invalidate(mapping)?;
+        }
+        Ok(())
     }
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
@@ -576,7 +595,7 @@ impl Filemap {
     }
 
     /// The error of a reader whose pool can have no more.
-    fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
+    pub(super) fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
         let limit = self.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
         Repr::PoolFull { position, pool: self.reclaim.pool_name(pool), limit }.into()
     }

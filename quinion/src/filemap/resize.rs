@@ -11,8 +11,8 @@
 //! ```
 //!
 //! What is left in the end is **slack**: extents with a page that a user's pin
-//! keeps, or a device or reader that is slow. It is reported, and goes when the
-//! pins go.
+//! keeps, or a device or reader that is slow; or a page that is dirty or being written back, for a smaller bound loses
+//! no bytes. It is reported, and goes when the pins go and the pages have been written.
 //!
 //! Invariants:
 //!  1. A resize returns in bounded time: it waits for no pin, and for all else half a second at most.
@@ -60,8 +60,8 @@ pub struct Resized {
     /// What this call gave back to the machine.
     pub returned_bytes: u64,
     /// What is still to be given back: whole extents of 2 MiB with something in them that is pinned, or that a
-    /// device is reading into or a reader holds for longer than was waited. It goes when that goes, by itself or
-    /// with the next resize.
+    /// device is reading into or a reader holds for longer than was waited, or that is yet to be written to its file.
+    /// It goes when that goes, by itself or with the next resize.
     pub slack_bytes: u64,
     /// What users' pins keep in the whole cache.
     pub pinned_bytes: u64,
@@ -158,9 +158,10 @@ impl Filemap {
         gone
     }
 
-    /// Fetches completions that nobody else fetches, and waits a moment.
+    /// Has what is dirty written, fetches completions that nobody else fetches, and waits a moment.
     fn let_things_end(&self) {
-        if let Some(backend) = self.reclaim.idle_backend() {
+        self.writeback.ask_for_room();
+        for backend in [self.reclaim.idle_backend(), self.writeback.idle_backend()].into_iter().flatten() {
             backend.reap(Reap::Ready, &mut || false);
         }
         std::thread::sleep(ROUND);
@@ -169,8 +170,8 @@ impl Filemap {
     /// What a resize left; returns whether to come again.
     fn go_on_resizing(&self) -> bool {
         let _one = self.resizing.lock();
-        if self.arena.excess_extents() > 0 {
-            self.empty_once();
+        if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
+            self.writeback.ask_for_room();
         }
         let found = self.arena.sweep();
         found > 0 || self.arena.excess_extents() > 0

@@ -50,8 +50,10 @@
 //! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
 //! Whoever passes a flagged folio first drops it; another reader finishes from its hold.
 //!
-//! Not yet: folios are not split while they live, so no flag is copied (D17), and there are no dirty ones
-//! (D06, D07, D14 to D16; `judge_behind` is where they will be kept).
+//! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and whoever
+//! ends its write-back drops it then (`mapping/dirty.rs`).
+//!
+//! Not yet: folios are not split while they live, so no flag is copied (D17).
 //!
 //! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
 //! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the upkeep's
@@ -94,6 +96,8 @@ pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
     pool: PoolNumber,
     passing: Option<&'r Passing<'r>>,
+    /// Whether the file ends where it is known to end.
+    is_sure_of_size: bool,
 }
 
 impl<'r> Reader<'r> {
@@ -103,11 +107,19 @@ impl<'r> Reader<'r> {
         pool: PoolNumber,
         passing: Option<&'r Passing<'r>>,
     ) -> Self {
-        Self { readahead, pool, passing }
+        Self { readahead, pool, passing, is_sure_of_size: false }
     }
     /// A reader for the default pool, whose folios stay.
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
         Self::new(readahead, PoolNumber::DEFAULT, None)
+    }
+    /// The same, who need not look at the file again where it ends.
+    #[must_use]
+    pub fn sure_of_size(self) -> Self {
+        Self { is_sure_of_size: true, ..self }
+    }
+    pub(super) fn is_sure_of_size(self) -> bool {
+        self.is_sure_of_size
     }
     /// The pool that is charged for what it brings.
     pub(super) fn pool(self) -> PoolNumber {

@@ -36,6 +36,7 @@ pub struct Held<'a> {
 
 impl<'a> Held<'a> {
     /// Holds the folio that `frame` heads, filled or not, if it is `mapping`'s and covers `index`.
+    #[inline]
     pub fn take(
         arena: &'a Arena,
         frame: Frame,
@@ -48,20 +49,32 @@ impl<'a> Held<'a> {
     }
 
     /// The folio's first frame.
+    #[inline]
     pub fn frame(&self) -> Frame {
         self.frame
     }
     /// The folio's first index.
+    #[inline]
     pub fn first(&self) -> PageIndex {
         self.ticket.first
     }
     /// The folio's order.
+    #[inline]
     pub fn order(&self) -> Order {
         self.ticket.order()
+    }
+    /// Whether a user has pinned it; a hint, as pins come and go.
+    pub fn is_pinned(&self) -> bool {
+        self.arena.view().own(self.frame).is_pinned()
     }
     /// Whether it carried the readahead marker when it was held.
     pub fn has_marker(&self) -> bool {
         self.ticket.has_marker()
+    }
+    /// Whether it went, when it was held, as soon as an uncached reader or writer had passed.
+    #[inline]
+    pub fn drops_behind(&self) -> bool {
+        self.ticket.drops_behind()
     }
     /// What may be done with its page at `index` now: while the folio is filled, pages become readable as their
     /// parts of it land.
@@ -138,6 +151,7 @@ impl<'a> Held<'a> {
     }
 
     /// The right to change the folio's bytes in place, for as long as it is held; see [`Writer`].
+    #[inline]
     pub fn writer(&self) -> Result<Writer<'_>, WriteRefused> {
         Writer::begin(self)
     }
@@ -199,6 +213,7 @@ impl<'a> Held<'a> {
 }
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         put(self.arena, self.frame);
     }
@@ -213,6 +228,7 @@ pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
     last.then_some(order)
 }
 
+#[inline]
 fn put(arena: &Arena, frame: Frame) {
     if let Put::Last(order) = arena.view().own(frame).put() {
         arena.free(frame, order);

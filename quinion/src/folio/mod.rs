@@ -41,6 +41,10 @@ pub mod copy;
 pub mod written;
 
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod fresh;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use fresh::Fresh;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod held;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use held::{Held, unpin};

@@ -54,6 +54,7 @@ pub struct Wrote {
 
 impl<'h> Writer<'h> {
     /// See [`Held::writer`].
+    #[inline]
     pub(super) fn begin(held: &'h Held<'h>) -> Result<Self, WriteRefused> {
         held.arena().view().own(held.frame()).begin_writes()?;
         Ok(Self { held })
@@ -64,6 +65,7 @@ impl<'h> Writer<'h> {
     ///
     /// # Panics
     /// If the folio has no such page, and in builds with debug assertions if this thread is in a page already.
+    #[inline]
     pub fn page(&self, page: u32) -> Result<PageWriter<'h>, WriteRefused> {
         assert!(page < self.held.order().pages(), "the folio has the page");
         let frame = self.held.frame().plus(page);
@@ -134,6 +136,7 @@ impl PageWriter<'_> {
     ///
     /// # Panics
     /// If it does not fit in.
+    #[inline]
     pub fn copy_in(&mut self, at: usize, from: &[u8]) {
         let to = self.range(at, from.len());
         // SAFETY: the range lies in a frame that a hold keeps, and of writers only this one is in it; readers look
@@ -148,6 +151,7 @@ impl PageWriter<'_> {
         unsafe { copy::zero(to, len) };
     }
 
+    #[inline]
     fn range(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= PAGE_SIZE && len <= PAGE_SIZE - at, "{len} bytes at {at} lie in the page");
         self.bytes.wrapping_add(at)
@@ -155,6 +159,7 @@ impl PageWriter<'_> {
 }
 
 impl Drop for PageWriter<'_> {
+    #[inline]
     fn drop(&mut self) {
         leave(self.sequence);
     }

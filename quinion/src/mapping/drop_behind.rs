@@ -20,7 +20,7 @@
 //! | being filled, and all of it has landed, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
 //! | being filled otherwise | kept, flagged | goes if nobody holds it but its fill, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
-//! | dirty, or being written back | (there is no such folio yet; it would be kept, flagged) | the same |
+//! | dirty, or being written back | left to who ends its write-back, flagged | the same |
 //!
 //! All of this is looked at under the tree lock. A hold that is taken between the look and
 //! the retirement finds a folio that is detached, and its holder seeks the page anew.
@@ -72,7 +72,7 @@ enum Verdict {
     Adopt,
     /// Later.
     Keep,
-    /// When its pins are gone; who gives them back sees to it.
+    /// When its pins are gone, or its bytes are in the file; who gives them back, or ends its write-back, sees to it.
     Leave,
 }
 
@@ -178,7 +178,7 @@ impl Walk {
                 Verdict::Go if run.is_empty() => run = first..end,
                 Verdict::Go => run.end = end,
                 Verdict::Adopt => {
-                    mapping.view().own(frame).adopt();
+                    mapping.adopt(frame);
                     self.adopted += u64::from(order.pages());
                 }
                 Verdict::Leave => {}
@@ -209,6 +209,10 @@ impl Mapping {
             return Verdict::Leave;
         }
         let word = descriptor.word();
+        // This changes under the tree lock alone, so what is clean here is clean when it is retired.
+        if word.has(Flags::UNWRITTEN) {
+            return Verdict::Leave;
+        }
         if !word.has(Flags::LOCKED) {
             return Verdict::Go;
         }

@@ -17,15 +17,24 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
+//!
+//! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
+//! wanted any more: `dirty.rs`.
+//!
 //! The **invalidate lock** is another one: whoever adds folios holds it shared
 //! from the insertion until the fills are submitted, whoever empties a range
 //! holds it alone. So no folio appears in a range that is being emptied.
+//!
+//! The **write lock** comes before it: who writes inside the file's size holds it shared, who changes the size, or
+//! takes pages out on behalf of this file's own writers, holds it alone.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the tree is live, belongs to this mapping, and stands at its own index.
 //!  2. The number of pages counted is the number of pages in the tree.
 //!  3. The record's size is stored before any page beyond it is let go.
 //!  4. The nodes of the tree that hold shadows only are listed as such, and no others.
+//!  5. Bits, flags, marks and counts of what is dirty agree: those of `dirty.rs`.
 //!
 //! Not an invariant: that a folio found without the lock is still there. The
 //! descriptor tells.
@@ -39,6 +48,10 @@
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
+pub mod device;
+#[cfg(feature = "std")]
+mod dirty;
+#[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
 mod insert;
@@ -48,12 +61,24 @@ mod nodes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
+pub mod page_ranges;
+#[cfg(feature = "std")]
+mod remove;
+#[cfg(feature = "std")]
 mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
+#[cfg(feature = "std")]
+mod split;
+#[cfg(feature = "std")]
+mod version;
 
 #[cfg(feature = "std")]
 pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+#[cfg(feature = "std")]
+pub use device::Device;
+#[cfg(feature = "std")]
+pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
 #[cfg(feature = "std")]
@@ -66,6 +91,10 @@ pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
 pub use owner::{Leave, Mapping, MappingGuard};
 #[cfg(feature = "std")]
+pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
+#[cfg(feature = "std")]
 pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+#[cfg(feature = "std")]
+pub use split::{Copied, Divided};

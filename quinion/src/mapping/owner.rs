@@ -28,9 +28,10 @@
 //! invalidation may make it larger at any time.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
+use crate::arena::dirty::Bits;
 use crate::arena::{
     Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
 };
@@ -39,13 +40,16 @@ use crate::folio::Held;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock};
+use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
+use super::device::Device;
+use super::dirty::Counts;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::version::Ours;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -57,6 +61,14 @@ pub struct Mapping {
     cell: CellNumber,
     arena: Arc<Arena>,
     backend: Arc<dyn Backend>,
+    /// What is on its way to the file, and what is there.
+    device: Device,
+    /// Where its bytes go, once somebody writes.
+    writes_by: OnceLock<Arc<dyn Backend>>,
+    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
+    size_on_device: AtomicU64,
+    /// The write lock.
+    write: RankedRwLock<()>,
     tree: RankedMutex<Tree>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
@@ -69,6 +81,10 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// What is dirty; changed under the tree's lock.
+    pub(super) dirty: Counts,
+    /// What flushes of our own have made of the file's times.
+    pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
 }
@@ -115,6 +131,10 @@ impl Mapping {
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend,
+            device: Device::default(),
+            writes_by: OnceLock::new(),
+            size_on_device: AtomicU64::new(attributes.size),
+            write: RankedRwLock::new(Rank::Write, ()),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
@@ -122,6 +142,8 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            dirty: Counts::default(),
+            ours: Ours::default(),
             counters: None,
         })
     }
@@ -178,6 +200,7 @@ impl Mapping {
             }
             // What is known of it, while it is: held by others, its frames are theirs to free from the next step on.
             unread += self.take_unread(frame, order);
+            self.forget_leaving(frame, order);
             retired(frame, order, self.view().own(frame).retire());
         }
         unread
@@ -233,6 +256,18 @@ impl Mapping {
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
+    /// Where its bytes go; `None` as long as nobody has opened it for writing.
+    pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
+        self.writes_by.get()
+    }
+    /// Somebody opens it for writing, by `backend`. The first who says so decides for all; what all use is returned.
+    pub fn write_by(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
+        self.writes_by.get_or_init(|| backend)
+    }
+    /// What of its pages is on its way to the file, and what is there and not durable.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
@@ -242,6 +277,7 @@ impl Mapping {
         &self.arena
     }
     /// The file's size in bytes, as last known.
+    #[inline]
     pub fn size(&self) -> u64 {
         // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
@@ -254,20 +290,42 @@ impl Mapping {
     pub fn shrink_size(&self, bytes: u64) {
         self.record().size.fetch_min(bytes, Ordering::Relaxed);
     }
+    /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
+    /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
+    pub fn set_size(&self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees a longer file finds no page from before. For a shorter
+        // one the fences before the frames' next use, and before bytes are written in place, do as much.
+        self.record().size.store(bytes, Ordering::Release);
+    }
+    /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
+    pub fn size_on_device(&self) -> u64 {
+        // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
+        self.size_on_device.load(Ordering::Acquire)
+    }
+    /// A flush that ends at byte `end` of the file has completed.
+    pub fn raise_size_on_device(&self, end: u64) {
+        self.size_on_device.fetch_max(end, Ordering::Release); // partner: `size_on_device`
+    }
+    /// The file on the device was cut at `bytes`, or extended to them, or was found so.
+    pub fn set_size_on_device(&self, bytes: u64) {
+        self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
+    }
+
     /// The content this mapping is filled from. Waits for an invalidation.
     pub fn version(&self) -> Version {
         *self.invalidate.read()
     }
 
-    /// Whether the file's size and times are as in `now`.
-    pub fn is_as_in(&self, now: &Attributes) -> bool {
-        let (known, times) = (self.version(), |version: Version| (version.modified, version.changed));
-        times(known) == times(now.version) && self.size() == now.size
+    /// Whether the file becomes longer by what is written behind its end.
+    pub fn can_grow(&self) -> bool {
+        self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
+    #[inline]
     pub(super) fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
+    #[inline]
     pub(super) fn view(&self) -> &View {
         self.arena.view()
     }
@@ -292,6 +350,20 @@ impl Mapping {
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
         Some(MappingGuard { mapping: self, tree, keep, surplus: Surplus::none(&self.arena) })
     }
+    /// The right to write inside the file's size, beside others who do. Comes before all other locks of the mapping,
+    /// and may be held while a device is waited for.
+    pub fn write_shared(&self) -> RankedReadGuard<'_, ()> {
+        self.write.read()
+    }
+    /// As [`Mapping::write_shared`], if nobody has to be waited for.
+    #[inline]
+    pub fn try_write_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.write.try_read()
+    }
+    /// The right to change the size, to append, to punch: nobody writes meanwhile. As [`Mapping::write_shared`].
+    pub fn write_alone(&self) -> RankedWriteGuard<'_, ()> {
+        self.write.write()
+    }
     /// Holds off invalidation while folios are added and their fills submitted.
     pub fn hold_off_invalidation(&self) -> RankedReadGuard<'_, Version> {
         self.invalidate.read()
@@ -299,6 +371,12 @@ impl Mapping {
     /// As [`Mapping::hold_off_invalidation`], without waiting.
     pub fn try_hold_off_invalidation(&self) -> Option<RankedReadGuard<'_, Version>> {
         self.invalidate.try_read()
+    }
+
+    /// The right to take out what is there, while nobody adds folios or hands fills and flushes to a backend: all that
+    /// is to be done to the file on its device is done when it is given. Waits for those who do.
+    pub fn invalidate_alone(&self) -> RankedWriteGuard<'_, Version> {
+        self.invalidate.write()
     }
 
     // ---- without the lock -----------------------------------------------------------------------
@@ -342,6 +420,7 @@ impl Mapping {
     }
 
     /// Holds the folio at `index`, filled or not.
+    #[inline]
     pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
@@ -351,6 +430,7 @@ impl Mapping {
         Held::take(&self.arena, likely, self.id, index).or_else(|_| self.try_hold(index))
     }
 
+    #[inline]
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {
         match find(&self.view().grown(), self.record(), index).kind() {
             Kind::Folio(frame) => Some(Frame(frame)),
@@ -365,7 +445,9 @@ impl Mapping {
     // ---- the whole mapping ---------------------------------------------------------------------
 
     /// Forgets every folio and takes the file's attributes as they are now. Pinned and held bytes live on
-    /// with those who hold them; fills in flight end in folios that nobody finds. Waits until no window is
+    /// with those who hold them; fills in flight end in folios that nobody finds. Folios of which a page was written
+    /// here, and is not in the file yet, stay, and the file reaches at least as far as they do: they will be written
+    /// over what others did. Waits until no window is
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
@@ -376,13 +458,28 @@ impl Mapping {
         let mut tree = self.lock();
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
-        self.record().size.fetch_min(attributes.size, Ordering::Relaxed);
+        let unwritten = tree.unwritten();
+        let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
+        let size = attributes.size.max(kept_end);
+        self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
-        let pages = tree.remove_all();
+        self.forget_ours();
+        self.set_size_on_device(attributes.size);
+        let pages = tree.remove_all_but(&unwritten);
         // Release, partner: the Acquire in `read_hits`.
-        self.record().size.store(attributes.size, Ordering::Release);
+        self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)
+    }
+
+    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows
+    /// that it is about to change. Waits for no file system.
+    pub fn distrust(&self) -> u64 {
+        let mut version = self.invalidate.write();
+        version.settled = false;
+        let mut tree = self.lock();
+        let unwritten = tree.unwritten();
+        tree.remove_all_but(&unwritten)
     }
 
     /// Whether every invariant holds; what does not, in words. Takes the tree lock.
@@ -407,6 +504,7 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
+        guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
         let promised = listed.map_or(0, |listed| listed.promised());
         if unlisted > promised {
             let id = self.id;
@@ -655,17 +753,59 @@ impl<'a> MappingGuard<'a> {
 
     /// Takes every folio and value out; frees what nobody holds. Returns the pages of the folios.
     pub fn remove_all(&mut self) -> u64 {
+        self.remove_all_but(&[])
+    }
+
+    /// As [`MappingGuard::remove_all`], but for `kept` folios, as their first pages and the pages behind them (or
+    /// inside), in rising order.
+    fn remove_all_but(&mut self, kept: &[(PageIndex, PageIndex)]) -> u64 {
         let nodes = self.mapping.nodes();
-        let (mut folios, mut unread) = (Vec::with_capacity(FREE_BATCH), 0);
-        self.xarray(&nodes).erase_range(0, INDICES_MAX, |_, entry, order| {
-            let Kind::Folio(frame) = entry.kind() else { return };
-            folios.push((Frame(frame), Order(order)));
-            if folios.len() == FREE_BATCH {
-                unread += self.mapping.let_go(&mut folios);
-            }
-        });
+        let (mut folios, mut unread, mut pages) = (Vec::with_capacity(FREE_BATCH), 0, 0);
+        let mut tree = self.xarray(&nodes);
+        let (mut from, ends) = (0, kept.iter().map(|(first, _)| first.0).chain([INDICES_MAX]));
+        for end in ends {
+            tree.erase_range(from, end, |_, entry, order| {
+                let Kind::Folio(frame) = entry.kind() else { return };
+                folios.push((Frame(frame), Order(order)));
+                pages += u64::from(Order(order).pages());
+                if folios.len() == FREE_BATCH {
+                    unread += self.mapping.let_go(&mut folios);
+                }
+            });
+            from = tree.next(end, INDICES_MAX - 1).map_or(end, |(first, _, order)| first + (1 << order));
+        }
         unread += self.mapping.let_go(&mut folios);
         self.mapping.count(Count::ReadaheadWasted, unread);
-        std::mem::take(&mut self.tree.pages)
+        self.tree.pages -= pages;
+        pages
+    }
+
+    /// The folios of which a page is not in the file yet, as their first pages and what follows the last such page.
+    fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
+        if self.mapping.dirty_pages().total() == 0 {
+            return Vec::new();
+        }
+        let (nodes, view) = (self.mapping.nodes(), self.mapping.view());
+        let tree = self.xarray(&nodes);
+        let unwritten = tree.range(0, INDICES_MAX - 1).filter_map(|(first, entry, order)| {
+            let Kind::Folio(frame) = entry.kind() else { return None };
+            if !view.own(Frame(frame)).word().has(Flags::UNWRITTEN) {
+                return None;
+            }
+            let is_unwritten = |page: &u32| {
+                let at = Frame(frame).plus(*page);
+                view.count_bits(Bits::Dirty, at, 1) + view.count_bits(Bits::Writeback, at, 1) > 0
+            };
+            let last = (0..Order(order).pages()).rev().find(is_unwritten).expect("one of its pages is");
+            Some((PageIndex(first), PageIndex(first).plus(u64::from(last) + 1)))
+        });
+        unwritten.collect()
+    }
+
+    /// The file reaches at least to byte `bytes`: what was written to its pages up to there is marked dirty under this
+    /// hold of the lock, or was before. The caller has the write lock alone, or knows that it did reach there.
+    pub fn grow_size(&mut self, bytes: u64) {
+        // Release, partner: the Acquire in `read_hits`: who sees the new size finds the bytes.
+        self.mapping.record().size.fetch_max(bytes, Ordering::Release);
     }
 }

@@ -11,6 +11,9 @@
 //! Each pool ages by itself: its shadows say when they were left by **its own clock**, and whoever comes back is judged
 //! by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks old.
 //!
+//! Dirty pages are charged to the pool whose reader or writer brought them, like all others, and stay charged until
+//! they have been written and evicted: a pool at its limit whose pages are all dirty has nothing to give.
+//!
 //! Not an invariant: that an ended pool has no folio. What was on its way, or about to be evicted and stayed, is
 //! listed under its number, is judged like everything else, and moves when the number is wanted again.
 

@@ -8,11 +8,13 @@
 //! |---|---|
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
+//! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
 
 pub mod fork;
 pub mod io;
+pub mod lease;
 pub mod ring;
 pub mod signal;
 
@@ -20,4 +22,13 @@ pub mod signal;
 pub fn descriptors_max() -> usize {
     use rustix::process::{Resource, getrlimit};
     getrlimit(Resource::Nofile).current.map_or(1 << 20, |most| usize::try_from(most).unwrap_or(usize::MAX))
+}
+
+/// Nanoseconds by a clock that does not fall, is read without a system call, and steps by some milliseconds.
+// By the C library: what `rustix` does to find the kernel's own function, valgrind does not survive.
+pub fn coarse_nanoseconds() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one such value, to one of ours. The clock is there since Linux 2.6.32.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }

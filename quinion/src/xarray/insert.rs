@@ -93,9 +93,9 @@ pub struct StoredRange {
 /// What became of a split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// The shadow's piece at the index is small enough now, or was before.
+    /// It is done, or there was no need.
     Done,
-    /// No shadow covers the index.
+    /// There is nothing to be split: no shadow covers the index, or no folio reaches over the edge.
     Nothing,
     /// As for [`Inserted::NoNode`].
     NoNode,
@@ -112,7 +112,7 @@ enum Over {
 
 /// Why an entry could not be placed.
 #[derive(Clone, Copy)]
-enum Refused {
+pub(super) enum Refused {
     Present(Entry),
     NoNode,
 }
@@ -135,7 +135,7 @@ enum Seated {
 }
 
 /// Nodes between the root and an entry, at most: the case of 1 bit a level.
-const LEVELS_MAX: usize = 64;
+pub(super) const LEVELS_MAX: usize = 64;
 
 impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// Inserts `folio` of `order` at `index`, over shadows only. Cost: one descent, split or not.
@@ -465,7 +465,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// All of the nodes or none.
-    fn alloc_all(&self, numbers: &mut [u32]) -> Result<(), Refused> {
+    pub(super) fn alloc_all(&self, numbers: &mut [u32]) -> Result<(), Refused> {
         for i in 0..numbers.len() {
             match self.slab.alloc() {
                 Some(number) => numbers[i] = number,

@@ -47,6 +47,21 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         Marked { tree: self, mark, place, passed: 0, to }
     }
 
+    /// Gives the mark `give` to the entries that carry `have` and meet `from..=to`, in rising order, `max` of them at
+    /// most. The first index of the next one, if there is one. Cost: as [`marked`](XArray::marked).
+    pub fn mark_marked(&mut self, from: u64, to: u64, have: Mark, give: Mark, max: usize) -> Option<u64> {
+        let (mut found, mut count) = (self.marked(from, to, have), 0);
+        while let Some((first, ..)) = found.next() {
+            if count == max {
+                return Some(first);
+            }
+            let (at, _) = found.place.expect("it stands at what it has found");
+            self.mark_up(at, give);
+            count += 1;
+        }
+        None
+    }
+
     /// Where a search for marks begins: at the slot of `from`, or the first one of the entry there.
     fn marked_start(&self, from: u64) -> Option<(At, u64)> {
         let at = self.leaf(from)?;

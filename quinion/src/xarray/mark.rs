@@ -54,6 +54,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         Entry::EMPTY
     }
 
+    /// Gives the entry that covers `index` the marks in `give`, and takes those in `take` off; one way down for all.
+    /// Nothing happens where there is no entry.
+    pub fn remark(&mut self, index: u64, give: &[Mark], take: &[Mark]) {
+        if let Some((at, _)) = self.marked_place(index) {
+            give.iter().for_each(|&mark| self.mark_up(at, mark));
+            take.iter().for_each(|&mark| self.unmark_up(at, 1, mark));
+        }
+    }
+
     /// Whether the entry that covers `index` carries the mark.
     pub fn has_mark(&self, index: u64, mark: Mark) -> bool {
         self.marked_place(index).is_some_and(|(at, _)| self.marks_at(at) & mark.bit() != 0)

@@ -39,6 +39,7 @@
 //!   tree     the Slab, and positions
 //!   insert   one way down: conflict, shadow, split, store; and a run of folios
 //!   erase    remove, replace, compare-exchange; nodes and levels that go with it
+//!   split    a folio becomes several, each with a number of its own
 //!   iter     entries in order, gaps        mark    three searchable bits
 //!   reserve  nodes taken before the lock   walk    readers
 //!   check    all invariants, and text
@@ -86,6 +87,8 @@ mod mark;
 mod node;
 #[cfg(feature = "std")]
 mod reserve;
+#[cfg(feature = "std")]
+mod split;
 #[cfg(feature = "std")]
 mod tree;
 

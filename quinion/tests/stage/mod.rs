@@ -61,7 +61,10 @@ impl Stage {
         Self::with(Tuning::default())
     }
     pub fn with(tuning: Tuning) -> Self {
-        let arena = Arc::new(Arena::build(ArenaOptions { memory: Arena::MEMORY_MIN }).unwrap());
+        Self::of(Arena::MEMORY_MIN, tuning)
+    }
+    pub fn of(memory: u64, tuning: Tuning) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let file = Arc::new(MemoryFile::new(vec![0; 1 << 20]));
         let known = file.attributes().unwrap();
         let process = ForkGuard::new();

@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::xarray_keeper::{Forest, Keeper, Reuse, folio};
 use quinion::xarray::{
-    ENTRY_ORDER_MAX, Entry, Exchanged, Forgotten, Inserted, Kind, Mark, Revision, Stop, Stored, Value, XArray,
+    ENTRY_ORDER_MAX, Entry, Exchanged, Forgotten, Inserted, Kind, Mark, Revision, Split, Stop, Stored, Value,
+    XArray,
 };
 
 /// Entries by first index, with order and marks.
@@ -26,6 +27,15 @@ use quinion::xarray::{
 pub struct Twin {
     bits: u32,
     pub entries: BTreeMap<u64, (Entry, u8, u8)>,
+}
+
+/// Tells `piece` what is left of 2^`order` indices from `first` on when all that reaches over `edge` is halved.
+fn halve(first: u64, order: u8, edge: u64, piece: &mut impl FnMut(u64, u8)) {
+    if edge <= first || first + (1 << order) <= edge {
+        return piece(first, order);
+    }
+    halve(first, order - 1, edge, piece);
+    halve(first + (1 << (order - 1)), order - 1, edge, piece);
 }
 
 enum Outcome {
@@ -135,6 +145,23 @@ pub enum Op {
         at: u64,
         mark: u8,
     },
+    /// The folio that reaches over `at` is split there.
+    Split {
+        at: u64,
+    },
+    /// Both are sets of marks, a bit each.
+    Remark {
+        at: u64,
+        give: u8,
+        take: u8,
+    },
+    MarkMarked {
+        at: u64,
+        pages: u64,
+        have: u8,
+        give: u8,
+        max: usize,
+    },
     Forget {
         which: usize,
     },
@@ -228,6 +255,9 @@ impl<const BITS: u32> Pair<BITS> {
             Op::Exchange { at, hit, to } => self.exchange(at, hit, to),
             Op::Mark { at, mark } => self.mark(at, mark),
             Op::Unmark { at, mark } => self.unmark(at, mark),
+            Op::Split { at } => self.split(at, budget),
+            Op::Remark { at, give, take } => self.remark(at, give, take),
+            Op::MarkMarked { at, pages, have, give, max } => self.mark_marked(at, pages, have, give, max),
             Op::Forget { which } => self.forget(which),
             Op::Look { at, pages } => self.look(at, pages),
         }
@@ -375,6 +405,78 @@ impl<const BITS: u32> Pair<BITS> {
         if let Some((first, ..)) = found {
             self.twin.entries.get_mut(&first).unwrap().2 &= !(1 << mark);
         }
+    }
+
+    fn split(&mut self, at: u64, budget: u64) {
+        let whole = self.twin.covering(at).filter(|found| matches!(found.1.kind(), Kind::Folio(_)));
+        let Some((first, entry, order, marks)) = whole.filter(|found| found.0 < at) else {
+            assert_eq!(self.tree().nodes_to_split(at), 0);
+            assert_eq!(self.tree().split_folio(at, |_, _| panic!("nothing is split")), Split::Nothing);
+            return;
+        };
+        let mut pieces: Vec<(u64, u8, u32)> = Vec::new();
+        halve(first, order, at, &mut |first, order| {
+            // The first piece may keep the whole's number: here it cannot, as a number tells its order.
+            self.next_id += 1;
+            pieces.push((first, order, folio(self.next_id, order)));
+        });
+        let (before, nodes) = (self.tree().dump_nodes(), self.tree().nodes_to_split(at));
+        let allocs = |pair: &Self| pair.forest.keeper.allocs.load(std::sync::atomic::Ordering::Relaxed);
+        let had = allocs(self);
+        let mut asked = 0;
+        let got = self.forest.with_budget(budget, |tree| {
+            tree.split_folio(at, |first, order| {
+                assert_eq!((first, order), (pieces[asked].0, pieces[asked].1));
+                asked += 1;
+                self.see_pieces(entry, &pieces);
+                pieces[asked - 1].2
+            })
+        });
+        if u64::from(nodes) > budget {
+            assert_eq!((got, asked), (Split::NoNode, 0));
+            assert_eq!(before, self.tree().dump_nodes(), "too few nodes changed the tree");
+            return;
+        }
+        if got == Split::NoNode {
+            assert_eq!((asked, before), (0, self.tree().dump_nodes()), "the keeper itself has run out");
+            return;
+        }
+        assert_eq!((got, asked, allocs(self) - had), (Split::Done, pieces.len(), u64::from(nodes)));
+        for &(first, order, number) in &pieces {
+            self.twin.entries.insert(first, (Entry::folio(number), order, marks));
+        }
+    }
+
+    /// What readers find in the middle of a split: the whole, or the piece that is theirs.
+    fn see_pieces(&self, whole: Entry, pieces: &[(u64, u8, u32)]) {
+        for &(first, order, number) in pieces {
+            for index in [first, first + (1 << order) - 1] {
+                let found = self.forest.walk(index);
+                assert!(found == whole || found == Entry::folio(number), "{found:?} was found at {index}");
+            }
+        }
+    }
+
+    fn remark(&mut self, at: u64, give: u8, take: u8) {
+        let set = |bits: u8| -> Vec<Mark> {
+            Mark::ALL.into_iter().filter(|&mark| bits >> mark as u8 & 1 != 0).collect()
+        };
+        self.tree().remark(at, &set(give), &set(take));
+        if let Some((first, ..)) = self.twin.covering(at) {
+            let marks = &mut self.twin.entries.get_mut(&first).unwrap().2;
+            *marks = (*marks | give) & !take;
+        }
+    }
+
+    fn mark_marked(&mut self, at: u64, pages: u64, have: u8, give: u8, max: usize) {
+        let to = at.saturating_add(pages).min(LAST);
+        let next = self.tree().mark_marked(at, to, mark_of(have), mark_of(give), max);
+        let has = |entry: &(Entry, u8, u8)| entry.2 >> have & 1 != 0;
+        let meets = |first: u64, order: u8| first <= to && first + (1 << order) > at;
+        let mut found =
+            self.twin.entries.iter_mut().filter(|(first, entry)| meets(**first, entry.1) && has(entry));
+        found.by_ref().take(max).for_each(|(_, entry)| entry.2 |= 1 << give);
+        assert_eq!(next, found.next().map(|(&first, _)| first));
     }
 
     fn forget(&mut self, which: usize) {
@@ -575,8 +677,17 @@ impl Iterator for Bytes<'_> {
             7 => Op::StoreRange { at, pages: self.pages(), spill: self.yes() },
             8 => Op::Replace { at, spill: self.yes() },
             9 => Op::Exchange { at, hit: self.yes(), to: self.byte() % 3 },
+            10 if what > 128 => Op::MarkMarked {
+                at,
+                pages: self.pages(),
+                have: self.byte() % 3,
+                give: self.byte() % 3,
+                max: usize::from(self.byte()) % 9,
+            },
+            12 if what > 128 => Op::Remark { at, give: self.byte() % 8, take: self.byte() % 8 },
             10 | 11 => Op::Mark { at, mark: self.byte() % 3 },
             12 => Op::Unmark { at, mark: self.byte() % 3 },
+            13 if what > 200 => Op::Split { at },
             13 => Op::Forget { which: usize::from(self.byte()) },
             14 => Op::Look { at, pages: self.pages() },
             _ if what > 240 => Op::Revise { at, step: self.pages() % 70 + 1, fates: self.orders() },

@@ -20,9 +20,9 @@
 
 use std::sync::Arc;
 
-use quinion::Cache;
 use quinion::backend::MemoryFile;
 use quinion::xarray::{Inserted, Stop};
+use quinion::{Cache, OpenOptions};
 
 use super::harness::Unmeasured;
 use super::index::{Index, made_up};
@@ -52,10 +52,12 @@ const FOLIOS: u64 = 1 << 12;
 const SPARSE_LOG2: u32 = 19;
 
 /// All that is counted.
-pub const SNIPPETS: [Snippet; 13] = [
+pub const SNIPPETS: [Snippet; 15] = [
     snippet("hit 64 B", READS, || hits(64)),
     snippet("hit 4 KiB", READS, || hits(4096)).moving(4096),
     snippet("miss of 64 B, evicting", READS, misses).moving(4096),
+    snippet("overwrite 64 B", READS, || overwrites(64)),
+    snippet("overwrite 4 KiB", READS, || overwrites(4096)).moving(4096),
     snippet("single insert", FOLIOS, || inserts(1)),
     snippet("batch insert of 32, each", FOLIOS, || inserts(32)),
     snippet("batch read of 1", BATCHES, || batches(1, Ready::batch)),
@@ -69,10 +71,12 @@ pub const SNIPPETS: [Snippet; 13] = [
 ];
 
 /// What may not become dearer unnoticed.
-const RECORDED: [&str; 8] = [
+const RECORDED: [&str; 10] = [
     "hit 64 B",
     "hit 4 KiB",
     "miss of 64 B, evicting",
+    "overwrite 64 B",
+    "overwrite 4 KiB",
     "batch read of 1",
     "batch read of 4",
     "batch read of 31",
@@ -114,6 +118,20 @@ impl Snippet {
 pub fn counted_region(work: &mut dyn FnMut()) {
     work();
     std::hint::black_box(());
+}
+
+/// Writes of `bytes` at a page after the other of a file that is cached and dirty.
+fn overwrites(bytes: usize) -> Result<Work, Unmeasured> {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build()?;
+    let memory = Arc::new(MemoryFile::new(vec![1; PAGES as usize * 4096]));
+    let file = cache.open_backend_with(memory, OpenOptions::new().write(true))?;
+    let buffer = vec![2; bytes];
+    Ok(Box::new(move || {
+        for write in 0..READS {
+            let wrote = file.write_at(&buffer, write % PAGES * 4096).expect("it is cached");
+            assert_eq!(wrote, bytes);
+        }
+    }))
 }
 
 /// Reads of `bytes` at a page after the other of a file that is cached.

@@ -1,0 +1,199 @@
+//! Open: how a file is opened, and what its handle may do with it.
+//!
+//! ```text
+//!   OpenOptions --check--> a backend that reads, or reads and writes --> the file's mapping
+//!                                                                          |
+//!         the first handle that writes gives it its second backend <-------+
+//! ```
+//!
+//! Handles of one file share its pages whatever they may do: what one writes the others read at once, each page
+//! whole. What they do not share is here: whether they write, how durable their writes are when they return, what
+//! they do to pinned bytes, and which errors they have been told of.
+
+use crate::error::{Repr, Result};
+use crate::filemap::OnPinned;
+
+use super::Outside;
+
+/// How a file is opened. The default reads a file that exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenOptions {
+    write: bool,
+    append: bool,
+    creation: New,
+    truncate: bool,
+    mode: Option<u32>,
+    durability: Durability,
+    uncached: bool,
+    on_pinned: OnPinned,
+    outside: Outside,
+}
+
+/// Whether the file may be new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum New {
+    #[default]
+    No,
+    May,
+    Must,
+}
+
+/// When a write of a handle is durable: when it returns, or when somebody syncs.
+///
+/// | | a write that has returned `Ok` |
+/// |---|---|
+/// | [`OnSync`](Durability::OnSync) | is seen by all readers of the cache; is durable after a sync that began later |
+/// | [`Data`](Durability::Data) | is durable: its bytes, and the size they need |
+/// | [`All`](Durability::All) | the same, and the file's times |
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// When somebody syncs: [`File::sync_data`](crate::File::sync_data) and its like.
+    #[default]
+    OnSync,
+    /// When the write returns, as if [`File::sync_range`](crate::File::sync_range) of what it wrote came next
+    /// (`O_DSYNC`).
+    Data,
+    /// When the write returns, as if [`File::sync_all`](crate::File::sync_all) came next (`O_SYNC`).
+    All,
+}
+
+impl OpenOptions {
+    /// Reading only, of a file that exists.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Whether the handle may write, too.
+    #[must_use]
+    pub fn write(mut self, write: bool) -> Self {
+        self.write = write;
+        self
+    }
+    /// Whether writes by [`Write`](std::io::Write) go to the end of the file, wherever that is; the handle may write
+    /// then. [`File::write_at`](crate::File::write_at) writes where it is told all the same, and
+    /// [`File::append`](crate::File::append) is for every handle that may write.
+    #[must_use]
+    pub fn append(mut self, append: bool) -> Self {
+        self.append = append;
+        self
+    }
+    /// Whether the file is made if it is not there. The handle must be one that writes. The name of a new file is
+    /// durable when its folder was synced, which the cache does not do.
+    #[must_use]
+    pub fn create(mut self, create: bool) -> Self {
+        self.creation = match (create, self.creation) {
+            (true, New::No) => New::May,
+            (false, New::May) => New::No,
+            (_, as_it_is) => as_it_is,
+        };
+        self
+    }
+    /// Whether the file is made, and must not be there; then [`OpenOptions::create`] and [`OpenOptions::truncate`]
+    /// do not matter.
+    #[must_use]
+    pub fn create_new(mut self, create_new: bool) -> Self {
+        self.creation = match (create_new, self.creation) {
+            (true, _) => New::Must,
+            (false, New::Must) => New::No,
+            (false, as_it_is) => as_it_is,
+        };
+        self
+    }
+    /// Whether the file is emptied, for all handles; what was written and not written back is gone. The handle must be
+    /// one that writes. A block device keeps its bytes.
+    #[must_use]
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.truncate = truncate;
+        self
+    }
+    /// The permissions of a new file, less the process's mask. The default is 0o666.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+    /// When writes of the handle are durable. The default is when somebody syncs.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+    /// Whether all reads and writes of the handle are uncached ones; see
+    /// [`ReadOptions::uncached`](crate::ReadOptions::uncached) and
+    /// [`WriteOptions::uncached`](crate::WriteOptions::uncached).
+    #[must_use]
+    pub fn uncached(mut self, uncached: bool) -> Self {
+        self.uncached = uncached;
+        self
+    }
+    /// What the handle does about pins of what it changes. The default leaves pinned bytes to their pins, and has new
+    /// readers read anew.
+    #[must_use]
+    pub fn on_pinned(mut self, on_pinned: OnPinned) -> Self {
+        self.on_pinned = on_pinned;
+        self
+    }
+    /// What the handle does about others who may change the file. The default is to look now and then.
+    #[must_use]
+    pub fn outside(mut self, outside: Outside) -> Self {
+        self.outside = outside;
+        self
+    }
+
+    /// Whether the handle may write.
+    pub(super) fn writes(&self) -> bool {
+        self.write || self.append
+    }
+    /// Whether the file is to be emptied. What is made has no bytes.
+    pub(super) fn empties(&self) -> bool {
+        self.truncate && self.creation != New::Must
+    }
+    pub(super) fn is_uncached(&self) -> bool {
+        self.uncached
+    }
+    /// How a local file is opened for writing. It is emptied when its mapping is known, not here: its pages go with
+    /// its bytes.
+    pub(super) fn for_backend(&self) -> crate::backend::WriteOptions {
+        use crate::backend::{Creation, Start};
+        let creation = match self.creation {
+            New::No => Creation::MustExist,
+            New::May => Creation::IfMissing,
+            New::Must => Creation::MustBeNew,
+        };
+        crate::backend::WriteOptions { creation, start: Start::Kept, mode: self.mode.unwrap_or(0o666) }
+    }
+    /// What the handle may do.
+    pub(super) fn access(&self) -> Access {
+        Access {
+            writes: self.writes(),
+            appends: self.append,
+            durability: self.durability,
+            on_pinned: self.on_pinned,
+            outside: self.outside,
+        }
+    }
+    /// Whether the options fit together.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.writes() || (self.creation == New::No && !self.truncate) {
+            return Ok(());
+        }
+        let text =
+            "cannot make or empty a file that is opened for reading only; add OpenOptions::write(true)";
+        Err(Repr::InvalidInput(text.to_owned()).into())
+    }
+}
+
+/// What one handle may do with its file, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Whether it may change the file.
+    pub writes: bool,
+    /// Whether a write without a position goes to the end.
+    pub appends: bool,
+    /// When its writes are durable.
+    pub durability: Durability,
+    /// What it does to pinned bytes.
+    pub on_pinned: OnPinned,
+    /// What it does about others.
+    pub outside: Outside,
+}

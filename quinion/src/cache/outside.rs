@@ -1,0 +1,376 @@
+//! Outside: others may change a file under us; what a handle wants done about it, and what is done.
+//!
+//! ```text
+//!   policy of a handle   before each read                               at an open       somebody writes
+//!     Immutable          nothing                                        nothing          is not seen
+//!     Check              nothing                                        look, forget     seen at the next open, ..
+//!     CheckEvery(time)   was the last look longer ago? look, forget     look, forget     seen after that time
+//!     Lease              is there a lease? nothing                      ask for one      waits until all is forgotten
+//!                        is there none? look, forget; ask for one
+//! ```
+//!
+//! A **look** asks the file system for the file's size and times; if they are not those of what is cached, or too
+//! young to tell, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: nobody
+//! changes the file while it stands. A file has one if any of its handles wants one, and all of them are served by
+//! it. Where none can be had, a handle that wants one looks before each read, as long as that is so: it asked not to be
+//! shown old bytes. If it is ourselves who write the file, there is nothing to look for, and it is as `Check`.
+//!
+//! **Never stale under a lease.** A read that begins after a writer's `open` has returned shows no byte from before
+//! it, unless that byte is still the file's. The order that makes it so:
+//!
+//! ```text
+//!   begin     1 the kernel gives the lease: nobody has the file open for writing, and whoever opens it waits
+//!             2 what is cached is forgotten, unless the file is known to be as it was when the last lease ended
+//!             3 the lease is believed
+//!   end       1 it is believed no more
+//!             2 what is cached is forgotten
+//!             3 the lease is given up: only now does the writer's open return
+//! ```
+//!
+//! Both go under one lock of the file, so they do not mix. And so:
+//!  - *A hit in the middle of its copy* at end.2: its folio is retired, the sequence is odd, the copy is thrown away,
+//!    and the page is sought anew. A copy that ended before has begun before the writer's open returned.
+//!  - *A fill in flight* at end.2, or at begin.2: its folio is taken out of the tree while its fill holds it, so it
+//!    lands where nobody finds it; who waits for it sees that, and asks the device again. The invalidate lock sees to
+//!    it that none is between tree and device.
+//!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may land when the writer is long at
+//!    work. From end.1 on nobody reads by this policy without a look; and begin.2 forgets it, landed or not.
+//!  - *A pin* keeps its bytes; they are off the tree, and no read finds them.
+//!
+//! Times are not enough for begin.2: a long write changes them when it begins, and a store to mapped memory perhaps
+//! never, so a page that was read meanwhile may be older than its file's times. Pages that were read under a lease
+//! are not. So what is cached is kept only if the file's times are still what they were when the last lease ended, and
+//! were old enough then for a later change to carry others; and if all changes carry times there, which tmpfs does not
+//! promise.
+//!
+//! After a lease was given up it is not asked for again for a second, so that one who was told `EAGAIN` finds it open
+//! when he comes back; and while somebody writes, fifty times a second at most.
+//!
+//! Invariants:
+//!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
+//!     known to be what it was at the end of the last one.
+//!  2. There is a lease only while a handle is open that wants one.
+//!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for us.
+//!
+//! Not an invariant: that a look sees each change. Times tell what they tell; see above.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::backend::{Attributes, FileTimes};
+use crate::error::{Error, Repr, Result};
+use crate::filemap::Filemap;
+use crate::lease::{Holder, Lease, Leases, NoLease, now};
+use crate::mapping::Mapping;
+use crate::stats::Count;
+use crate::sync::{Rank, RankedGuard, RankedMutex};
+
+use super::File;
+
+/// How long a lease that was given up is not asked for.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+/// How long one that could not be had is not asked for.
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
+
+/// What a handle wants done about others who may change the file: other processes, or this one by other means than
+/// the cache. The default is [`Outside::Check`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Outside {
+    /// The file is looked at when it is opened, when a read meets its end, and by [`File::revalidate`]; if it has
+    /// changed, its pages are forgotten. So an open sees all that was written before it.
+    #[default]
+    Check,
+    /// As [`Outside::Check`], and before a read if the last look was so long ago: in steps of the kernel's coarse
+    /// clock, some milliseconds; before each read, if it is zero. A look is a system call. It tells changes by the
+    /// file's times: a change that is under way, or that is made by storing to mapped memory, may be
+    /// missed.
+    CheckEvery(Duration),
+    /// Nobody changes the file before its pages are forgotten: by a read lease of the system (`F_SETLEASE`), which
+    /// makes a process that opens the file for writing, or truncates it, wait for some moments; one that opens it
+    /// with `O_NONBLOCK` is refused with `EAGAIN` and may come again. While there is a lease a read costs no system
+    /// call, and is never stale. (One way to change a file asks for no lease: an open with `O_RDONLY | O_TRUNC`.)
+    ///
+    /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and which
+    /// nobody has open for writing. Without one, reads are as with `CheckEvery` zero, and it is asked for
+    /// again; what is so, and why, tells [`File::outside`]. `nowait` reads wait for locks and the file system then. A
+    /// file that this cache has open for writing has no lease, and reads are as with [`Outside::Check`].
+    ///
+    /// In a forked child that goes on without `exec` the descriptor stays open; should the parent be killed, writers
+    /// wait until `/proc/sys/fs/lease-break-time` is over.
+    Lease,
+    /// Nobody changes it. It is never looked at, unless [`File::revalidate`] says so; if it is changed all the same,
+    /// reads give bytes of before, or of after.
+    Immutable,
+}
+
+impl Outside {
+    /// Whether a handle that wants this has to ask before each read.
+    pub(super) fn needs_looks(self) -> bool {
+        matches!(self, Self::CheckEvery(_) | Self::Lease)
+    }
+}
+
+/// What is done about others who may change a file, and why; see [`File::outside`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OutsideInForce {
+    /// What the handle was opened with.
+    pub wanted: Outside,
+    /// What is so now. [`Outside::Lease`] for any handle of a file that has a lease, unless it wants it
+    /// [`Outside::Immutable`].
+    pub in_force: Outside,
+    /// Why there is no lease, if there is none.
+    pub no_lease: Option<NoLease>,
+}
+
+/// What all handles of one file know of the outside.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    mapping: Arc<Mapping>,
+    filemap: Arc<Filemap>,
+    leases: Arc<Leases>,
+    /// Whether reads may rely on the lease.
+    is_leased: AtomicBool,
+    /// When the file was last looked at, by the clock of leases.
+    looked: AtomicU64,
+    state: RankedMutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Handles that want a lease.
+    wanted: usize,
+    lease: Option<Lease>,
+    /// Why there is none.
+    no_lease: NoLease,
+    /// When one may be asked for again.
+    again: u64,
+    /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
+    left: Option<Attributes>,
+}
+
+impl Watch {
+    pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
+        let state = State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None };
+        Arc::new(Self {
+            mapping: Arc::clone(mapping),
+            filemap: Arc::clone(filemap),
+            leases: Arc::clone(leases),
+            is_leased: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
+            state: RankedMutex::new(Rank::Lease, state),
+        })
+    }
+
+    /// A handle is opened that wants `policy`; the file was as in `found` a moment ago.
+    pub(super) fn enter(self: &Arc<Self>, policy: Outside, found: &Attributes) -> Result<()> {
+        if policy == Outside::Lease {
+            let mut state = self.state.lock();
+            state.wanted += 1;
+            self.ask(&mut state);
+        }
+        if policy == Outside::Immutable || self.is_sure() {
+            return Ok(());
+        }
+        self.looked.store(now(), Ordering::Relaxed);
+        self.filemap.renew(&self.mapping, found)
+    }
+
+    /// A handle is closed that wanted `policy`; the last that wanted a lease takes it along.
+    pub(super) fn leave(&self, policy: Outside) {
+        if policy != Outside::Lease {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.wanted -= 1;
+        if state.wanted == 0 && self.confirm(&mut state) {
+            // What the file is while nobody can change it.
+            state.left = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+            self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
+            state.lease = None;
+            state.no_lease = NoLease::NotAsked;
+        }
+    }
+
+    /// Whether nobody has changed the file since what is cached of it was read, nor can: without a system call.
+    #[inline]
+    pub(super) fn is_sure(&self) -> bool {
+        // Acquire, partner: the Release in `begin`: what was forgotten there is not found by who sees this.
+        self.is_leased.load(Ordering::Acquire) && self.leases.are_seen_at(now())
+    }
+
+    /// Before a read by a handle that wants `policy`.
+    #[inline]
+    pub(super) fn assure(self: &Arc<Self>, policy: Outside) -> Result<()> {
+        match policy {
+            Outside::Check | Outside::Immutable => Ok(()),
+            _ if self.is_sure() => Ok(()),
+            Outside::Lease if self.we_write() => Ok(()),
+            Outside::Lease => self.assure_lease(),
+            Outside::CheckEvery(time) => self.look_after(time),
+        }
+    }
+
+    #[cold]
+    fn assure_lease(self: &Arc<Self>) -> Result<()> {
+        let mut state = self.state.lock();
+        if self.confirm(&mut state) {
+            return Ok(()); // nobody has looked for long, and it stands
+        }
+        self.ask(&mut state);
+        if state.lease.is_some() {
+            return Ok(());
+        }
+        drop(state);
+        self.look_again()
+    }
+
+    #[cold]
+    fn look_after(&self, time: Duration) -> Result<()> {
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        if now().saturating_sub(self.looked.load(Ordering::Relaxed)) < time {
+            return Ok(());
+        }
+        self.look_again()
+    }
+
+    /// Looks at the file; forgets what is cached of it if that may be old.
+    fn look_again(&self) -> Result<()> {
+        self.looked.store(now(), Ordering::Relaxed);
+        self.filemap.revalidate(&self.mapping).map(drop)
+    }
+
+    /// Whether this cache has the file open for writing, for as long as it knows the file.
+    fn we_write(&self) -> bool {
+        self.mapping.writes_by().is_some()
+    }
+
+    fn in_force(&self, wanted: Outside) -> OutsideInForce {
+        let mut state = self.state.lock();
+        let is_leased = self.confirm(&mut state);
+        let why = if state.wanted > 0 && self.we_write() { NoLease::WeWrite } else { state.no_lease };
+        let no_lease = (!is_leased).then_some(why);
+        let in_force = match wanted {
+            Outside::Immutable => wanted,
+            _ if is_leased => Outside::Lease,
+            Outside::Lease if no_lease == Some(NoLease::WeWrite) => Outside::Check,
+            Outside::Lease => Outside::CheckEvery(Duration::ZERO),
+            Outside::Check | Outside::CheckEvery(_) => wanted,
+        };
+        OutsideInForce { wanted, in_force, no_lease }
+    }
+
+    // ---- with the lock of the file's lease ------------------------------------------------------
+
+    /// Whether there is a lease that stands. One that does not is ended.
+    fn confirm(&self, state: &mut RankedGuard<'_, State>) -> bool {
+        let stands = state.lease.as_ref().is_some_and(Lease::stands);
+        if !stands && state.lease.is_some() {
+            self.end(state);
+        }
+        stands
+    }
+
+    /// Asks for a lease, if there is none and it is time.
+    fn ask(self: &Arc<Self>, state: &mut RankedGuard<'_, State>) {
+        if state.lease.is_some() || now() < state.again {
+            return;
+        }
+        let holder: Weak<Self> = Arc::downgrade(self);
+        let taken = match self.we_write() {
+            true => Err(NoLease::WeWrite),
+            false => self.leases.take(self.mapping.backend(), holder),
+        };
+        match taken.and_then(|lease| self.begin(state, lease)) {
+            Ok(()) => {}
+            Err(why) => {
+                state.no_lease = why;
+                let pause = if why.passes() { ASKED_AGAIN } else { LEFT_ALONE };
+                state.again = now().saturating_add(pause.as_nanos() as u64);
+            }
+        }
+    }
+
+    /// There is a lease, 1: nobody changes the file from here on.
+    fn begin(&self, state: &mut RankedGuard<'_, State>, lease: Lease) -> std::result::Result<(), NoLease> {
+        // 2
+        if !self.is_as_left(state.left.take()) {
+            let forgotten = self.filemap.invalidate(&self.mapping);
+            forgotten.map_err(|error| NoLease::System(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        }
+        // 3
+        state.lease = Some(lease);
+        self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
+        Ok(())
+    }
+
+    /// Whether the file is what it was at the end of the last lease, for sure.
+    fn is_as_left(&self, left: Option<Attributes>) -> bool {
+        let Some(left) = left.filter(|left| left.version.settled) else { return false };
+        let times = |file: &Attributes| (file.size, file.version.modified, file.version.changed);
+        self.mapping.backend().attributes().is_ok_and(|file| times(&file) == times(&left))
+    }
+
+    fn times_tell(&self) -> bool {
+        let leasable = self.mapping.backend().leasable();
+        leasable.is_some_and(|leasable| leasable.times == FileTimes::TellOfStores)
+    }
+
+    /// The lease is to be given up, or is gone.
+    fn end(&self, state: &mut RankedGuard<'_, State>) {
+        // 1: SeqCst, so that who reads after the writer's open has returned sees it; the system call of step 3, and
+        // that by which he learns of it, partner with it.
+        self.is_leased.store(false, Ordering::SeqCst);
+        // 2
+        let pages = self.mapping.distrust();
+        self.filemap.counters.add(Count::Invalidated, pages);
+        // 3
+        state.no_lease = NoLease::GivenUp;
+        state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
+        state.lease = None;
+    }
+}
+
+impl Holder for Watch {
+    fn look(&self) {
+        self.confirm(&mut self.state.lock());
+    }
+}
+
+/// Of a [`File`]: what others do to it.
+impl File {
+    /// What is done about others who may change the file, by this handle, now: what it was opened with, or, where a
+    /// lease cannot be had, what is done in its place, and why. Asks the kernel; waits for a lease that is
+    /// being given up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn outside(&self) -> Result<OutsideInForce> {
+        if self.process.is_forked() {
+            return Err(Error::from(Repr::Forked));
+        }
+        Ok(self.handle.watch.in_force(self.handle.access.outside))
+    }
+
+    /// Whether a lease says that what is cached is the file's.
+    pub(super) fn is_sure(&self) -> bool {
+        self.handle.watch.is_sure()
+    }
+
+    /// Whether the file need not be looked at where a read meets its end.
+    pub(super) fn is_sure_of_size(&self) -> bool {
+        match self.handle.access.outside {
+            Outside::Immutable => true,
+            Outside::Check => false,
+            Outside::CheckEvery(_) | Outside::Lease => self.handle.watch.is_sure(),
+        }
+    }
+
+    /// Before a read: looks at the file, if the handle's policy wants it. Not in a forked child.
+    #[inline]
+    pub(super) fn assure(&self) -> Result<()> {
+        self.handle.watch.assure(self.handle.access.outside)
+    }
+}

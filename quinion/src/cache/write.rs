@@ -1,0 +1,464 @@
+//! Write: what a program changes a file by.
+//!
+//! ```text
+//!   write_at       bytes -> the cache                       seen by every reader from now on, page by page
+//!   sync_data      the cache -> the file -> the medium      survives the machine when it has returned Ok
+//!   write_back     the cache -> the file                    begun, and by itself after a while
+//! ```
+//!
+//! A write goes into the cache and no further: the work is in `filemap/write.rs`, and what takes it to the file is
+//! write-back (`writeback.rs`). When a handle is closed, what it wrote is written back, and when the cache ends, that
+//! is waited for; neither makes it durable.
+//!
+//! **What is guaranteed when.**
+//!
+//! | after | any reader of this cache | other programs | after the machine failed |
+//! |---|---|---|---|
+//! | `write_at` has returned | sees it | may see some of it | may be there, in part, or not |
+//! | `sync_data`, `sync_range` of it has returned `Ok` | sees it | see it | is there, and the size it needs |
+//! | `sync_all` has returned `Ok` | sees it | see it | is there, with the file's times |
+//! | any of them has returned an error | sees it | may see some of it | as before; the next sync tries again |
+//!
+//! Each 4 KiB page of a write is of one moment for every reader and writer: it is read whole, before or after. A write
+//! of several pages may be seen in some of them before the others, and two that overlap may each win some of the pages.
+//! Appends do not overlap: each has its place in the file to itself.
+//!
+//! Invariants:
+//!  1. An error is returned only if not one byte was written; otherwise their number, and the error comes again with
+//!     the next call. (Not so where a sync was asked for with the write: its error is told.)
+//!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
+
+use std::fmt;
+use std::io::{self, IoSlice, Write};
+use std::ops::Range;
+
+use crate::backend::SyncKind;
+use crate::error::{Error, Repr, Result};
+use crate::filemap::{Author, Passing};
+use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::xarray::INDICES_MAX;
+
+use super::open::Durability;
+use super::{File, Handle};
+
+/// How a write behaves; the default is as its handle was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct WriteOptions {
+    /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
+    /// ended well, unless somebody else has read or written them meanwhile. What was cached before stays.
+    ///
+    /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the
+    /// next sync as ever. Refused by backends that do not support it
+    /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
+    pub uncached: bool,
+    /// When it is durable; `None`: when the handle says.
+    pub durability: Option<Durability>,
+}
+
+impl WriteOptions {
+    /// The default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Sets [`WriteOptions::uncached`].
+    #[must_use]
+    pub fn uncached(mut self, uncached: bool) -> Self {
+        self.uncached = uncached;
+        self
+    }
+    /// Sets [`WriteOptions::durability`].
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
+        self
+    }
+}
+
+/// One write of a batch: what, where to, and once it was made, what came of it.
+pub struct BatchWrite<'b> {
+    bytes: &'b [u8],
+    position: u64,
+    answer: Result<usize>,
+}
+
+impl<'b> BatchWrite<'b> {
+    /// A write of `bytes` at byte `position`.
+    pub fn new(bytes: &'b [u8], position: u64) -> Self {
+        Self { bytes, position, answer: Ok(0) }
+    }
+    /// The byte of the file that it begins at.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+    /// How many bytes were written, as [`File::write_at`] counts them; 0 before it was made.
+    ///
+    /// # Errors
+    /// Those of [`File::write_at_with`].
+    pub fn result(&self) -> std::result::Result<usize, &Error> {
+        self.answer.as_ref().copied()
+    }
+    /// As [`BatchWrite::result`], with the error itself.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_result(self) -> Result<usize> {
+        self.answer
+    }
+}
+
+impl fmt::Debug for BatchWrite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("BatchWrite");
+        text.field("position", &self.position).field("len", &self.bytes.len());
+        text.field("result", &self.answer).finish()
+    }
+}
+
+/// Of a [`File`] that was opened for writing ([`Cache::open_with`](crate::Cache::open_with)): how it is changed. All of
+/// it takes `&self`, and may be done by many threads at once.
+impl File {
+    /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because something
+    /// went wrong after some (the next call tells what). Past the file's end the file grows, and what lies between
+    /// reads as zeros.
+    ///
+    /// They are in the cache when it returns, and every reader of the cache sees them; when they are durable, the
+    /// handle says ([`OpenOptions::durability`](crate::OpenOptions::durability)). Each 4 KiB page is written whole as
+    /// far as readers can tell; a write of several pages is not. Pages that it overwrites as a whole are not read; of
+    /// one that it overwrites in part, and that is not cached, that page is read first.
+    ///
+    /// Over cached bytes it takes no lock but that of the page, and one that all writers inside the file share, and
+    /// waits for nobody. It may wait for the device where it has to read, for memory, and for write-back where so much
+    /// is dirty that writers are slowed down. The bytes must not be such that reading this file serves their page
+    /// faults.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the handle does not write.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind byte 2^63 - 1.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io): a page that is overwritten in part cannot be read.
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): too much is
+    /// dirty, and what was written before cannot be written back; or the file is a device that ends there.
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory); [`ErrorKind::Busy`](crate::ErrorKind::Busy): see
+    /// [`OpenOptions::on_pinned`](crate::OpenOptions::on_pinned); [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// Nothing was written then. And, of a handle whose writes are durable, those of [`File::sync_data`]: then the
+    /// bytes are in the cache.
+    #[inline]
+    pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<usize> {
+        self.write_at_with(bytes, position, WriteOptions::default())
+    }
+
+    /// As [`File::write_at`], with options.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it is to be an uncached
+    /// one and the backend does not support that.
+    #[inline]
+    pub fn write_at_with(&self, bytes: &[u8], position: u64, options: WriteOptions) -> Result<usize> {
+        self.check_writes()?;
+        check_range(position, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        let plain = !(options.uncached | self.is_uncached());
+        let written = match plain && shared.filemap.overwrite(mapping, &self.touched, position, bytes) {
+            true => bytes.len(),
+            false => self.write_slowly(bytes, position, plain)?,
+        };
+        match options.durability.unwrap_or(access.durability) {
+            Durability::OnSync => {}
+            durability => self.make_durable(durability, position..position + written as u64)?,
+        }
+        Ok(written)
+    }
+
+    #[inline(never)]
+    fn write_slowly(&self, bytes: &[u8], position: u64, plain: bool) -> Result<usize> {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        let passing = if plain { None } else { Some(self.passing()?) };
+        shared.filemap.write(mapping, self.author(passing.as_ref()), position, bytes)
+    }
+
+    /// Writes all of `bytes` at byte `position`.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; some of the bytes may have been written.
+    pub fn write_all_at(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            done += self.write_at(&bytes[done..], position + done as u64)?;
+        }
+        // Of no bytes, too, it is told whether they could be written.
+        if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
+    }
+
+    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of each, and
+    /// counted together.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn write_vectored_at(&self, pieces: &[IoSlice<'_>], position: u64) -> Result<usize> {
+        let later = WriteOptions::new().durability(Durability::OnSync);
+        let len = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.check_writes()?;
+        check_range(position, len)?;
+        let (mut done, mut wanted) = (0, 0);
+        for piece in pieces {
+            wanted += piece.len();
+            match self.write_at_with(piece, position + done as u64, later) {
+                Ok(bytes) => done += bytes,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break, // the next call tells
+            }
+            if done < wanted {
+                break; // something went wrong in the middle of this one
+            }
+        }
+        self.make_durable(self.handle.access.durability, position..position + done as u64)?;
+        Ok(done)
+    }
+
+    /// Makes several writes, in order; each is answered in its [`BatchWrite`] as [`File::write_at`] would answer it.
+    /// Where they are to be durable, one sync serves all.
+    pub fn write_batch(&self, writes: &mut [BatchWrite<'_>]) {
+        self.write_batch_with(writes, WriteOptions::default());
+    }
+
+    /// As [`File::write_batch`], with options, which hold for each write.
+    pub fn write_batch_with(&self, writes: &mut [BatchWrite<'_>], options: WriteOptions) {
+        let later = options.durability(Durability::OnSync);
+        let mut wrote: Option<Range<u64>> = None;
+        for write in &mut *writes {
+            write.answer = self.write_at_with(write.bytes, write.position, later);
+            if let Ok(bytes @ 1..) = write.answer {
+                let end = write.position + bytes as u64;
+                wrote = Some(match wrote {
+                    Some(known) => known.start.min(write.position)..known.end.max(end),
+                    None => write.position..end,
+                });
+            }
+        }
+        let Some(wrote) = wrote else { return };
+        for write in writes.iter_mut().filter(|write| matches!(write.answer, Ok(1..))) {
+            // One call is enough if it is Ok. If not, each is told what a sync of its own says now.
+            match self
+                .make_durable(options.durability.unwrap_or(self.handle.access.durability), wrote.clone())
+            {
+                Ok(()) => return,
+                Err(error) => write.answer = Err(error),
+            }
+        }
+    }
+
+    /// Writes `bytes` at the end of the file, wherever that is, and returns the position of the first of them. Of two
+    /// appends at once neither gets into the other, also by other handles of this cache.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; but some of the bytes may stand at the end of the file then ([`File::len`] says).
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        self.append_with(bytes, WriteOptions::default())
+    }
+
+    /// As [`File::append`], with options.
+    ///
+    /// # Errors
+    /// As [`File::append`], and [`File::write_at_with`].
+    pub fn append_with(&self, bytes: &[u8], options: WriteOptions) -> Result<u64> {
+        let (position, _, outcome) = self.append_some(bytes, options)?;
+        outcome.map(|()| position)
+    }
+
+    /// Appends what can be: where, how many bytes, and why not more.
+    fn append_some(&self, bytes: &[u8], options: WriteOptions) -> Result<(u64, usize, Result<()>)> {
+        self.check_writes()?;
+        if bytes.is_empty() {
+            return Ok((self.len(), 0, Ok(())));
+        }
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        let passing = if options.uncached | self.is_uncached() { Some(self.passing()?) } else { None };
+        let (position, written, outcome) =
+            shared.filemap.append(mapping, self.author(passing.as_ref()), bytes)?;
+        let durability = options.durability.unwrap_or(access.durability);
+        self.make_durable(durability, position..position + written as u64)?;
+        Ok((position, written, outcome))
+    }
+
+    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. What was pinned
+    /// behind the new end stays with its pins. Waits for reads and write-back in flight of what goes, and for the file
+    /// system.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked),
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): as [`File::write_at`].
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is what it was.
+    pub fn set_len(&self, bytes: u64) -> Result<()> {
+        self.check_writes()?;
+        check_range(bytes, 0)?;
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        shared.filemap.truncate(mapping, bytes, access.on_pinned)
+    }
+
+    /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can do
+    /// that. The size stays; what of the range lies behind it is left out. Waits as [`File::set_len`] does.
+    ///
+    /// # Errors
+    /// As [`File::set_len`]; some of the range may be zeros then.
+    pub fn punch_hole(&self, position: u64, len: u64) -> Result<()> {
+        self.check_writes()?;
+        check_range(position, len)?;
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        shared.filemap.punch(mapping, position..position + len, access.on_pinned)
+    }
+
+    /// Has the file system keep space for `len` bytes at byte `position`, so that their write-back does not run out of
+    /// it. Neither bytes nor size change. Waits for the file system.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace), [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported),
+    /// [`ErrorKind::Write`](crate::ErrorKind::Write): it cannot; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Forked`](crate::ErrorKind::Forked) as
+    /// [`File::write_at`].
+    pub fn allocate(&self, position: u64, len: u64) -> Result<()> {
+        self.check_writes()?;
+        check_range(position, len)?;
+        let Some(backend) = self.handle.mapping.writes_by() else { return Err(Repr::ReadOnly.into()) };
+        let failed = |source| Repr::Allocate { position, len, source }.into();
+        backend.allocate(position..position + len).map_err(failed)
+    }
+
+    /// Makes durable what was written to the file before the call, by whatever handle of this cache, and the size that
+    /// it needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). What is written
+    /// while it waits does not make it longer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
+    /// was written since the handle was opened, or since its last sync, could not be written back or made durable, be
+    /// it that this call tried to or write-back before; each handle is told of it once. It stays in the cache, dirty,
+    /// and the next sync tries it again: one that returns `Ok` has made it durable.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync(SyncKind::Data, 0..FILE_BYTES_MAX)
+    }
+
+    /// As [`File::sync_data`], and the file's times, too (`fsync`).
+    ///
+    /// # Errors
+    /// As [`File::sync_data`].
+    pub fn sync_all(&self) -> Result<()> {
+        self.sync(SyncKind::All, 0..FILE_BYTES_MAX)
+    }
+
+    /// As [`File::sync_data`], of what was written to `len` bytes at byte `position`, and perhaps more.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput).
+    pub fn sync_range(&self, position: u64, len: u64) -> Result<()> {
+        check_range(position, len)?;
+        self.sync(SyncKind::Data, position..position + len)
+    }
+
+    /// Starts writing back what is dirty of the file, and waits for none of it. It makes nothing durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong is told by the next sync.
+    pub fn write_back(&self) -> Result<()> {
+        self.check_process()?;
+        let Handle { shared, mapping, .. } = &*self.handle;
+        shared.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
+        Ok(())
+    }
+
+    /// How many bytes of the file the cache has and the file does not, in whole pages, those on their way among them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        self.check_process()?;
+        Ok(self.handle.mapping.dirty_pages().total() * PAGE_SIZE as u64)
+    }
+
+    /// Whether the handle may change the file.
+    pub fn is_writable(&self) -> bool {
+        self.handle.access.writes
+    }
+
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> Result<()> {
+        self.check_process()?;
+        let Handle { shared, mapping, cursor, .. } = &*self.handle;
+        let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
+        let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
+        shared.filemap.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
+    }
+
+    /// What a write of `range` owes its handle's durability.
+    fn make_durable(&self, durability: Durability, range: Range<u64>) -> Result<()> {
+        match durability {
+            _ if range.is_empty() => Ok(()),
+            Durability::OnSync => Ok(()),
+            Durability::Data => self.sync(SyncKind::Data, range),
+            Durability::All => self.sync(SyncKind::All, range),
+        }
+    }
+
+    /// Who writes by this handle.
+    fn author<'a>(&'a self, passing: Option<&'a Passing<'a>>) -> Author<'a> {
+        Author::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
+    }
+
+    #[inline]
+    fn check_writes(&self) -> Result<()> {
+        self.check_process()?;
+        if self.handle.access.writes { Ok(()) } else { Err(Repr::ReadOnly.into()) }
+    }
+
+    #[inline]
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
+    }
+}
+
+/// Whether there can be such bytes in a file.
+#[inline]
+fn check_range(position: u64, len: u64) -> Result<()> {
+    if position <= FILE_BYTES_MAX && len <= FILE_BYTES_MAX - position {
+        return Ok(());
+    }
+    let text = format!(
+        "{len} bytes at byte {position} would reach beyond byte {FILE_BYTES_MAX}, which is the largest size of a file; \
+         begin further to the front, or ask for less"
+    );
+    Err(Repr::InvalidInput(text).into())
+}
+
+/// At the handle's position; by a handle that appends, at the end of the file.
+impl Write for File {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (position, written) = if self.handle.access.appends {
+            let (position, written, outcome) = self.append_some(bytes, WriteOptions::default())?;
+            if written == 0 {
+                outcome?;
+            }
+            (position, written)
+        } else {
+            (self.position, self.write_at(bytes, self.position)?)
+        };
+        self.position = position + written as u64;
+        Ok(written)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.handle.access.appends {
+            let first = pieces.iter().find(|piece| !piece.is_empty());
+            return self.write(first.map_or(&[], |piece| piece));
+        }
+        let written = self.write_vectored_at(pieces, self.position)?;
+        self.position += written as u64;
+        Ok(written)
+    }
+
+    /// Does nothing: what was written is in the cache already. To make it durable is [`File::sync_data`].
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

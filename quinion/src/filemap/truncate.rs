@@ -1,0 +1,451 @@
+//! Truncate: a file is cut, extended or punched, and ranges of it are forgotten, while others read it.
+//!
+//! ```text
+//!   truncate to n    1 the write lock alone        nobody writes
+//!                    2 the invalidate lock alone   nobody adds folios, or hands fills and flushes to a backend
+//!                    3 quiet      fills and flushes of what goes, and of the page with the edge, end
+//!                    4 pins       OnPinned: detached, or waited for before anything is changed
+//!                    5 edges      a folio that reaches over the edge is split, or gives way to a copy of what is dirty
+//!                    6 device     set_size; an error here leaves all as it was
+//!                    7 size       n from now on: readers look at it behind their copies
+//!                    8 remove     what lies behind
+//!                    9 zero       the rest of the last page
+//!
+//!   punch            1 to 5, then zero the parts of pages at both ends, then the device, then remove the pages between
+//!   extend           1 and 2, then zero the rest of the old last page, then the device, then the size
+//!   invalidate       1 to 5, then remove; with Content::Clean what is dirty stays, and folios are split around it
+//! ```
+//!
+//! The order is for readers, who take no lock:
+//!
+//! * *Cut*: the size before any page is let go or zeroed. Who sees a page of somebody else's, or zeros where there were
+//!   bytes, sees the new size when he looks at it after his copy, and shows nothing behind it. (T01)
+//! * *Extend*: zeros before the size. Who sees the new size sees them. (T07)
+//! * *Punch*: the device before the pages are let go, so that who reads them anew reads zeros.
+//!
+//! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets
+//! nothing begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05,
+//! T09) Whoever takes pages for write-back holds the invalidate lock shared until the backend has them.
+//!
+//! **Edges.** What lies on the other side of an edge stays in the cache, dirty or not. A folio that is held for a
+//! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index
+//! gets copies of its dirty pages, and the clean ones are read again when somebody wants them. Pages are zeroed in
+//! place, each at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is where one
+//! of them ends, and all of it behind the edge is zero.
+//!
+//! Invariants:
+//!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
+//!  2. What the file holds outside the range is not changed, and no dirty page of it becomes clean. (T06)
+//!  3. After an error of the device what was dirty is dirty. What was clean and may differ is forgotten.
+//!
+//! Not an invariant: that a read of several pages sees a punch whole. Each page is read before it or after it.
+//!
+//! Locks: Write, Invalidate, then what is below. A device is waited for under both: readers of what is cached go on,
+//! those who miss wait.
+//! Cost: a walk over what is cached of the range; two splits at most; the backend's call.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::arena::{Flags, HOLDS_MAX, HoldRefused, Readable, WriteRefused};
+use crate::backend::{Backend, Version, WakesHeldBack};
+use crate::error::{Error, Repr};
+use crate::folio::Held;
+use crate::mapping::{Content, Copied, Divided, InFlight, Mapping};
+use crate::stats::Count;
+use crate::sync::{Locks, RankedWriteGuard};
+use crate::units::{PAGE_SIZE, PageIndex, PoolNumber};
+
+use super::fill::Filemap;
+
+/// How long a folio that reaches over an edge is tried to be split before it is detached.
+const HOLDS_WAIT: Duration = Duration::from_millis(20);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_micros(50);
+/// Between two looks for pins.
+const PINS_AGAIN: Duration = Duration::from_millis(1);
+/// Pages reclaimed at a time for copies.
+const RECLAIM_PAGES: u32 = 64;
+/// How often memory is sought before it is said that there is none.
+const MEMORY_TRIES: u32 = 100;
+
+/// What a change of this cache's own does with bytes that a user has pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum OnPinned {
+    /// The pinned bytes stay what they were, for as long as they are pinned; new reads find what is new.
+    #[default]
+    Detach,
+    /// Waits so long at most for the pins to be given back, before anything is changed; then it is an error of the kind
+    /// [`Busy`](crate::ErrorKind::Busy). A pin that is made while the change is under way is detached.
+    Wait(Duration),
+}
+
+/// Alone with a file: nobody writes to it, adds folios, or hands fills and flushes to its backend.
+#[derive(Debug)]
+struct Alone<'m> {
+    mapping: &'m Arc<Mapping>,
+    version: RankedWriteGuard<'m, Version>,
+    _write: Option<RankedWriteGuard<'m, ()>>,
+    // Last: a waker, a stranger's, may want what we hold. It is told when all is given back.
+    _wakes: WakesHeldBack,
+}
+
+impl<'m> Alone<'m> {
+    /// Steps 1 and 2.
+    fn with(mapping: &'m Arc<Mapping>) -> Self {
+        let (wakes, write) = (WakesHeldBack::new(), mapping.write_alone());
+        Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
+    }
+
+    /// Does `change` to the file; its new version is ours, if the one before was.
+    fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
+        let device = device_of(self.mapping);
+        let was_ours =
+            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, &before));
+        change(&**device)?;
+        if was_ours && let Ok(after) = device.attributes() {
+            *self.version = after.version;
+            self.mapping.forget_ours();
+        }
+        Ok(())
+    }
+
+    /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
+    fn reach_end(&mut self) -> std::io::Result<()> {
+        let size = self.mapping.size();
+        if self.mapping.size_on_device() < size {
+            self.change(|device| device.set_size(size))?;
+            self.mapping.set_size_on_device(size);
+        }
+        Ok(())
+    }
+}
+
+impl Filemap {
+    /// Gives the file `size` bytes: cuts it, or extends it with zeros. Waits for the device, for those who write, and
+    /// for what is in flight there.
+    ///
+    /// # Errors
+    /// The backend's, [`ErrorKind::Busy`](crate::ErrorKind::Busy), or that there is no memory for the copy of an edge:
+    /// the file is what it was.
+    pub fn truncate(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        size: u64,
+        on_pinned: OnPinned,
+    ) -> Result<(), Error> {
+        let failed = |source| Error::from(Repr::SetSize { bytes: size, source });
+        let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
+        let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
+        let before = mapping.size();
+        if size >= before {
+            self.zero_behind_end(mapping)?;
+            alone.change(|device| device.set_size(size)).map_err(failed)?;
+            mapping.set_size_on_device(size);
+            mapping.set_size(size);
+            return Ok(());
+        }
+        // 5
+        let edge = self.page_behind(size);
+        self.split(mapping, edge, edge..touched.end)?;
+        // 6
+        alone.change(|device| device.set_size(size)).map_err(failed)?;
+        // 7: in one hold of the tree lock, so that nobody takes a page for write-back that lies behind the end.
+        mapping.set_size_on_device(size);
+        let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
+        let mut tree = mapping.lock();
+        mapping.set_size(size);
+        tree.forget_dirty(behind..touched.end);
+        drop(tree);
+        // 8
+        self.remove(mapping, edge..touched.end, Content::All);
+        // 9: nobody is shown it before the file is extended, which sees to it again.
+        let _rest = self.zero(mapping, size..edge.first_byte());
+        Ok(())
+    }
+
+    /// Makes the bytes of `range` zero, and gives their space back where the backend can. The size stays; what of the
+    /// range lies behind it is left out. Waits as [`Filemap::truncate`].
+    ///
+    /// # Errors
+    /// As there; if it is the backend's, some of the range may be zero.
+    pub fn punch(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        range: Range<u64>,
+        on_pinned: OnPinned,
+    ) -> Result<(), Error> {
+        let page = PAGE_SIZE as u64;
+        let touched = PageIndex(range.start / page)..PageIndex(range.end.div_ceil(page));
+        let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
+        let range = range.start..range.end.min(mapping.size());
+        if range.is_empty() {
+            return Ok(());
+        }
+        // 5: whole folios between the edges go, the rest is zeroed. Behind the end of the file is nothing to keep.
+        let from = self.page_behind(range.start);
+        let end = match range.end == mapping.size() {
+            true => self.page_behind(range.end),
+            false => PageIndex(range.end / page).align_down(self.folio_orders.min),
+        };
+        let between = from.min(end)..end.max(from.min(end));
+        if between.is_empty() {
+            self.zero(mapping, range.clone())?;
+        } else {
+            self.split(mapping, between.start, between.clone())?;
+            self.split(mapping, between.end, between.clone())?;
+            self.zero(mapping, range.start..between.start.first_byte())?;
+            self.zero(mapping, between.end.first_byte()..range.end)?;
+        }
+        let lengthened = if range.end == mapping.size() { alone.reach_end() } else { Ok(()) };
+        let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
+        if let Err(source) = punched {
+            self.forget_clean(mapping, touched)?;
+            let (position, len) = (range.start, range.end - range.start);
+            return Err(Repr::Punch { position, len, source }.into());
+        }
+        self.remove(mapping, between, Content::All);
+        Ok(())
+    }
+
+    /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
+    /// whole; how many pages went. With [`Content::Clean`] dirty pages stay, and folios are split around them; with
+    /// [`Content::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and for
+    /// what is in flight.
+    ///
+    /// # Errors
+    /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,
+    /// because that was left to the flush of pages that go, and could not.
+    pub fn invalidate_range(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        range: Range<u64>,
+        what: Content,
+    ) -> Result<u64, Error> {
+        let (from, size) = (self.page_behind(range.start), mapping.size());
+        let end = match range.end >= size {
+            true => self.page_behind(size),
+            false => PageIndex::of_byte(range.end).align_down(self.folio_orders.min),
+        };
+        if from >= end {
+            return Ok(0);
+        }
+        let mut alone = self.alone_with(mapping, from..end, OnPinned::Detach)?;
+        let unwanted = if what == Content::All { from..end } else { from..from };
+        self.split(mapping, from, unwanted.clone())?;
+        self.split(mapping, end, unwanted)?;
+        match what {
+            Content::All => {
+                let failed = |source| Repr::SetSize { bytes: mapping.size(), source };
+                alone.reach_end().map_err(failed)?;
+                Ok(self.remove(mapping, from..end, what))
+            }
+            Content::Clean => self.remove_clean(mapping, from..end),
+        }
+    }
+
+    /// The file is about to be extended by a write: zeroes what its old last page has behind the old end in the
+    /// cache, before the new size is published. The caller has the write lock alone.
+    ///
+    /// # Errors
+    /// There is no memory for the copy of that page, which is pinned.
+    pub fn zero_behind_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
+        let size = mapping.size();
+        self.zero(mapping, size..self.page_behind(size).first_byte())
+    }
+
+    /// The first page from byte `at` on with which a smallest folio begins.
+    fn page_behind(&self, at: u64) -> PageIndex {
+        PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.folio_orders.min)
+    }
+
+    // ---- steps 1 to 4 -----------------------------------------------------------------------------
+
+    /// Alone with a file of which `pages` are to be changed, with nothing in flight there.
+    fn alone_with<'m>(
+        &self,
+        mapping: &'m Arc<Mapping>,
+        pages: Range<PageIndex>,
+        on_pinned: OnPinned,
+    ) -> Result<Alone<'m>, Error> {
+        let begun = Instant::now();
+        loop {
+            let alone = Alone::with(mapping);
+            self.wait_for_quiet(mapping, pages.clone());
+            let OnPinned::Wait(most) = on_pinned else { return Ok(alone) };
+            let Some(pinned) = mapping.first_pinned(pages.clone()) else { return Ok(alone) };
+            drop(alone); // others go on while we wait
+            if begun.elapsed() >= most {
+                return Err(Repr::Pinned { position: pinned.first_byte() }.into());
+            }
+            std::thread::sleep(PINS_AGAIN);
+        }
+    }
+
+    /// Waits until no fill and no flush of these pages is in flight. None begins meanwhile.
+    fn wait_for_quiet(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
+        let mut from = pages.start;
+        while from < pages.end {
+            match mapping.find_in_flight(from..pages.end) {
+                InFlight::None(next) => from = next,
+                InFlight::Folio(held) => self.wait_for_folio(mapping, &held),
+            }
+        }
+        // What has left the index while it was being written.
+        self.room.wait(&**device_of(mapping), &mut || mapping.detached_pages() == 0);
+    }
+
+    /// Waits until what is in flight of a held folio has ended.
+    fn wait_for_folio(&self, mapping: &Mapping, held: &Held<'_>) {
+        let word = || self.arena.view().own(held.frame()).word();
+        self.room.wait(&**mapping.backend(), &mut || !word().has(Flags::LOCKED));
+        self.room.wait(&**device_of(mapping), &mut || !word().has(Flags::WRITEBACK));
+    }
+
+    // ---- step 5 ---------------------------------------------------------------------------------
+
+    /// Sees to it that no folio reaches over `edge`. What of it lies in `unwanted` need not be kept.
+    fn split(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        edge: PageIndex,
+        unwanted: Range<PageIndex>,
+    ) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            match mapping.split_at(edge) {
+                Divided::Done => return Ok(()),
+                Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
+                Divided::NoNode => return Err(self.no_memory(edge.first_byte())),
+                Divided::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
+                    std::thread::sleep(AGAIN);
+                }
+                Divided::Busy => self.give_way(mapping, edge, unwanted.clone())?,
+            }
+        }
+    }
+
+    /// Detaches the folio that covers `index`, if it is there; what of it is dirty and not in `unwanted` is copied.
+    fn give_way(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        index: PageIndex,
+        unwanted: Range<PageIndex>,
+    ) -> Result<(), Error> {
+        match mapping.try_hold(index) {
+            Ok(held) => self.detach(mapping, &held, unwanted),
+            Err(HoldRefused::TooMany) => Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            Err(HoldRefused::Mismatch | HoldRefused::Filling) => Ok(()),
+        }
+    }
+
+    /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its
+    /// place, and its clean ones are read again when somebody wants them. The caller has the write lock alone.
+    ///
+    /// # Errors
+    /// There is no memory for the copies.
+    pub(super) fn detach_copy(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        held: &Held<'_>,
+    ) -> Result<(), Error> {
+        self.detach(mapping, held, held.first()..held.first())
+    }
+
+    fn detach(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        held: &Held<'_>,
+        unwanted: Range<PageIndex>,
+    ) -> Result<(), Error> {
+        for _ in 0..MEMORY_TRIES {
+            match mapping.detach_copy(held, unwanted.clone(), self.folio_orders.min) {
+                Copied::Done { pages } => {
+                    self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
+                    self.counters.add(Count::Inserted, u64::from(pages));
+                    return Ok(());
+                }
+                Copied::Gone => return Ok(()),
+                Copied::InFlight => self.wait_for_folio(mapping, held),
+                Copied::NoMemory => {
+                    self.make_nodes(PoolNumber::DEFAULT);
+                    self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, Locks::Wait);
+                }
+            }
+        }
+        Err(self.no_memory(held.first().first_byte()))
+    }
+
+    // ---- steps 8 and 9 ------------------------------------------------------------------------------
+
+    fn remove(&self, mapping: &Mapping, pages: Range<PageIndex>, what: Content) -> u64 {
+        let gone = mapping.remove_range(pages, what);
+        self.counters.add(Count::Invalidated, gone);
+        gone
+    }
+
+    /// Takes out what is clean of `pages`, whose edges no folio reaches over. Folios with dirty pages are split around
+    /// them, as far as there may be smaller ones.
+    fn remove_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<u64, Error> {
+        let mut at = pages.start;
+        while let Some(edge) = { mapping.lock().next_mixed(at..pages.end) } {
+            self.split(mapping, edge.align_down(self.folio_orders.min), at..at)?;
+            at = edge.max(at.plus(1));
+        }
+        Ok(self.remove(mapping, pages, Content::Clean))
+    }
+
+    /// A punch failed half-way: the file may not be any more what is cached of `pages` and clean.
+    fn forget_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<(), Error> {
+        let (from, end) =
+            (pages.start.align_down(self.folio_orders.min), pages.end.align_up(self.folio_orders.min));
+        self.split(mapping, from, from..from)?;
+        self.split(mapping, end, from..from)?;
+        self.remove_clean(mapping, from..end).map(drop)
+    }
+
+    /// Zeroes what is cached of the bytes of `range`, in place, page by page. A pinned folio gives way to a copy.
+    fn zero(self: &Arc<Self>, mapping: &Arc<Mapping>, range: Range<u64>) -> Result<(), Error> {
+        let mut at = range.start;
+        while at < range.end {
+            let index = PageIndex::of_byte(at);
+            let page_end = index.plus(1).first_byte().min(range.end);
+            let Ok(held) = mapping.try_hold(index) else {
+                at = page_end; // not cached, and nothing comes in meanwhile
+                continue;
+            };
+            match zero_page(&held, at, (page_end - at) as usize) {
+                Ok(()) => at = page_end,
+                Err(WriteRefused::Left) => {}
+                Err(WriteRefused::Filling) => {
+                    let filled = || held.is_readable() != Readable::NotYet;
+                    self.room.wait(&**mapping.backend(), &mut || filled());
+                }
+                Err(WriteRefused::Pinned) => {
+                    drop(held);
+                    self.give_way(mapping, index, index..index)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Zeroes bytes of one page.
+fn zero_page(held: &Held<'_>, position: u64, len: usize) -> Result<(), WriteRefused> {
+    match held.writer()?.zero(position, len).refused {
+        None => Ok(()),
+        Some(refused) => Err(refused),
+    }
+}
+
+/// Whether the folio that covers `index` is pinned; a hint.
+fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
+    mapping.try_hold(index).is_ok_and(|held| held.is_pinned())
+}
+
+/// Where the file is changed.
+fn device_of(mapping: &Mapping) -> &Arc<dyn Backend> {
+    mapping.writes_by().unwrap_or(mapping.backend())
+}

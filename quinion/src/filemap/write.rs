@@ -1,0 +1,679 @@
+//! Write: the story of one write call.
+//!
+//! ```text
+//!   write    0 throttle   too much is dirty? wait a little, before any lock is taken               writeback.rs
+//!            1 lock       inside the file: Write, with other writers; to make it longer: alone
+//!            2 piece by piece
+//!                cached         hold the folio, write page by page, in place            folio/writer.rs
+//!                               mark the pages dirty that are not; and the new size, in one hold of the tree's lock
+//!                pages, whole   frames; bytes and zeros into them; then into the tree: locked, dirty, the new size;
+//!                               unlocked. Nobody sees such a folio before its bytes are there, and nothing is read
+//!                a part of a page that the file has     that page is read, alone; then it is cached
+//!                pinned         its users keep it, and a copy takes its place, alone      truncate.rs
+//!            3 an uncached write starts its write-back
+//! ```
+//!
+//! A page counts as **whole** if no byte of it that the file has is left as it was: it is overwritten, or lies behind
+//! the end. Where the cache has a smallest folio, that is what is whole or not.
+//!
+//! **Who waits for whom.** Writers inside the file go on side by side, under the page's lock for one copy at a time.
+//! Who makes the file longer, appends, cuts or punches, has the Write lock alone. It may be held while a page is read
+//! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
+//!
+//! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
+//! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
+//! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
+//!
+//! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
+//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`Marked::Left`] says so,
+//! under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes were
+//! in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
+//! truncation, which the Write lock holds off.
+//!
+//! Invariants:
+//!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
+//!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
+//!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
+//!  4. No lock but Write is held while the device or memory is waited for.
+//!  5. Only who has the Write lock alone makes the size larger.
+//!
+//! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
+//! none behind these was written.
+//!
+//! Cost of an overwrite of a cached, dirty page: Write shared, a way down, a hold, the page's lock, the copy, two
+//! fences, the bit. No lock of the tree, no clock, nothing allocated.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::arena::{Completed, HOLDS_MAX, HoldRefused, Put, Readable, WriteRefused};
+use crate::backend::{FillRun, Place, WakesHeldBack};
+use crate::error::{Error, Repr};
+use crate::folio::{Held, copy};
+use crate::mapping::{AskedFor, Fate, Mapping, MappingGuard, Marked, Purpose, Shape};
+use crate::readahead::Window;
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::xarray::Stop as TreeStop;
+
+use super::fill::{Filemap, Filled, Need, deal_out, folios_in, pages_of};
+use super::read::Patience;
+use super::touched::Touched;
+use super::truncate::OnPinned;
+use super::uncached::Reader;
+
+/// The most pages that are inserted at a time: a folio of the largest order.
+const INSERT_PAGES_MAX: u64 = Order::MAX.pages() as u64;
+/// How often a piece is tried: each time its folio came or went meanwhile.
+const TRIES: u32 = 1000;
+/// Between two looks whether a pin is gone.
+const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Who writes: one handle.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Author<'a> {
+    reader: Reader<'a>,
+    touched: &'a Touched,
+    on_pinned: OnPinned,
+}
+
+impl<'a> Author<'a> {
+    /// Who reads as `reader` and counts what it touches in `touched`.
+    pub fn new(reader: Reader<'a>, touched: &'a Touched, on_pinned: OnPinned) -> Self {
+        Self { reader, touched, on_pinned }
+    }
+
+    /// Whether its writes are uncached ones.
+    fn is_uncached(self) -> bool {
+        self.reader.behind().is_some()
+    }
+    /// How long what it makes is to stay.
+    fn fate(self) -> Fate {
+        if self.is_uncached() { Fate::DropsBehind } else { Fate::Stays }
+    }
+    /// What it wants of a folio that goes when its reader has passed.
+    fn wants(self) -> Wants {
+        if self.is_uncached() { Wants::Bytes } else { Wants::Folio }
+    }
+}
+
+/// What a writer wants to stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wants {
+    /// The bytes, until they are in the file.
+    Bytes,
+    /// The folio, which an uncached reader or writer made: it is adopted.
+    Folio,
+}
+
+/// How the caller has the Write lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hand {
+    /// With other writers: nothing gets longer.
+    Shared,
+    /// Alone.
+    Alone,
+}
+
+/// Why a write does not go on as it is.
+#[derive(Debug)]
+enum Stop {
+    /// It has to be alone: it makes the file longer.
+    Grows,
+    /// The folio there is pinned.
+    Pinned(u64),
+    Failed(Error),
+}
+
+impl Stop {
+    /// Why a write does not go on at all.
+    fn into_error(self, position: u64) -> Error {
+        match self {
+            Stop::Failed(error) => error,
+            Stop::Pinned(position) => Repr::Pinned { position }.into(),
+            Stop::Grows => {
+                let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
+                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+            }
+        }
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+impl From<Repr> for Stop {
+    fn from(error: Repr) -> Self {
+        Stop::Failed(error.into())
+    }
+}
+
+/// A write on its way.
+#[derive(Clone, Copy, Debug)]
+struct Piece<'b> {
+    position: u64,
+    bytes: &'b [u8],
+}
+
+impl<'b> Piece<'b> {
+    fn end(self) -> u64 {
+        self.position + self.bytes.len() as u64
+    }
+    /// What is left of it when `done` bytes are written.
+    fn behind(self, done: usize) -> Self {
+        Self { position: self.position + done as u64, bytes: &self.bytes[done..] }
+    }
+    /// The pages that its first `bytes` bytes touch.
+    fn pages(self, bytes: usize) -> Range<PageIndex> {
+        PageIndex::of_byte(self.position)..PageIndex(pages_of_bytes(self.position + bytes as u64))
+    }
+}
+
+impl Filemap {
+    /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
+    /// it was done, and goes the way of all. What is dirty already needs no throttle, and nothing here waits for
+    /// more than another's copy of a page; so nothing is held back either.
+    #[inline]
+    pub(crate) fn overwrite(
+        &self,
+        mapping: &Arc<Mapping>,
+        touched: &Touched,
+        position: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let (index, at) = (PageIndex::of_byte(position), position as usize % PAGE_SIZE);
+        if bytes.len() > PAGE_SIZE - at {
+            return false;
+        }
+        let Some(_with_others) = mapping.try_write_shared() else { return false };
+        let end = position + bytes.len() as u64;
+        if end > mapping.size() {
+            return false;
+        }
+        let Ok(held) = mapping.try_hold(index) else { return false };
+        if held.drops_behind() || !mapping.seems_dirty(&held, index) {
+            return false;
+        }
+        let Ok(writer) = held.writer() else { return false };
+        match writer.page((index.0 - held.first().0) as u32) {
+            Ok(mut page) => page.copy_in(at, bytes),
+            Err(_) => return false,
+        }
+        let marked = mapping.is_page_dirty(&held, index)
+            || self.mark_slowly(mapping, &held, index..index.plus(1), end, Wants::Bytes);
+        touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
+        marked
+    }
+
+    /// Writes `bytes` at `position`; how many, at least one if there is no error. The caller has seen that they may
+    /// stand there.
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        position: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Error> {
+        let piece = Piece { position, bytes: within_device(mapping, position, bytes)? };
+        // 0
+        self.throttle(mapping, piece)?;
+        // What waits inside reaps, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
+        let mut done = 0;
+        let outcome = self.write_shared_or_alone(mapping, author, piece, &mut done);
+        drop(wakes);
+        self.end_write(mapping, author, done);
+        if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
+    }
+
+    /// Writes `bytes` where the file ends: where that was, how many, and why not all. An error if none was.
+    pub(crate) fn append(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        bytes: &[u8],
+    ) -> Result<(u64, usize, Result<(), Error>), Error> {
+        self.throttle(mapping, Piece { position: mapping.size(), bytes })?;
+        let (mut done, mut limit) = (0, None);
+        loop {
+            let wakes = WakesHeldBack::new();
+            let alone = mapping.write_alone();
+            // When pins are waited for, others may append.
+            let position = mapping.size();
+            if bytes.len() as u64 > FILE_BYTES_MAX - position {
+                return Err(too_large(position));
+            }
+            let piece = Piece { position, bytes: within_device(mapping, position, bytes)? };
+            let outcome = self.write_pieces(mapping, author, Hand::Alone, piece, &mut done);
+            drop(alone);
+            drop(wakes);
+            self.end_write(mapping, author, done);
+            let why = match outcome {
+                Ok(()) => return Ok((position, done, Ok(()))),
+                // What is left would not follow what is there: others may append as soon as the lock is let go.
+                Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
+                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut limit),
+                Err(Stop::Grows) => Ok(()),
+                Err(Stop::Failed(error)) => Err(error),
+            };
+            why?;
+        }
+    }
+
+    /// 0: waits, if so much is dirty that writers are slowed down.
+    #[inline]
+    fn throttle(&self, mapping: &Arc<Mapping>, piece: Piece<'_>) -> Result<(), Error> {
+        let pages = piece.pages(piece.bytes.len());
+        let failed = |source| {
+            let Piece { position, bytes } = piece;
+            Repr::Write { position, len: bytes.len(), source }.into()
+        };
+        self.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
+    }
+
+    /// 1: inside the file side by side with other writers, as far as that goes; and alone.
+    fn write_shared_or_alone(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        piece: Piece<'_>,
+        done: &mut usize,
+    ) -> Result<(), Error> {
+        let mut hand = if piece.end() <= mapping.size() { Hand::Shared } else { Hand::Alone };
+        let mut limit = None;
+        loop {
+            let outcome = match hand {
+                Hand::Shared => {
+                    let _with_others = mapping.write_shared();
+                    self.write_pieces(mapping, author, hand, piece, done)
+                }
+                Hand::Alone => {
+                    let _alone = mapping.write_alone();
+                    self.write_pieces(mapping, author, hand, piece, done)
+                }
+            };
+            match outcome {
+                Ok(()) => return Ok(()),
+                Err(Stop::Grows) => hand = Hand::Alone,
+                Err(Stop::Pinned(_)) if author.on_pinned == OnPinned::Detach => hand = Hand::Alone,
+                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut limit)?,
+                Err(Stop::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// 2: writes what is left of a piece when `done` bytes are written, and steps that.
+    fn write_pieces(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        piece: Piece<'_>,
+        done: &mut usize,
+    ) -> Result<(), Stop> {
+        let size = mapping.size();
+        match hand {
+            Hand::Shared if size < piece.end() => return Err(Stop::Grows),
+            // What lies between the old end and the piece becomes the file's.
+            Hand::Alone if size < piece.position => self.zero_behind_end(mapping)?,
+            _ => {}
+        }
+        let mut tries = 0;
+        while *done < piece.bytes.len() {
+            let rest = piece.behind(*done);
+            let written = match mapping.try_hold(PageIndex::of_byte(rest.position)) {
+                Ok(held) => self.write_held(mapping, author, hand, &held, rest)?,
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+                Err(_) => self.write_absent(mapping, author, hand, rest)?,
+            };
+            *done += written;
+            tries = if written > 0 { 0 } else { tries + 1 };
+            if tries == TRIES {
+                return Err(Repr::NoMemory { position: rest.position, pages: self.pages_max() }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// 3: what is owed when the locks are let go.
+    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, done: usize) {
+        if done > 0 && author.is_uncached() {
+            // Soon, and not at once: so that many small ones go to the device together.
+            self.writeback.kick(mapping);
+        }
+    }
+
+    // ---- cached ---------------------------------------------------------------------------------
+
+    /// Writes what of `piece` a held folio covers; 0: it is not there any more, or is now.
+    #[inline]
+    fn write_held(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        held: &Held<'_>,
+        piece: Piece<'_>,
+    ) -> Result<usize, Stop> {
+        let inside = (piece.position - held.first().first_byte()) as usize;
+        let len = piece.bytes.len().min(held.order().bytes() - inside);
+        let refused = match held.writer() {
+            Ok(writer) => {
+                let wrote = writer.write(piece.position, &piece.bytes[..len]);
+                if wrote.bytes > 0 {
+                    let marked = self.mark(mapping, author, hand, held, piece, wrote.bytes);
+                    self.touch_written(author, held, piece);
+                    return Ok(if marked { wrote.bytes } else { 0 });
+                }
+                wrote.refused
+            }
+            Err(refused) => Some(refused),
+        };
+        match refused {
+            Some(WriteRefused::Filling) => {
+                let backend = &**mapping.backend();
+                self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+                Ok(0)
+            }
+            Some(WriteRefused::Pinned) => self.meet_pin(mapping, author, hand, held, piece),
+            Some(WriteRefused::Left) | None => Ok(0),
+        }
+    }
+
+    /// Sees to it that the pages of the first `bytes` bytes of `piece` are dirty, which were just written, and that the
+    /// file reaches there. `false`: the folio has left the index, and they are to be written again.
+    #[inline]
+    fn mark(
+        &self,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        held: &Held<'_>,
+        piece: Piece<'_>,
+        bytes: usize,
+    ) -> bool {
+        let Range { start, end } = piece.pages(bytes);
+        let grows = hand == Hand::Alone && piece.position + bytes as u64 > mapping.size();
+        let wants = if held.drops_behind() { author.wants() } else { Wants::Bytes };
+        if !grows && wants == Wants::Bytes && mapping.is_dirty(held, start..end) {
+            return true;
+        }
+        self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
+    }
+
+    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for who is alone.)
+    #[inline(never)]
+    fn mark_slowly(
+        &self,
+        mapping: &Arc<Mapping>,
+        held: &Held<'_>,
+        pages: Range<PageIndex>,
+        end: u64,
+        wants: Wants,
+    ) -> bool {
+        let now = self.writeback.now();
+        let mut tree = mapping.lock();
+        let marked = tree.mark_dirty(held, pages, now);
+        if marked != Marked::Left {
+            tree.grow_size(end);
+        }
+        if wants == Wants::Folio {
+            tree.adopt(held);
+        }
+        drop(tree);
+        if matches!(marked, Marked::Done { newly: 1.. }) {
+            self.writeback.note_dirty(mapping);
+        }
+        marked != Marked::Left
+    }
+
+    /// A write is a use of the folio, but for an uncached one.
+    #[inline]
+    fn touch_written(&self, author: Author<'_>, held: &Held<'_>, piece: Piece<'_>) {
+        if !author.is_uncached() {
+            let grown = self.arena.view().grown();
+            author.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
+        }
+    }
+
+    // ---- not cached -----------------------------------------------------------------------------
+
+    /// Writes the whole pages that `piece` begins with, if it does; else reads its first page. As
+    /// [`Filemap::write_held`].
+    #[inline(never)]
+    fn write_absent(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        piece: Piece<'_>,
+    ) -> Result<usize, Stop> {
+        let pages = self.whole_pages(piece, mapping.size());
+        if !pages.is_empty() {
+            return self.write_new(mapping, author, hand, piece, pages);
+        }
+        // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
+        let first = PageIndex::of_byte(piece.position).align_down(self.folio_orders.min).first_byte();
+        match self.hold_page(mapping, author.reader, first)? {
+            Some(held) => self.write_held(mapping, author, hand, &held, piece),
+            // Others have made the file shorter, past the cache.
+            None => Err(Stop::Grows),
+        }
+    }
+
+    /// The pages from the beginning of `piece` on, in whole folios of the smallest order, that it leaves no byte of as
+    /// it was in a file of `size` bytes; none if it does not begin with such. A few at a time.
+    fn whole_pages(&self, piece: Piece<'_>, size: u64) -> Range<PageIndex> {
+        let unit = self.folio_orders.min;
+        let first = PageIndex::of_byte(piece.position).align_down(unit);
+        let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
+        let end = match piece.end() {
+            end if end >= size => PageIndex(pages_of_bytes(end)).align_up(unit),
+            end => PageIndex::of_byte(end).align_down(unit),
+        };
+        let max = first.plus(INSERT_PAGES_MAX.max(u64::from(unit.pages())));
+        if is_whole { first..end.min(max).max(first) } else { first..first }
+    }
+
+    /// Writes folios into the cache that begin with the page `pages.start`, as many of `pages` as are not there and
+    /// memory allows; bytes of `piece`, and zeros around them.
+    fn write_new(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        piece: Piece<'_>,
+        pages: Range<PageIndex>,
+    ) -> Result<usize, Stop> {
+        let pool = author.reader.pool();
+        // 1 What is not there.
+        let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
+        let count = (pages.end.0 - pages.start.0) as u32;
+        let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
+        // 2 A charge for it, and frames, as a read would have them.
+        let mut gaps = vec![(pages.start, count)];
+        let (charge, frames) = self
+            .charge_and_frames((pool, mapping), &mut gaps, window, Need::Asked, Locks::Wait)
+            .map_err(|refused| match refused {
+                Filled::PoolFull => self.pool_full(pool, piece.position),
+                _ => self.no_memory(piece.position),
+            })?;
+        let runs = deal_out(&gaps, &frames);
+        let Some(promise) = self.promise_places(mapping, &runs, Patience::Wait) else {
+            self.free_runs(&runs);
+            let again = self.make_nodes(pool);
+            return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
+        };
+        // 3 The bytes, before anybody can see them.
+        runs.iter().for_each(|&run| self.put_bytes(run, piece));
+        // 4 Into the tree and the rings, and unlocked. Meanwhile nobody forgets what is cached.
+        let held_off = mapping.hold_off_invalidation();
+        let shape = Shape {
+            orders: self.orders_for(window),
+            marker: None,
+            purpose: Purpose::Write,
+            wanted: AskedFor::All,
+            fate: author.fate(),
+        };
+        let added = mapping.add_window(&runs, shape, Locks::Wait, &mut |_, _| {});
+        let added = added.expect("a lock that is waited for is had");
+        self.free_runs(&added.left);
+        let end = self.mark_new(mapping, hand, piece, &added.inserted);
+        self.list(&added.inserted, window, shape, promise.with_charge(charge));
+        self.counters.add(Count::Inserted, pages_of(&added.inserted));
+        self.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
+        added.inserted.iter().for_each(|&run| self.unlock_new(mapping, run));
+        drop(held_off);
+        if added.inserted.is_empty() && added.stop == TreeStop::NoNode && !self.make_nodes(pool) {
+            return Err(self.no_memory(piece.position).into());
+        }
+        let end = end.first_byte().min(piece.end());
+        Ok(end.saturating_sub(piece.position) as usize)
+    }
+
+    /// Those of `pages` that are not there, from the first on; `None` if that one is.
+    fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
+        if pages.end.0 - pages.start.0 == u64::from(self.folio_orders.min.pages()) {
+            return Some(pages); // that somebody else was first is seen when it is inserted
+        }
+        let (first, count) = mapping.lock().next_gap(pages.start, pages.end)?;
+        (first == pages.start).then(|| first..first.plus(count))
+    }
+
+    /// Copies what `piece` has of a run of frames that nobody else has, and zeros before and behind it.
+    fn put_bytes(&self, run: FillRun, piece: Piece<'_>) {
+        let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
+        let from = piece.position.clamp(start, start + len as u64);
+        let end = piece.end().clamp(from, start + len as u64);
+        let (before, bytes) = ((from - start) as usize, (end - from) as usize);
+        let skipped = (from - piece.position.min(from)) as usize;
+        let source = &piece.bytes[skipped..][..bytes];
+        let to = self.arena.view().bytes(run.frame).expect("a run of ours exists");
+        // SAFETY: the run's frames are ours alone, by the arena, and `before + bytes <= len` of them. The source is
+        // a slice: if it is of an arena, it is pinned, and these frames are in no folio.
+        unsafe {
+            copy::zero(to, before);
+            copy::copy_in(source.as_ptr(), to.add(before), bytes);
+            copy::zero(to.add(before + bytes), len - before - bytes);
+        }
+    }
+
+    /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and lets the file reach as far as they
+    /// do. Returns up to which page they are in the tree without a gap.
+    fn mark_new(&self, mapping: &Arc<Mapping>, hand: Hand, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
+        let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
+        let begin = changed.start.align_down(self.folio_orders.min);
+        let mut end = begin;
+        let mut tree = mapping.lock();
+        for &run in runs {
+            for (page, order) in folios_in(self.arena.view(), run) {
+                let first = run.index.plus(u64::from(page));
+                let behind = first.plus(u64::from(order.pages()));
+                let pages = first.max(changed.start)..behind.min(changed.end);
+                // One that goes when its reader has passed may have gone again.
+                let is_in = self.mark_folio(mapping, &mut tree, (run.frame.plus(page), first), pages, now);
+                end = if is_in && first == end { behind } else { end };
+            }
+        }
+        if hand == Hand::Alone && end > begin {
+            tree.grow_size(end.first_byte().min(piece.end()));
+        }
+        drop(tree);
+        self.writeback.note_dirty(mapping);
+        end
+    }
+
+    fn mark_folio(
+        &self,
+        mapping: &Mapping,
+        tree: &mut MappingGuard<'_>,
+        (frame, first): (Frame, PageIndex),
+        pages: Range<PageIndex>,
+        now: Millis,
+    ) -> bool {
+        let held = Held::take(&self.arena, frame, mapping.id(), first);
+        held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != Marked::Left)
+    }
+
+    /// Ends what is a fill to everybody else: the folios of `run` may be read.
+    fn unlock_new(&self, mapping: &Mapping, run: FillRun) {
+        let view = self.arena.view();
+        for (page, _) in folios_in(view, run).collect::<Vec<_>>() {
+            let frame = run.frame.plus(page);
+            if let Completed::Detached(Put::Last(order)) = view.own(frame).complete(true) {
+                self.arena.free(frame, order);
+            }
+        }
+        self.room.wake_filled(Place { mapping: mapping.id(), page: run.index }, run.pages);
+    }
+
+    pub(super) fn no_memory(&self, position: u64) -> Error {
+        Repr::NoMemory { position, pages: self.pages_max() }.into()
+    }
+
+    // ---- pinned ---------------------------------------------------------------------------------
+
+    /// The folio is pinned: what stays of it gets a place of its own, if the caller is alone and wants that.
+    #[inline(never)]
+    fn meet_pin(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        author: Author<'_>,
+        hand: Hand,
+        held: &Held<'_>,
+        piece: Piece<'_>,
+    ) -> Result<usize, Stop> {
+        if hand == Hand::Shared || author.on_pinned != OnPinned::Detach {
+            return Err(Stop::Pinned(piece.position));
+        }
+        self.detach_copy(mapping, held)?;
+        Ok(0)
+    }
+
+    /// Waits until the folio at `position` is not pinned. `limit` is until when, from the first wait of a call on.
+    fn wait_unpinned(
+        &self,
+        mapping: &Mapping,
+        author: Author<'_>,
+        position: u64,
+        limit: &mut Option<Instant>,
+    ) -> Result<(), Error> {
+        let OnPinned::Wait(patience) = author.on_pinned else { return Ok(()) };
+        let limit = *limit.get_or_insert_with(|| Instant::now() + patience);
+        while let Ok(held) = mapping.try_hold(PageIndex::of_byte(position)) {
+            if !self.arena.view().own(held.frame()).is_pinned() {
+                return Ok(());
+            }
+            drop(held);
+            if Instant::now() >= limit {
+                return Err(Repr::Pinned { position }.into());
+            }
+            std::thread::sleep(PIN_LOOK);
+        }
+        Ok(())
+    }
+}
+
+/// What of `bytes` at `position` a file can take that does not grow; all of it, if the file does.
+fn within_device<'b>(mapping: &Mapping, position: u64, bytes: &'b [u8]) -> Result<&'b [u8], Error> {
+    let (size, end) = (mapping.size(), position + bytes.len() as u64);
+    if end <= size || mapping.can_grow() {
+        return Ok(bytes);
+    }
+    match size.saturating_sub(position) {
+        0 => Err(Repr::DeviceEnds { position, size }.into()),
+        left => Ok(&bytes[..left as usize]),
+    }
+}
+
+/// The file cannot get so long.
+fn too_large(position: u64) -> Error {
+    let text =
+        format!("cannot append at byte {position}: the file would be larger than a file can be; write less");
+    Repr::InvalidInput(text).into()
+}

@@ -1,0 +1,564 @@
+//! Lease: nobody changes a file of ours without our having heard of it first.
+//!
+//! ```text
+//!   another process          kernel                     fetcher          worker                  holder
+//!     open for writing -----> breaks our read lease --> signal, fd --.
+//!     sleeps                                             notes fd    '-> wakes --look()-------> believes it no more
+//!        .                                                                                      forgets the bytes
+//!        .                <------------------------------------------------------------------   gives it up
+//!     goes on, writes
+//! ```
+//!
+//! The kernel gives a read lease on a file that nobody has open for writing. Whoever opens it for writing then, or
+//! cuts it, is made to wait, and the lease's owner is told; the other goes on when the lease is given up, or when
+//! `/proc/sys/fs/lease-break-time` is over (45 seconds, if nobody changed it): then the kernel takes it away. (One who
+//! opens with `O_NONBLOCK` is told `EAGAIN` instead and may come again; we are told all the same.)
+//!
+//! This room takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
+//! itself; that is the holder's part, and the order in which it has to be done is at [`Holder::look`].
+//!
+//! **Two threads**, started with the first lease and ended with the cache. The *fetcher* waits for the signal, which
+//! comes to it alone, and notes which lease it was about; why it does nothing else is told in `sys/lease.rs`. The
+//! *worker* has the holders look. Nothing of the program's signals is touched: no handler, no mask, no number it
+//! can use.
+//!
+//! **How long a lease is believed.** A process that was stopped, or a machine that was, may come back when the time is
+//! over and the writer long at work, and its readers may run before the fetcher does. So a lease is believed for a
+//! time only: three quarters of the break time after it was last seen to stand, by the same clock.
+//!
+//! ```text
+//!   seen to stand at t:  no break had begun before t  =>  nobody goes on before t + break time
+//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a reader who comes later looks himself
+//! ```
+//!
+//! The same look finds breaks of which the signal was lost.
+//!
+//! Invariants:
+//!  1. A lease is in the book before the kernel knows of it, and leaves it before it is given up: no signal comes for
+//!     a lease that the book does not have, unless it is given up anyway.
+//!  2. [`Leases::are_seen_at`] is true only at a time up to which no lease can have been taken away that its holder
+//!     has not looked at.
+//!  3. No lock of this room is held while a holder looks.
+//!  4. A forked child gives up no lease: it would be the parent's.
+//!
+//! Not an invariant: that a look finds something. One is enough for many signals, and a signal may be
+//! about a lease that was given up, or about the one that has its descriptor's number now.
+//!
+//! Cost: taking a lease is four system calls, and giving one up is one; a look is one, of a fifth of a microsecond.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::backend::Backend;
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
+use crate::sys::fork::ForkGuard;
+use crate::sys::lease::{self, Summoned, Summons, ThreadNumber};
+
+/// How long the fetcher waits at most, lest a call that got lost keep a cache from ending.
+const FETCH: Duration = Duration::from_secs(10);
+/// Where the kernel says how long it lets others wait.
+const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
+
+/// Why there is no lease on a file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoLease {
+    /// Nobody asked for one, or not yet.
+    #[error("nobody asked for a lease; open the file with Outside::Lease to have one")]
+    NotAsked,
+    /// Somebody has it open for writing.
+    #[error("somebody has the file open for writing; there can be a lease when all who have are through")]
+    OpenForWriting,
+    /// This cache has it open for writing.
+    #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]
+    WeWrite,
+    /// It was given up, because somebody wanted to write.
+    #[error(
+        "the lease was given up to somebody who writes; it will be asked for again when the file is read"
+    )]
+    GivenUp,
+    /// It is another user's file, and this process has no `CAP_LEASE`.
+    #[error("the file is another user's; run as its owner, or with CAP_LEASE")]
+    NotPermitted,
+    /// It is no regular file, its file system has no leases, or others than this kernel may write it.
+    #[error("there are no leases on such a file: it is no regular file of a local file system that has them")]
+    NotSupported,
+    /// The system has no thread to wait with.
+    #[error("no thread can be started that waits for the lease's end; allow this process two more")]
+    NoThread,
+    /// The system refused for another reason, by this error number.
+    #[error("the system refused: {}", io::Error::from_raw_os_error(*.0))]
+    System(i32),
+}
+
+impl NoLease {
+    fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Self::OpenForWriting,
+            Some(libc::EACCES | libc::EPERM) => Self::NotPermitted,
+            Some(libc::EINVAL | libc::ENOTTY | libc::EOPNOTSUPP | libc::ENOSYS) => Self::NotSupported,
+            code => Self::System(code.unwrap_or(libc::EIO)),
+        }
+    }
+
+    /// Whether it may be otherwise soon, with nobody doing anything for our sake.
+    pub fn passes(self) -> bool {
+        matches!(self, Self::OpenForWriting | Self::GivenUp)
+    }
+}
+
+/// Who has a lease.
+pub trait Holder: Send + Sync {
+    /// Looks whether the lease still stands ([`Lease::stands`]). If not: first believes it no more, then forgets what
+    /// was read under it, and then drops it. May wait for locks; is waited for by somebody who wants to write.
+    fn look(&self);
+}
+
+/// The leases of one cache.
+pub struct Leases {
+    room: Arc<Room>,
+    process: ForkGuard,
+}
+
+/// A read lease, which is given up when this is dropped.
+pub struct Lease {
+    room: Arc<Room>,
+    process: ForkGuard,
+    /// Keeps the descriptor, and so its number.
+    on: Arc<dyn Backend>,
+}
+
+#[derive(Default)]
+struct Room {
+    /// Until when leases are believed that nobody looks at, by [`now`].
+    seen_until: AtomicU64,
+    book: Mutex<Book>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Book {
+    holders: HashMap<RawFd, Weak<dyn Holder>>,
+    /// Descriptors for which there was a signal.
+    summoned: Vec<RawFd>,
+    threads: Threads,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+enum Threads {
+    #[default]
+    None,
+    Running {
+        fetcher: JoinHandle<()>,
+        worker: JoinHandle<()>,
+        summoned: ThreadNumber,
+    },
+    /// Closed, or the system has none for us.
+    Never,
+}
+
+/// What the worker does next.
+enum Round {
+    /// These are to look.
+    Some(Vec<Weak<dyn Holder>>),
+    /// All are to look; they are believed for so long from this time on.
+    All(Vec<Weak<dyn Holder>>, u64, Duration),
+    End,
+}
+
+impl Leases {
+    /// None yet, and no thread.
+    pub fn new() -> Self {
+        Self { room: Arc::default(), process: ForkGuard::new() }
+    }
+
+    /// Takes a lease on the file that `on` reads; `holder` looks at it from now on, at any time and on another thread.
+    /// Waits for nobody.
+    ///
+    /// # Errors
+    /// There can be none, for this reason.
+    pub fn take(&self, on: &Arc<dyn Backend>, holder: Weak<dyn Holder>) -> Result<Lease, NoLease> {
+        let Some(leasable) = on.leasable().filter(|_| !self.process.is_forked()) else {
+            return Err(NoLease::NotSupported);
+        };
+        let summoned = self.room.ensure_threads().ok_or(NoLease::NoThread)?;
+        let number = leasable.descriptor.as_raw_fd();
+        self.room.enter(number, holder);
+        match lease::take(leasable.descriptor, summoned) {
+            Ok(()) => Ok(Lease { room: Arc::clone(&self.room), process: self.process, on: Arc::clone(on) }),
+            Err(error) => {
+                self.room.lock().holders.remove(&number);
+                Err(NoLease::of(&error))
+            }
+        }
+    }
+
+    /// Whether leases that their holders believe in may be believed at `now`, without another look.
+    #[inline]
+    pub fn are_seen_at(&self, now: u64) -> bool {
+        now < self.room.seen_until.load(Ordering::Relaxed)
+    }
+
+    /// Ends the threads, and waits for that; one that calls this itself is not waited for.
+    pub fn close(&self) {
+        if self.process.is_forked() {
+            return;
+        }
+        let mut book = self.room.lock();
+        book.is_closed = true;
+        let threads = std::mem::replace(&mut book.threads, Threads::Never);
+        drop(book);
+        self.room.bell.notify_all();
+        let Threads::Running { fetcher, worker, summoned } = threads else { return };
+        lease::call(summoned);
+        for thread in [fetcher, worker] {
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join(); // it catches what holders throw
+            }
+        }
+    }
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Leases {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Lease {
+    /// Whether the lease stands and nobody waits for its end: one system call, which waits for nobody.
+    pub fn stands(&self) -> bool {
+        self.on.leasable().is_some_and(|leasable| lease::stands(leasable.descriptor))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.process.is_forked() {
+            return; // the parent has it, by the same description
+        }
+        if let Some(leasable) = self.on.leasable() {
+            self.room.lock().holders.remove(&leasable.descriptor.as_raw_fd());
+            // An error says that the kernel has taken it away.
+            let _ = lease::give_up(leasable.descriptor);
+        }
+    }
+}
+
+/// The time by which leases are believed, in nanoseconds: a clock that is read without a system call and steps by some
+/// milliseconds.
+#[inline]
+pub fn now() -> u64 {
+    crate::sys::coarse_nanoseconds()
+}
+
+/// How long the kernel lets others wait before it takes a lease away. If it does not say, the least it can be told.
+fn break_time() -> Duration {
+    let said = std::fs::read_to_string(BREAK_TIME).ok().and_then(|text| text.trim().parse().ok());
+    match said {
+        Some(0) => Duration::from_secs(3600), // it never does
+        Some(seconds) => Duration::from_secs(seconds),
+        None => Duration::from_secs(1),
+    }
+}
+
+/// How long a lease is believed after it was seen.
+fn believed(break_time: Duration) -> Duration {
+    break_time / 4 * 3
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Room {
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a lease that is about to be taken.
+    fn enter(&self, number: RawFd, holder: Weak<dyn Holder>) {
+        let mut book = self.lock();
+        if book.holders.is_empty() {
+            // All there are, of which there are none, are seen now; and what is taken from now on is younger.
+            self.see(now(), break_time());
+            self.bell.notify_all();
+        }
+        book.holders.insert(number, holder);
+    }
+
+    /// All leases were seen to stand at `at`, or were ended.
+    fn see(&self, at: u64, break_time: Duration) {
+        self.seen_until.fetch_max(at.saturating_add(nanoseconds(believed(break_time))), Ordering::Relaxed);
+    }
+
+    // ---- the threads ----------------------------------------------------------------------------
+
+    /// The thread that is summoned. `None`: there is no thread to be had.
+    fn ensure_threads(self: &Arc<Self>) -> Option<ThreadNumber> {
+        let mut book = self.lock();
+        if matches!(book.threads, Threads::None) {
+            book.threads = self.start().unwrap_or(Threads::Never);
+            // One of the two may run.
+            book.is_closed |= matches!(book.threads, Threads::Never);
+        }
+        match book.threads {
+            Threads::Running { summoned, .. } => Some(summoned),
+            Threads::None | Threads::Never => None,
+        }
+    }
+
+    fn start(self: &Arc<Self>) -> Option<Threads> {
+        let named = |name: &str| std::thread::Builder::new().name(name.into());
+        let (tell, told) = sync_channel(1);
+        let room = Arc::clone(self);
+        let fetcher = named("quinion-summons").spawn(move || {
+            crate::sys::signal::block_all();
+            let summons = Summons::here().ok();
+            let _ = tell.send(summons.as_ref().map(Summons::thread));
+            summons.into_iter().for_each(|summons| room.fetch(&summons));
+        });
+        let fetcher = fetcher.ok()?;
+        let summoned = told.recv().ok()??;
+        let room = Arc::clone(self);
+        let worker = named("quinion-lease").spawn(move || {
+            crate::sys::signal::block_all();
+            room.work();
+        });
+        let worker = worker.ok()?;
+        Some(Threads::Running { fetcher, worker, summoned })
+    }
+
+    /// The fetcher's life. It calls nobody.
+    fn fetch(&self, summons: &Summons) {
+        loop {
+            let summoned = summons.wait(FETCH);
+            let mut book = self.lock();
+            if book.is_closed {
+                return;
+            }
+            if let Summoned::For(number) = summoned {
+                book.summoned.push(number);
+                self.bell.notify_all();
+            }
+        }
+    }
+
+    /// The worker's life.
+    fn work(&self) {
+        let look = |holders: Vec<Weak<dyn Holder>>| {
+            for holder in holders.into_iter().filter_map(|holder| holder.upgrade()) {
+                let _ = catch_unwind(AssertUnwindSafe(|| holder.look()));
+            }
+        };
+        let mut all_at = 0;
+        loop {
+            match self.begin_round(all_at) {
+                Round::Some(holders) => look(holders),
+                Round::All(holders, begun, break_time) => {
+                    look(holders);
+                    self.see(begun, break_time);
+                    all_at = begun.saturating_add(nanoseconds(break_time / 4));
+                }
+                Round::End => return,
+            }
+        }
+    }
+
+    /// Sleeps until there was a signal, or it is time, `all_at`, for all to look.
+    fn begin_round(&self, all_at: u64) -> Round {
+        let mut book = self.lock();
+        loop {
+            if book.is_closed {
+                return Round::End;
+            }
+            if !book.summoned.is_empty() {
+                let summoned = std::mem::take(&mut book.summoned);
+                return Round::Some(summoned.iter().filter_map(|fd| book.holders.get(fd)).cloned().collect());
+            }
+            let (begun, is_empty) = (now(), book.holders.is_empty());
+            if begun >= all_at && !is_empty {
+                return Round::All(book.holders.values().cloned().collect(), begun, break_time());
+            }
+            book = if is_empty {
+                self.bell.wait(book).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let left = Duration::from_nanos(all_at - begun);
+                self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0
+            };
+        }
+    }
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases").field("leases", &self.room.lock().holders.len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("stands", &self.stands()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Engine, EngineOptions, WaitRoom};
+    use std::fs::{self, OpenOptions};
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Tells of each look whether its lease stands, and gives it up if not.
+    struct Told {
+        lease: Mutex<Option<Lease>>,
+        looks: Mutex<Sender<bool>>,
+        panics: bool,
+    }
+
+    impl Holder for Told {
+        fn look(&self) {
+            let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            let stands = lease.as_ref().is_some_and(Lease::stands);
+            self.looks.lock().unwrap().send(stands).unwrap();
+            assert!(!self.panics, "this holder always panics");
+            if !stands {
+                *lease = None;
+            }
+        }
+    }
+
+    fn told(panics: bool) -> (Arc<Told>, Receiver<bool>) {
+        let (looks, heard) = channel();
+        (Arc::new(Told { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
+    }
+
+    fn backend(path: &Path) -> Arc<dyn Backend> {
+        fs::write(path, [7; 100]).unwrap();
+        Arc::new(Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default()).open(path).unwrap())
+    }
+
+    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<Told>) -> Result<(), NoLease> {
+        let weak: Weak<Told> = Arc::downgrade(holder);
+        *holder.lease.lock().unwrap() = Some(leases.take(on, weak)?);
+        Ok(())
+    }
+
+    fn wait_for(heard: &Receiver<bool>, stands: bool) {
+        while heard.recv_timeout(LONG).unwrap() != stands {}
+    }
+
+    fn is_running(leases: &Leases) -> bool {
+        matches!(leases.room.lock().threads, Threads::Running { .. })
+    }
+
+    #[test]
+    fn a_holder_looks_when_somebody_wants_to_write_and_he_goes_on_when_it_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), told(false));
+        assert!(!is_running(&leases), "no lease, no thread");
+        for _ in 0..20 {
+            take(&leases, &on, &holder).unwrap();
+            let writer = OpenOptions::new().write(true).open(&path).unwrap();
+            wait_for(&heard, false);
+            assert_eq!(take(&leases, &on, &holder), Err(NoLease::OpenForWriting));
+            assert!(leases.room.lock().holders.is_empty(), "what is given up or refused is in no book");
+            drop(writer);
+        }
+        assert!(is_running(&leases));
+        leases.close();
+        assert_eq!(take(&leases, &on, &holder), Err(NoLease::NoThread));
+    }
+
+    #[test]
+    fn a_holder_that_panics_is_no_matter_of_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = [folder.path().join("bad"), folder.path().join("good")];
+        let (leases, (bad, bad_heard), (good, good_heard)) = (Leases::new(), told(true), told(false));
+        take(&leases, &backend(&paths[0]), &bad).unwrap();
+        take(&leases, &backend(&paths[1]), &good).unwrap();
+        let bad_writer = std::thread::spawn({
+            let path = paths[0].clone();
+            move || OpenOptions::new().write(true).open(path).unwrap()
+        });
+        wait_for(&bad_heard, false);
+        drop(OpenOptions::new().write(true).open(&paths[1]).unwrap());
+        wait_for(&good_heard, false);
+        *bad.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        bad_writer.join().unwrap();
+    }
+
+    #[test]
+    fn each_round_asks_those_who_were_summoned_or_from_time_to_time_all() {
+        let (room, (one, _), (other, _)) = (Room::default(), told(false), told(false));
+        let weak = |holder: &Arc<Told>| -> Weak<dyn Holder> { Arc::downgrade(holder) as Weak<Told> };
+        room.enter(5, weak(&one));
+        room.enter(7, weak(&other));
+        let is = |holders: &[Weak<dyn Holder>], expected: &[&Arc<Told>]| {
+            holders.len() == expected.len()
+                && expected.iter().all(|one| holders.iter().any(|holder| holder.ptr_eq(&weak(one))))
+        };
+        let late = now() + nanoseconds(LONG);
+        room.lock().summoned.extend([7, 9]);
+        assert!(matches!(room.begin_round(late), Round::Some(holders) if is(&holders, &[&other])));
+        // A signal that got lost is made up for when all look.
+        let before = now();
+        let Round::All(holders, begun, waits) = room.begin_round(before) else {
+            panic!("it is time for all")
+        };
+        assert!(is(&holders, &[&one, &other]) && begun >= before && waits == break_time());
+        room.lock().is_closed = true;
+        assert!(matches!(room.begin_round(0), Round::End));
+    }
+
+    #[test]
+    fn a_lease_is_believed_for_a_shorter_time_than_others_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let (leases, (holder, _heard)) = (Leases::new(), told(false));
+        assert!(!leases.are_seen_at(now()), "there is none");
+        take(&leases, &backend(&folder.path().join("file")), &holder).unwrap();
+        let (taken, waits) = (now(), break_time());
+        assert!(leases.are_seen_at(taken));
+        assert!(!leases.are_seen_at(taken + nanoseconds(waits)), "somebody may have gone on by then");
+        for seconds in 1..100 {
+            let waits = Duration::from_secs(seconds);
+            // The next look comes before it is believed no more, and in time for a step of the clock.
+            assert!(believed(waits) >= waits / 2 && waits - believed(waits) >= Duration::from_millis(250));
+        }
+    }
+
+    #[test]
+    fn the_thread_that_is_summoned_has_the_signal_blocked_and_ends_when_it_is_called() {
+        let room = Arc::new(Room::default());
+        let summoned = room.ensure_threads().unwrap();
+        let threads = std::mem::take(&mut room.lock().threads);
+        let Threads::Running { fetcher, worker, .. } = threads else { panic!("they run") };
+        for _ in 0..100 {
+            assert!(lease::call(summoned), "a summons for nothing is nothing");
+        }
+        room.lock().is_closed = true;
+        room.bell.notify_all();
+        assert!(lease::call(summoned));
+        fetcher.join().unwrap();
+        worker.join().unwrap();
+    }
+}

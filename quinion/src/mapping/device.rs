@@ -1,0 +1,525 @@
+//! Device: what a mapping knows of its file where that is kept: which pages are on their way to it, which are there but
+//! may not survive a loss of power, and what has failed.
+//!
+//! ```text
+//!   dirty pages --begin--> under way --end--> written, not durable --take_unsynced, sync, Ok--> durable
+//!                              |                       |
+//!                              +--failed: dirty        +--sync failed: dirty again, and those that end meanwhile, too
+//! ```
+//!
+//! Each flush has a number, and numbers rise. So who waits for what is under way *now* waits for flushes below the
+//! next number, and is not kept by those that begin later. Syncs have numbers as well: one that began after my flushes
+//! had ended, and went well, is as good as my own (group commit).
+//!
+//! The rules are those of the paths above, in `writeback`; here is only the account.
+//!
+//! Invariants:
+//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree
+//!     lock.
+//!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
+//!     has covered it. (Some others may be, too; see [`PageRanges`].)
+//!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
+//!     system tells once, and the other that all is well.
+//!
+//! Not an invariant: that a page that is not under way here is not under write-back. Pages are taken, and their end is
+//! noted, under the tree lock; who does not hold it may see the one before the other.
+//!
+//! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by who wakes and is woken.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::backend::SyncKind;
+use crate::errseq::ErrorSequence;
+use crate::sync::lock::{Mutex, MutexGuard};
+use crate::units::{Millis, PageIndex};
+
+use super::page_ranges::PageRanges;
+
+/// How long the background leaves a file alone after its first failure.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// How long at most, after many.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// A file where it is kept, as one mapping knows it.
+#[derive(Default, Debug)]
+pub struct Device {
+    errors: ErrorSequence,
+    /// Whether write-back has it in its list of files; changed with that list's lock held.
+    is_listed: AtomicBool,
+    account: Mutex<Account>,
+}
+
+/// The number of a flush; later ones have higher numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct FlushNumber(u64);
+
+/// What failed, and how often anything did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Failures {
+    /// Flushes and syncs of this file that failed so far.
+    pub count: u64,
+    /// The number of the last error, by the system's count; 0 if there was none.
+    pub errno: i32,
+}
+
+/// Where a tour goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TourPlace {
+    tour: u64,
+    /// When it began: what was dirty then is taken when it ends.
+    pub began: Millis,
+    /// The page.
+    pub at: PageIndex,
+}
+
+/// How a wish to make something durable goes on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Commit {
+    /// A sync of somebody else has done it.
+    Shared,
+    /// Somebody else's is under way: wait for its end, and ask again.
+    Wait,
+    /// The caller syncs. These pages are what that makes durable; it ends by [`Device::end_sync`].
+    Own(PageRanges),
+}
+
+/// Which pages of a file are where between the cache and the disk.
+#[derive(Debug, Default)]
+struct Account {
+    /// The number of the next flush.
+    next: u64,
+    under_way: BTreeMap<u64, Range<u64>>,
+    ended: u64,
+    /// Flushes below this number were under way when a sync failed.
+    tainted: u64,
+    unsynced: PageRanges,
+    failures: Failures,
+    /// What is to be let alone by the background, and since when it has failed.
+    failing: Option<Failing>,
+    tour: Tour,
+    syncs: Syncs,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    /// The flush that failed last; a later one that goes well ends the state.
+    number: u64,
+    pause: Duration,
+    until: Millis,
+}
+
+/// How far the background has come in the file.
+#[derive(Debug, Default)]
+struct Tour {
+    number: u64,
+    /// Where it goes on.
+    at: u64,
+    /// When it began, if it is under way.
+    began: Option<Millis>,
+    /// So many tours are asked for, this one among them.
+    asked: u8,
+}
+
+#[derive(Debug, Default)]
+struct Syncs {
+    begun: u64,
+    is_under_way: bool,
+    /// The last that went well: its number, what kind it was, and of which pages.
+    done: Option<(u64, SyncKind, Range<u64>)>,
+}
+
+impl Device {
+    /// The errors of writing that handles are told of.
+    pub fn errors(&self) -> &ErrorSequence {
+        &self.errors
+    }
+
+    /// Whether write-back knows of it. Changed under that list's lock.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    /// Write-back lists it, or no more; the caller holds that list's lock, and to forget it the tree lock, too.
+    pub fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    // ---- flushes -------------------------------------------------------------------------------
+
+    /// A flush of `pages` begins. The caller holds the tree lock, under which it took the pages.
+    pub fn begin_flush(&self, pages: Range<PageIndex>) -> FlushNumber {
+        let mut account = self.account();
+        let number = account.next;
+        account.next += 1;
+        debug_assert!(account.first_clear(&pages) == pages, "{pages:?} is in one flush at a time");
+        account.under_way.insert(number, pages.start.0..pages.end.0);
+        FlushNumber(number)
+    }
+
+    /// Of a flush that ends with `written` pages in the file, from its first on: how many of these count. None of them,
+    /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
+    ///
+    /// The caller holds the tree lock, has the other pages dirty again there, and then calls [`Device::end_flush`].
+    pub fn judge_flush(&self, number: FlushNumber, written: u32) -> u32 {
+        if number.0 < self.account().tainted { 0 } else { written }
+    }
+
+    /// The flush has ended, at `now`: `written` pages of it are in the file, as judged; the others are dirty again, if
+    /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
+    /// tree lock since it judged, and whoever waits is to be woken when it has let that go.
+    pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
+        let mut account = self.account();
+        let pages = account.under_way.remove(&number.0).expect("a flush ends once");
+        account.ended += 1;
+        account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.start + u64::from(written)));
+        if let Some(errno) = errno {
+            self.errors.record(errno);
+            account.fail(errno, now, Some(number.0));
+        } else if written > 0 && account.failing.is_some_and(|failing| number.0 > failing.number) {
+            account.failing = None;
+        }
+    }
+
+    /// The flush that `page` is in, and where that ends; `None` if it is in none.
+    pub fn flush_at(&self, page: PageIndex) -> Option<(FlushNumber, PageIndex)> {
+        let account = self.account();
+        let (number, pages) = account.under_way.iter().find(|(_, pages)| pages.contains(&page.0))?;
+        Some((FlushNumber(*number), PageIndex(pages.end)))
+    }
+
+    /// The first pages of `pages` that follow each other and are in no flush; empty if all are.
+    pub fn first_clear(&self, pages: Range<PageIndex>) -> Range<PageIndex> {
+        self.account().first_clear(&pages)
+    }
+
+    /// The number of the next flush: those with lower numbers have begun.
+    pub fn next_flush(&self) -> FlushNumber {
+        FlushNumber(self.account().next)
+    }
+
+    /// Whether a flush of some of `pages` is under way, with a number below `before`, if there is one.
+    pub fn is_under_way(&self, pages: &Range<PageIndex>, before: Option<FlushNumber>) -> bool {
+        let account = self.account();
+        let before = before.map_or(u64::MAX, |number| number.0);
+        let mut flushes = account.under_way.range(..before);
+        flushes.any(|(_, flush)| flush.start < pages.end.0 && pages.start.0 < flush.end)
+    }
+
+    /// How many flushes are under way.
+    pub fn flushes_under_way(&self) -> usize {
+        self.account().under_way.len()
+    }
+
+    /// How many flushes have begun, and how many have ended: equal before and after a look at the file's attributes,
+    /// if none of ours has changed them meanwhile.
+    pub fn flushes(&self) -> (u64, u64) {
+        let account = self.account();
+        (account.next, account.ended)
+    }
+
+    // ---- failures ------------------------------------------------------------------------------
+
+    /// What has failed so far.
+    pub fn failures(&self) -> Failures {
+        self.account().failures
+    }
+
+    /// The last error, if nothing has gone well since.
+    pub fn failing(&self) -> Option<i32> {
+        let account = self.account();
+        account.failing.map(|_| account.failures.errno)
+    }
+
+    /// Until when the background leaves it alone.
+    pub fn paused_until(&self) -> Option<Millis> {
+        self.account().failing.map(|failing| failing.until)
+    }
+
+    // ---- tours: the background's way through the file ------------------------------------------
+
+    /// A tour begins at `now`, or goes on: where.
+    pub fn enter_tour(&self, now: Millis) -> TourPlace {
+        let tour = &mut self.account().tour;
+        let began = *tour.began.get_or_insert(now);
+        TourPlace { tour: tour.number, began, at: PageIndex(tour.at) }
+    }
+
+    /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
+    pub fn leave_tour(&self, place: TourPlace, at: PageIndex) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            tour.at = tour.at.max(at.0);
+        }
+    }
+
+    /// The tour has come to the file's end. The next one begins at its start.
+    pub fn end_tour(&self, place: TourPlace) {
+        let tour = &mut self.account().tour;
+        if tour.number == place.tour {
+            let asked = tour.asked.saturating_sub(1);
+            *tour = Tour { number: tour.number + 1, asked, ..Tour::default() };
+        }
+    }
+
+    /// Somebody wants all that is dirty now written soon.
+    pub fn ask_for_tour(&self) {
+        let tour = &mut self.account().tour;
+        // One that is under way may have passed what is meant.
+        tour.asked = if tour.began.is_some() { 2 } else { 1 };
+    }
+
+    /// Whether somebody does.
+    pub fn is_tour_asked(&self) -> bool {
+        self.account().tour.asked > 0
+    }
+
+    // ---- syncs ---------------------------------------------------------------------------------
+
+    /// How many syncs have begun: one that begins later and goes well makes durable all flushes that have ended by now.
+    pub fn syncs_begun(&self) -> u64 {
+        self.account().syncs.begun
+    }
+
+    /// Whether a sync is under way.
+    pub fn is_syncing(&self) -> bool {
+        self.account().syncs.is_under_way
+    }
+
+    /// The caller wants `pages` durable, of which all flushes had ended when [`Device::syncs_begun`] said `seen`.
+    pub fn begin_sync(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Commit {
+        let mut account = self.account();
+        let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
+            let is_kind = done == kind || done == SyncKind::All;
+            number >= seen && is_kind && range.start <= pages.start.0 && pages.end.0 <= range.end
+        };
+        if account.syncs.done.as_ref().is_some_and(covers) {
+            return Commit::Shared;
+        }
+        if account.syncs.is_under_way {
+            return Commit::Wait;
+        }
+        account.syncs.is_under_way = true;
+        account.syncs.begun += 1;
+        Commit::Own(account.unsynced.take(pages.clone()))
+    }
+
+    /// The sync of `kind` of `pages`, begun by [`Device::begin_sync`], has ended, at `now`. If it failed, what comes
+    /// back is to be dirty again: what it was to make durable, and all else that was not; and what is under way will
+    /// be, when it ends.
+    pub fn end_sync(
+        &self,
+        (kind, pages): (SyncKind, &Range<PageIndex>),
+        taken: PageRanges,
+        failed: Option<i32>,
+        now: Millis,
+    ) -> PageRanges {
+        let mut account = self.account();
+        account.syncs.is_under_way = false;
+        let Some(errno) = failed else {
+            let number = account.syncs.begun - 1;
+            account.syncs.done = Some((number, kind, pages.start.0..pages.end.0));
+            return PageRanges::new();
+        };
+        self.errors.record(errno);
+        account.fail(errno, now, None);
+        account.tainted = account.next;
+        let mut again = std::mem::take(&mut account.unsynced);
+        again.insert_all(&taken);
+        again
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Account {
+    fn first_clear(&self, pages: &Range<PageIndex>) -> Range<PageIndex> {
+        // Some dozens at most are under way.
+        let (mut start, mut end) = (pages.start.0, pages.end.0);
+        while let Some(flush) = self.under_way.values().find(|flush| flush.contains(&start)) {
+            start = flush.end;
+        }
+        for flush in self.under_way.values().filter(|flush| flush.start > start) {
+            end = end.min(flush.start);
+        }
+        PageIndex(start.min(pages.end.0))..PageIndex(end.max(start.min(pages.end.0)))
+    }
+
+    /// Something failed. The background lets the file alone for longer each time, but for flushes that were under way
+    /// with one that has failed already.
+    fn fail(&mut self, errno: i32, now: Millis, number: Option<u64>) {
+        self.failures = Failures { count: self.failures.count + 1, errno };
+        let pause = match self.failing {
+            None => PAUSE_MIN,
+            Some(before) if number.is_some_and(|number| number <= before.number) => before.pause,
+            Some(before) => (before.pause * 2).min(PAUSE_MAX),
+        };
+        let until = Millis(now.0 + pause.as_millis() as u64);
+        // All that have begun by now say nothing about whether it goes well again.
+        self.failing = Some(Failing { number: self.next.saturating_sub(1), pause, until });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EIO: i32 = 5;
+
+    fn pages(start: u64, end: u64) -> Range<PageIndex> {
+        PageIndex(start)..PageIndex(end)
+    }
+
+    fn written(device: &Device, range: Range<PageIndex>) {
+        let number = device.begin_flush(range);
+        let pages = device.judge_flush(number, pages_in(number, device));
+        device.end_flush(number, pages, None, Millis(0));
+    }
+
+    fn pages_in(number: FlushNumber, device: &Device) -> u32 {
+        let account = device.account();
+        let range = &account.under_way[&number.0];
+        (range.end - range.start) as u32
+    }
+
+    fn all(ranges: &PageRanges) -> Vec<Range<PageIndex>> {
+        ranges.iter().collect()
+    }
+
+    #[test]
+    fn who_waits_for_what_is_under_way_is_not_kept_by_what_begins_later() {
+        let device = Device::default();
+        let first = device.begin_flush(pages(0, 4));
+        let now = device.next_flush();
+        let second = device.begin_flush(pages(4, 8));
+        let before = Some(now);
+        assert!(device.is_under_way(&pages(3, 5), before) && !device.is_under_way(&pages(4, 8), before));
+        assert!(device.is_under_way(&pages(4, 8), None) && !device.is_under_way(&pages(8, 9), None));
+        device.end_flush(first, 4, None, Millis(0));
+        assert!(!device.is_under_way(&pages(0, 100), before));
+        device.end_flush(second, 4, None, Millis(0));
+        assert!(!device.is_under_way(&pages(0, 100), None));
+        assert_eq!(device.flushes(), (2, 2));
+    }
+
+    #[test]
+    fn pages_in_no_flush_are_found_around_those_that_are() {
+        let device = Device::default();
+        for range in [pages(2, 4), pages(4, 5), pages(10, 12)] {
+            device.begin_flush(range);
+        }
+        for (asked, clear) in [
+            (pages(0, 20), pages(0, 2)),
+            (pages(2, 20), pages(5, 10)),
+            (pages(3, 4), pages(4, 4)),
+            (pages(11, 20), pages(12, 20)),
+            (pages(5, 7), pages(5, 7)),
+        ] {
+            assert_eq!(device.first_clear(asked.clone()), clear, "of {asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_sync_that_failed_leaves_nothing_that_counts_as_durable() {
+        let device = Device::default();
+        written(&device, pages(0, 4));
+        let under_way = device.begin_flush(pages(20, 21));
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
+            panic!("nobody else syncs");
+        };
+        assert_eq!(all(&taken), [pages(0, 3)]);
+        written(&device, pages(10, 12)); // while it fails
+        let again = device.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
+        assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
+        assert_eq!(device.judge_flush(under_way, 1), 0, "who knows what became of it");
+        device.end_flush(under_way, 0, None, Millis(0));
+        let later = device.begin_flush(pages(20, 21));
+        assert_eq!(device.judge_flush(later, 1), 1);
+        assert_eq!(device.failures(), Failures { count: 1, errno: EIO });
+    }
+
+    #[test]
+    fn a_sync_that_began_later_is_as_good_as_my_own_and_one_from_before_is_not() {
+        let device = Device::default();
+        let range = pages(0, 100);
+        let sync = |kind, range: &Range<PageIndex>, seen| {
+            let Commit::Own(taken) = device.begin_sync(kind, range, seen) else { panic!("it is my turn") };
+            assert_eq!(device.begin_sync(kind, range, seen), Commit::Wait);
+            device.end_sync((kind, range), taken, None, Millis(0));
+        };
+        let early = device.syncs_begun();
+        sync(SyncKind::Data, &range, early);
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
+        let seen = device.syncs_begun();
+        sync(SyncKind::Data, &range, seen);
+        assert!(
+            matches!(device.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
+            "it was not of this kind"
+        );
+        device.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
+        assert_eq!(device.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
+        assert!(
+            matches!(device.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)),
+            "nor of all of it"
+        );
+    }
+
+    #[test]
+    fn of_a_flush_that_failed_what_was_written_counts() {
+        let device = Device::default();
+        let number = device.begin_flush(pages(5, 9));
+        assert_eq!(device.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
+        device.end_flush(number, device.judge_flush(number, 3), Some(EIO), Millis(0));
+        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        assert_eq!((all(&taken), device.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
+    }
+
+    #[test]
+    fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
+        let device = Device::default();
+        device.ask_for_tour();
+        let first = device.enter_tour(Millis(7));
+        assert_eq!((first.began, first.at), (Millis(7), PageIndex(0)));
+        device.leave_tour(first, PageIndex(50));
+        device.leave_tour(first, PageIndex(20)); // who was slower
+        device.ask_for_tour();
+        let second = device.enter_tour(Millis(8));
+        assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
+        device.end_tour(second);
+        assert!(device.is_tour_asked());
+        device.leave_tour(first, PageIndex(70)); // of a tour that is over
+        device.end_tour(first);
+        let third = device.enter_tour(Millis(9));
+        assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));
+        device.end_tour(third);
+        assert!(!device.is_tour_asked());
+    }
+
+    #[test]
+    fn pauses_grow_and_end_with_what_goes_well_later() {
+        let device = Device::default();
+        let fail = |range| {
+            let number = device.begin_flush(range);
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
+        };
+        let together = [device.begin_flush(pages(0, 1)), device.begin_flush(pages(1, 2))];
+        let well = device.begin_flush(pages(2, 3));
+        for number in together {
+            device.end_flush(number, 0, Some(EIO), Millis(1000));
+        }
+        assert_eq!(device.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
+        device.end_flush(well, 1, None, Millis(1000));
+        assert_eq!(device.failing(), Some(EIO), "it began before");
+        fail(pages(0, 1));
+        assert_eq!(device.paused_until(), Some(Millis(3000)));
+        (0..20).for_each(|_| fail(pages(0, 1)));
+        assert_eq!(device.paused_until(), Some(Millis(61_000)));
+        written(&device, pages(0, 1));
+        assert_eq!((device.failing(), device.failures().count), (None, 23));
+    }
+}

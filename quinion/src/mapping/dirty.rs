@@ -1,0 +1,788 @@
+//! Dirty: which pages of a file are to be written to it, and which are being written.
+//!
+//! ```text
+//!   index    0   1   2   3   4   5   6   7   8   9  10  11
+//!            [---- F ----]   [G]     [------ H ------]         folios
+//!   bits      .  d  d  .      d       d  w  .  w               d dirty   w under write-back   (a bit a page)
+//!   flags     DIRTY          DIRTY    DIRTY, WRITEBACK         (of each folio, in its descriptor)
+//!   marks     D  T            D        D  W                    (of each entry, so that a search skips the rest)
+//!
+//!   begin_writeback from 0:  run 1..3 of F,  run of G,  the d of H         taken: d -> w, and held
+//!   end_writeback of a run:  w -> clean, or -> d if it failed              the last of a folio gives its hold back
+//! ```
+//!
+//! The bits say what is so, page by page (`arena/dirty.rs`). The flags sum them up for who looks at one folio, and the
+//! marks for who looks for folios. There is a third mark, **to write**: an integrity sync puts it on every entry that
+//! is dirty when it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others, so that whoever goes on
+//! writing does not keep it from ending. The mark goes when the folio's last dirty page is taken or forgotten, by
+//! whoever does that, and in no other way: a sync that does not find it finds the page under write-back.
+//!
+//! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
+//! its pages set is done ([`Mapping::is_dirty`]).
+//!
+//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
+//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
+//! cuts or punches the file can tell when the device has let go.
+//!
+//! Invariants (asserted by `Mapping::check`):
+//!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
+//!     so `WRITEBACK`. An entry to write is dirty.
+//!  2. The counts are those of the bits: dirty pages, pages under write-back, dirty pages of folios that drop behind.
+//!  3. A page is taken for write-back only if it is not under write-back: it has one flush at a time.
+//!  4. Since when something is dirty is known exactly while something is.
+//!
+//! Not an invariant: that a page under write-back is clean, or that a folio under write-back is in the index. Nor that
+//! the pages of a folio of which one is dirty are all dirty: a folio of 2 MiB with one changed page writes 4 KiB.
+//!
+//! Locks: the tree lock; nothing is taken from the arena under it, and frames are given back.
+//! Cost: to mark, a step on a word of bits for each 64 pages, and a way down if the folio was clean. To begin and to
+//! end, a way down for each folio whose flags change; a search steps along marked entries only.
+//!
+//! Kernel cousin: the tags of `mm/page-writeback.c`. We differ: pages of a large folio are told apart, so the flags
+//! and the marks are sums.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arena::dirty::{Bits, after_bytes, before_flush};
+use crate::arena::landed::words;
+use crate::arena::{Flags, Put, View};
+use crate::backend::FillRun;
+use crate::folio::Held;
+use crate::units::{Frame, Millis, Order, PageIndex};
+use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
+
+use super::owner::{Mapping, MappingGuard};
+
+/// The mark of an entry that is dirty.
+pub(super) const DIRTY: Mark = Mark::Zero;
+/// The mark of a dirty entry that a sync is about to write.
+pub(super) const TO_WRITE: Mark = Mark::One;
+/// The mark of an entry under write-back.
+pub(super) const WRITEBACK: Mark = Mark::Two;
+
+/// Pages of the longest run that is taken for one flush: 1 MiB.
+pub const RUN_PAGES_MAX: u32 = 256;
+/// Entries that are tagged under one hold of the lock.
+pub const TAGGED_MAX: usize = 4096;
+/// Entries that are looked at for write-back under one hold of the lock.
+const ENTRIES_MAX: usize = 1024;
+/// Of these, listed at a time.
+const ENTRIES_BATCH: usize = 64;
+/// In place of a moment: nothing is dirty.
+const NEVER: u64 = u64::MAX;
+
+/// How many pages are dirty, and how many under write-back: of one mapping, or of all those of a cache. They change
+/// under tree locks; who has none reads what was so a moment ago.
+#[derive(Debug, Default)]
+pub struct DirtyPages {
+    dirty: AtomicU64,
+    writeback: AtomicU64,
+    behind: AtomicU64,
+}
+
+impl DirtyPages {
+    /// Pages that are to be written.
+    pub fn dirty(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+    /// Pages that are being written, those of folios that have left the index among them.
+    pub fn writeback(&self) -> u64 {
+        self.writeback.load(Ordering::Relaxed)
+    }
+    /// Of the dirty ones, those of folios that go when they have been written, unless somebody wants them.
+    pub fn drop_behind(&self) -> u64 {
+        self.behind.load(Ordering::Relaxed)
+    }
+    /// What is not in the files yet: a page that was changed while it is being written is counted twice, because
+    /// it is written twice.
+    pub fn total(&self) -> u64 {
+        self.dirty() + self.writeback()
+    }
+}
+
+/// What one mapping counts.
+#[derive(Debug)]
+pub(super) struct Counts {
+    own: DirtyPages,
+    /// Pages under write-back of folios that have left the index.
+    detached: AtomicU64,
+    /// When the first of what is dirty became so; [`NEVER`] if nothing is.
+    since: AtomicU64,
+    totals: Arc<DirtyPages>,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        let (own, detached) = (DirtyPages::default(), AtomicU64::new(0));
+        Self { own, detached, since: AtomicU64::new(NEVER), totals: Arc::default() }
+    }
+}
+
+/// One of the numbers of [`DirtyPages`].
+type Number = fn(&DirtyPages) -> &AtomicU64;
+
+impl Counts {
+    fn add(&self, number: Number, pages: u32) {
+        number(&self.own).fetch_add(u64::from(pages), Ordering::Relaxed);
+        number(&self.totals).fetch_add(u64::from(pages), Ordering::Relaxed);
+    }
+    fn sub(&self, number: Number, pages: u32) {
+        let before = number(&self.own).fetch_sub(u64::from(pages), Ordering::Relaxed);
+        debug_assert!(before >= u64::from(pages), "{pages} pages are taken off {before}");
+        number(&self.totals).fetch_sub(u64::from(pages), Ordering::Relaxed);
+    }
+    /// `pages` pages became dirty.
+    fn dirtied(&self, pages: u32, behind: bool, now: Millis) {
+        if self.own.dirty() == 0 && pages > 0 {
+            self.since.store(now.0.min(NEVER - 1), Ordering::Relaxed);
+        }
+        self.add(|pages| &pages.dirty, pages);
+        self.add(|pages| &pages.behind, if behind { pages } else { 0 });
+    }
+    /// `pages` pages are not dirty any more.
+    fn cleaned(&self, pages: u32, behind: bool) {
+        self.sub(|pages| &pages.dirty, pages);
+        self.sub(|pages| &pages.behind, if behind { pages } else { 0 });
+        if self.own.dirty() == 0 {
+            self.since.store(NEVER, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What became of pages that were to be marked dirty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marked {
+    /// They are dirty; so many of them were not before.
+    Done {
+        /// Pages.
+        newly: u32,
+    },
+    /// The folio has left the index, or one of them: what was written there is nobody's, and is to be written anew.
+    Left,
+}
+
+/// Which pages are taken for write-back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// All that are dirty, but for those under write-back, which are passed over.
+    Dirty,
+    /// Those of entries that were tagged. One that is under write-back, too, ends the call, and is to be waited for.
+    ToWrite,
+}
+
+/// Pages that were taken for write-back: they follow each other in the file and in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WritebackRun {
+    /// The first page.
+    pub index: PageIndex,
+    /// The frame of the first page; the others follow.
+    pub frame: Frame,
+    /// How many pages; [`RUN_PAGES_MAX`] at most.
+    pub pages: u32,
+}
+
+impl WritebackRun {
+    /// The first page behind it.
+    pub fn end(&self) -> PageIndex {
+        self.index.plus(u64::from(self.pages))
+    }
+}
+
+/// Where a call that takes pages for write-back has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Begun {
+    /// At the end of its range: nothing is left of what it is for.
+    Done,
+    /// Before this page, because enough was taken, or looked at: come again from there.
+    More(PageIndex),
+    /// Before this page, which was changed while it is being written ([`Which::ToWrite`] only): come again from
+    /// there when that has ended.
+    Busy(PageIndex),
+}
+
+/// How write-back of a run has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The file has the bytes.
+    Written,
+    /// It does not, or not surely: the pages are dirty again.
+    Failed,
+}
+
+/// What the end of a run's write-back left.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Ended {
+    /// Pages that are dirty again because they failed; not those that somebody has changed meanwhile.
+    pub failed: u32,
+    /// Pages of folios that had left the index: nobody writes them again.
+    pub left: u32,
+    /// What covers the folios of the run that are clean now, and go unless somebody wants them: to be dropped by
+    /// [`Mapping::drop_behind`]. `None`: there are none.
+    pub behind: Option<Range<PageIndex>>,
+}
+
+impl Mapping {
+    /// The same mapping, which counts its dirty pages in `totals` as well, with those of the cache's other mappings.
+    #[must_use]
+    pub fn with_dirty_pages(mut self, totals: &Arc<DirtyPages>) -> Self {
+        assert_eq!(self.dirty.own.total(), 0, "a mapping changes its totals before it is written to");
+        self.dirty.totals = Arc::clone(totals);
+        self
+    }
+
+    /// How many of its pages are dirty, and under write-back; a moment ago, unless the caller has the tree lock.
+    pub fn dirty_pages(&self) -> &DirtyPages {
+        &self.dirty.own
+    }
+
+    /// Pages under write-back of folios that have left the index; as [`Mapping::dirty_pages`]. While there are any, the
+    /// device may still be writing to places from which the index knows nothing.
+    pub fn detached_pages(&self) -> u64 {
+        self.dirty.detached.load(Ordering::Relaxed)
+    }
+
+    /// When the oldest of what is dirty became so; `None` if nothing is. As [`Mapping::dirty_pages`].
+    pub fn dirty_since(&self) -> Option<Millis> {
+        let since = self.dirty.since.load(Ordering::Relaxed);
+        (since != NEVER).then_some(Millis(since))
+    }
+
+    /// Whether all of `pages`, which the caller has changed and whose folio it holds, are dirty already, so that they
+    /// are written after this call, whoever takes them. If not, it marks them. Takes no lock.
+    ///
+    /// # Panics
+    /// If the folio does not cover the pages.
+    pub fn is_dirty(&self, held: &Held<'_>, pages: Range<PageIndex>) -> bool {
+        let (frame, pages) = frames_of(held.frame(), held.first(), held.order(), &pages);
+        after_bytes(); // w2 of `arena/dirty.rs`
+        self.view().count_bits(Bits::Dirty, frame, pages) == pages
+    }
+
+    /// Whether a page of a held folio is dirty, by a look that orders nothing; for who looks again, by
+    /// [`Mapping::is_page_dirty`], when it has changed the page.
+    #[inline]
+    pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        let inside = page.0.wrapping_sub(held.first().0);
+        inside < u64::from(held.order().pages())
+            && self.view().has_bit(Bits::Dirty, held.frame().plus(inside as u32))
+    }
+
+    /// As [`Mapping::is_dirty`], of one page.
+    #[inline]
+    pub fn is_page_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+        after_bytes(); // w2 of `arena/dirty.rs`
+        self.seems_dirty(held, page)
+    }
+
+    // ---- for the holder of the tree lock ------------------------------------------------------
+
+    /// A folio that has been taken out of the tree is retired next, whoever holds it: it is not dirty any more.
+    pub(super) fn forget_leaving(&self, frame: Frame, order: Order) {
+        let (view, word) = (self.view(), self.view().own(frame).word());
+        if word.has(Flags::DIRTY) {
+            let pages = view.clear_bits(Bits::Dirty, frame, order.pages());
+            view.own(frame).clear_dirty();
+            self.dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
+        }
+        if word.has(Flags::WRITEBACK) {
+            let pages = view.count_bits(Bits::Writeback, frame, order.pages());
+            self.dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody else than uncached reads wants the folio.
+    pub(super) fn adopt(&self, frame: Frame) {
+        let descriptor = self.view().own(frame);
+        let word = descriptor.word();
+        if word.has(Flags::DROPBEHIND) && word.has(Flags::DIRTY) {
+            let pages = self.view().count_bits(Bits::Dirty, frame, word.order().pages());
+            self.dirty.sub(|pages| &pages.behind, pages);
+        }
+        descriptor.adopt();
+    }
+
+    /// The head of the folio of this mapping that write-back holds and of which `frame` holds the page at `index`.
+    /// Found by its flag, which no descriptor has but the head of such a folio, in the index or not.
+    fn under_writeback(&self, frame: Frame, index: PageIndex) -> Option<Frame> {
+        (0..=Order::MAX.0).find_map(|order| {
+            let head = Frame(frame.0 & !(Order(order).pages() - 1));
+            let descriptor = self.view().descriptor(head)?;
+            let (word, inside) = (descriptor.word(), frame.0 - head.0);
+            let covers = word.has(Flags::WRITEBACK) && inside < word.order().pages();
+            let ours =
+                || descriptor.mapping() == self.id() && descriptor.index().plus(u64::from(inside)) == index;
+            (covers && ours()).then_some(head)
+        })
+    }
+}
+
+impl MappingGuard<'_> {
+    /// Marks `pages`, which lie in the held folio, dirty at the moment `now`. Who has changed bytes calls this unless
+    /// [`Mapping::is_dirty`] says that there is no need.
+    ///
+    /// # Panics
+    /// As [`Mapping::is_dirty`].
+    pub fn mark_dirty(&mut self, held: &Held<'_>, pages: Range<PageIndex>, now: Millis) -> Marked {
+        self.mark_folio(held.frame(), pages, now)
+    }
+
+    /// As [`MappingGuard::mark_dirty`], all pages of the folios of `run`, which the caller has inserted and filled by
+    /// itself, and has yet to complete. If some have left, the others are dirty all the same.
+    ///
+    /// `run` begins and ends with a folio, as it was inserted.
+    pub fn mark_run_dirty(&mut self, run: FillRun, now: Millis) -> Marked {
+        let (mut page, mut newly, mut left) = (0, 0, false);
+        while page < run.pages {
+            let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+            let pages = self.mapping.view().own(frame).word().order().pages();
+            match self.mark_folio(frame, index..index.plus(u64::from(pages)), now) {
+                Marked::Done { newly: more } => newly += more,
+                Marked::Left => left = true,
+            }
+            page += pages;
+        }
+        if left { Marked::Left } else { Marked::Done { newly } }
+    }
+
+    /// Marks pages of the folio that `frame` heads, which the caller holds.
+    pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
+        let mapping = self.mapping;
+        let descriptor = mapping.view().own(frame);
+        let (word, first) = (descriptor.word(), descriptor.index());
+        if !word.is_live() {
+            return Marked::Left; // it is retired under this lock, so as long as it is live it is in the index
+        }
+        debug_assert_eq!(descriptor.mapping(), mapping.id(), "{frame:?} is this mapping's");
+        let (from, pages) = frames_of(frame, first, word.order(), &pages);
+        let newly = mapping.view().set_bits(Bits::Dirty, from, pages);
+        if newly > 0 {
+            let before = descriptor.mark_dirty();
+            if !before.has(Flags::DIRTY) {
+                self.remark(first, &[DIRTY], &[]);
+            }
+            mapping.dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
+        }
+        Marked::Done { newly }
+    }
+
+    /// Somebody else than uncached reads or writes wants the held folio, so it stays when it has been written.
+    pub fn adopt(&mut self, held: &Held<'_>) {
+        if self.mapping.view().own(held.frame()).word().is_live() {
+            self.mapping.adopt(held.frame());
+        }
+    }
+
+    /// Tags the dirty entries that meet `pages` as to be written, [`TAGGED_MAX`] of them at most. Returns where to go
+    /// on, in another hold of the lock; the end of `pages` when it is done.
+    pub fn tag_to_write(&mut self, pages: Range<PageIndex>) -> PageIndex {
+        if pages.is_empty() {
+            return pages.end;
+        }
+        let nodes = self.mapping.nodes();
+        let mut tree = self.xarray(&nodes);
+        let next = tree.mark_marked(pages.start.0, pages.end.0 - 1, DIRTY, TO_WRITE, TAGGED_MAX);
+        next.map_or(pages.end, PageIndex)
+    }
+
+    /// Takes dirty pages of `pages`, in rising order, for write-back: at most `pages_max` of them, added to `out` as
+    /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then
+    /// write-back holds their folios. What it reads of their bytes from now on is what was written to them before they
+    /// were marked, or newer.
+    pub fn begin_writeback(
+        &mut self,
+        pages: Range<PageIndex>,
+        which: Which,
+        pages_max: u32,
+        out: &mut Vec<WritebackRun>,
+    ) -> Begun {
+        let mut taking = Taking { which, left: pages_max, first: out.len(), out };
+        let begun = self.take_from(pages, &mut taking);
+        before_flush(); // b2 of `arena/dirty.rs`
+        begun
+    }
+
+    /// As [`MappingGuard::begin_writeback`], without the fence.
+    fn take_from(&mut self, pages: Range<PageIndex>, taking: &mut Taking<'_>) -> Begun {
+        let mark = match taking.which {
+            Which::Dirty => DIRTY,
+            Which::ToWrite => TO_WRITE,
+        };
+        let mut at = pages.start;
+        for _ in 0..ENTRIES_MAX / ENTRIES_BATCH {
+            let found = self.marked(at..pages.end, mark, ENTRIES_BATCH);
+            for folio in &found {
+                let wanted = at.max(folio.first)..folio.end().min(pages.end);
+                match self.take_of(folio, wanted, taking) {
+                    Begun::Done => at = folio.end(),
+                    stopped => return stopped,
+                }
+            }
+            if found.len() < ENTRIES_BATCH || at >= pages.end {
+                return Begun::Done;
+            }
+        }
+        Begun::More(at)
+    }
+
+    /// Takes what is `wanted` of one folio, as far as that goes.
+    fn take_of(&mut self, folio: &Folio, wanted: Range<PageIndex>, taking: &mut Taking<'_>) -> Begun {
+        let view = self.mapping.view();
+        let end = folio.frame_of(wanted.end);
+        let (mut at, mut taken, mut begun) = (folio.frame_of(wanted.start), 0, Begun::Done);
+        while let Some(next) = next_dirty(view, at, end) {
+            if next.is_busy && taking.which == Which::ToWrite {
+                begun = Begun::Busy(folio.page_of(next.frame));
+                break;
+            }
+            at = next.frame.plus(next.pages);
+            if next.is_busy {
+                continue;
+            }
+            let some = next.pages.min(taking.left);
+            if some > 0 {
+                let cleared = view.clear_bits(Bits::Dirty, next.frame, some);
+                let set = view.set_bits(Bits::Writeback, next.frame, some);
+                debug_assert!(
+                    cleared == some && set == some,
+                    "what is taken was dirty, and not being written"
+                );
+                taking.push(folio.page_of(next.frame), next.frame, some);
+                taken += some;
+            }
+            if some < next.pages {
+                begun = Begun::More(folio.page_of(next.frame.plus(some)));
+                break;
+            }
+        }
+        if taken > 0 {
+            self.note_taken(folio, taken);
+        }
+        begun
+    }
+
+    /// Some pages of the folio went from dirty to write-back: so do its flags, its marks and the counts.
+    fn note_taken(&mut self, folio: &Folio, pages: u32) {
+        let mapping = self.mapping;
+        let descriptor = mapping.view().own(folio.frame);
+        let before = descriptor.word();
+        descriptor.start_writeback();
+        mapping.dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
+        mapping.dirty.add(|pages| &pages.writeback, pages);
+        let begins: &[Mark] = if before.has(Flags::WRITEBACK) { &[] } else { &[WRITEBACK] };
+        self.settle_clean(folio, begins);
+    }
+
+    /// If no page of the folio is dirty any more, its flag and its marks say so. Its entry gets the marks in `give`.
+    fn settle_clean(&mut self, folio: &Folio, give: &[Mark]) {
+        let view = self.mapping.view();
+        let clean = view.count_bits(Bits::Dirty, folio.frame, folio.order.pages()) == 0;
+        if clean {
+            view.own(folio.frame).clear_dirty();
+        }
+        self.remark(folio.first, give, if clean { &[DIRTY, TO_WRITE] } else { &[] });
+    }
+
+    /// A folio that is not under write-back was cut under this hold of the lock, and this is one of the pieces, which
+    /// stands at `first` of the tree: it is dirty if one of its own pages is. The counts stay as they are, if the
+    /// pieces drop behind as the whole did.
+    pub fn settle_split(&mut self, first: PageIndex, frame: Frame, order: Order) {
+        let view = self.mapping.view();
+        let dirty = view.count_bits(Bits::Dirty, frame, order.pages()) > 0;
+        if dirty {
+            view.own(frame).mark_dirty();
+        }
+        self.settle_clean(&Folio { first, frame, order }, if dirty { &[DIRTY] } else { &[] });
+    }
+
+    /// Write-back of `run`, or of whole pages of it, has ended, at the moment `now`. The pages are not under write-back
+    /// any more, and dirty again if that failed, unless their folio has left the index; the last of a folio gives
+    /// write-back's hold back. Whoever waits for them is the caller's to wake, when it has let go of the lock.
+    pub fn end_writeback(&mut self, run: WritebackRun, outcome: Outcome, now: Millis) -> Ended {
+        let mapping = self.mapping;
+        let (mut page, mut ended, mut free) = (0, Ended::default(), Vec::new());
+        while page < run.pages {
+            let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+            let head = mapping.under_writeback(frame, index).expect("what is ended was begun");
+            let descriptor = mapping.view().own(head);
+            let (first, order) = (descriptor.index(), descriptor.word().order());
+            let folio = Folio { first, frame: head, order };
+            let pages = (run.pages - page).min(head.0 + order.pages() - frame.0);
+            let cleared = mapping.view().clear_bits(Bits::Writeback, frame, pages);
+            debug_assert_eq!(cleared, pages, "write-back of a page ends once");
+            mapping.dirty.sub(|pages| &pages.writeback, pages);
+            if !descriptor.word().is_live() {
+                mapping.dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
+                ended.left += pages;
+            } else if outcome == Outcome::Failed {
+                match self.mark_folio(head, index..index.plus(u64::from(pages)), now) {
+                    Marked::Done { newly } => ended.failed += newly,
+                    Marked::Left => unreachable!("it is live, and the lock is held"),
+                }
+            }
+            self.end_folio(&folio, &mut ended, &mut free);
+            page += pages;
+        }
+        mapping.arena().free_all(&free);
+        ended
+    }
+
+    /// If no page of the folio is under write-back any more, it is not: its hold goes back.
+    fn end_folio(&mut self, folio: &Folio, ended: &mut Ended, free: &mut Vec<(Frame, Order)>) {
+        let view = self.mapping.view();
+        if view.count_bits(Bits::Writeback, folio.frame, folio.order.pages()) > 0 {
+            return;
+        }
+        let word = view.own(folio.frame).word();
+        if word.is_live() {
+            self.remark(folio.first, &[], &[WRITEBACK]);
+            if word.has(Flags::DROPBEHIND) && !word.has(Flags::DIRTY) {
+                ended.add_behind(folio.first..folio.end());
+            }
+        }
+        match view.own(folio.frame).end_writeback() {
+            Put::Kept => {}
+            Put::Last(order) => free.push((folio.frame, order)),
+        }
+    }
+
+    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
+    /// how many were. Folios that leave the index as a whole are forgotten by whoever takes them out.
+    pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
+        let (mut at, mut forgotten) = (pages.start, 0);
+        loop {
+            let found = self.marked(at..pages.end, DIRTY, ENTRIES_BATCH);
+            for folio in &found {
+                let (from, end) = (folio.first.max(pages.start), folio.end().min(pages.end));
+                let (view, frame) = (self.mapping.view(), folio.frame_of(from));
+                let cleared = view.clear_bits(Bits::Dirty, frame, (end.0 - from.0) as u32);
+                let behind = view.own(folio.frame).word().has(Flags::DROPBEHIND);
+                self.mapping.dirty.cleaned(cleared, behind);
+                self.settle_clean(folio, &[]);
+                forgotten += u64::from(cleared);
+                at = folio.end();
+            }
+            if found.len() < ENTRIES_BATCH {
+                return forgotten;
+            }
+        }
+    }
+
+    /// What was dirty at the moment `then` has been taken for write-back since: what is dirty now became so later, or
+    /// failed.
+    pub fn note_round(&mut self, then: Millis) {
+        let since = &self.mapping.dirty.since;
+        let now = since.load(Ordering::Relaxed);
+        if now != NEVER {
+            since.store(now.max(then.0.min(NEVER - 1)), Ordering::Relaxed);
+        }
+    }
+
+    /// The pages of `pages` that are cached and filled are dirty, at the moment `now`: what was written of them to the
+    /// file may be lost there. Returns how many there are.
+    pub fn mark_cached_dirty(&mut self, pages: Range<PageIndex>, now: Millis) -> u64 {
+        let (mut at, mut cached) = (pages.start, 0);
+        while at < pages.end {
+            let folios = self.folios_from(at..pages.end, ENTRIES_BATCH);
+            at = if folios.len() < ENTRIES_BATCH { pages.end } else { folios[ENTRIES_BATCH - 1].end() };
+            for folio in folios {
+                let meant = folio.first.max(pages.start)..folio.end().min(pages.end);
+                if self.mapping.view().own(folio.frame).word().has(Flags::UPTODATE) {
+                    cached += meant.end.0 - meant.start.0;
+                    let marked = self.mark_folio(folio.frame, meant, now);
+                    debug_assert_ne!(marked, Marked::Left, "it stands in the tree");
+                }
+            }
+        }
+        cached
+    }
+
+    /// The first folios that meet `pages`, `max` of them at most.
+    fn folios_from(&self, pages: Range<PageIndex>, max: usize) -> Vec<Folio> {
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        let folio = |(first, entry, order): (u64, Entry, u8)| match entry.kind() {
+            Kind::Folio(frame) => {
+                Some(Folio { first: PageIndex(first), frame: Frame(frame), order: Order(order) })
+            }
+            _ => None,
+        };
+        tree.range(pages.start.0, pages.end.0 - 1).filter_map(folio).take(max).collect()
+    }
+
+    /// The first page of `pages` that is dirty.
+    pub fn next_dirty(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
+        self.next_with(pages, DIRTY, Bits::Dirty)
+    }
+
+    /// The first page of `pages` that is under write-back. Folios that have left the index are not found
+    /// ([`Mapping::detached_pages`]).
+    pub fn next_writeback(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
+        self.next_with(pages, WRITEBACK, Bits::Writeback)
+    }
+
+    fn next_with(&self, pages: Range<PageIndex>, mark: Mark, bits: Bits) -> Option<PageIndex> {
+        let mut at = pages.start;
+        // An entry is found for any of its pages: those that are meant may be others.
+        while let Some(folio) = self.marked(at..pages.end, mark, 1).first() {
+            let (from, end) = (folio.first.max(at), folio.end().min(pages.end));
+            let is_set = |page: &u64| {
+                let frame = folio.frame_of(PageIndex(*page));
+                self.mapping.view().count_bits(bits, frame, 1) == 1
+            };
+            let found = (from.0..end.0).find(is_set);
+            if found.is_some() {
+                return found.map(PageIndex);
+            }
+            at = folio.end();
+        }
+        None
+    }
+
+    /// The first folios that carry `mark` and meet `pages`, `max` of them at most.
+    fn marked(&self, pages: Range<PageIndex>, mark: Mark, max: usize) -> Vec<Folio> {
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        let folio = |(first, entry, order): (u64, Entry, u8)| match entry.kind() {
+            Kind::Folio(frame) => Folio { first: PageIndex(first), frame: Frame(frame), order: Order(order) },
+            _ => unreachable!("what carries a mark is a folio"),
+        };
+        tree.marked(pages.start.0, pages.end.0 - 1, mark).take(max).map(folio).collect()
+    }
+
+    /// Gives the entry at `index` the marks in `give`, and takes those in `take` off.
+    fn remark(&mut self, index: PageIndex, give: &[Mark], take: &[Mark]) {
+        if !give.is_empty() || !take.is_empty() {
+            let nodes = self.mapping.nodes();
+            self.xarray(&nodes).remark(index.0, give, take);
+        }
+    }
+
+    /// What `Mapping::check` asks of what is dirty: flags and marks of each folio, and the counts of all.
+    pub(super) fn check_dirty(&self) -> Result<(), String> {
+        let (mapping, nodes) = (self.mapping, self.mapping.nodes());
+        let (view, tree) = (mapping.view(), self.xarray(&nodes));
+        let (mut dirty, mut writeback, mut behind) = (0, 0, 0);
+        for (first, entry, order) in tree.range(0, INDICES_MAX - 1) {
+            let Kind::Folio(frame) = entry.kind() else { continue };
+            let word = view.own(Frame(frame)).word();
+            let count = |bits| u64::from(view.count_bits(bits, Frame(frame), Order(order).pages()));
+            let (d, w) = (count(Bits::Dirty), count(Bits::Writeback));
+            let marked = |mark| tree.has_mark(first, mark);
+            let (flag_d, flag_w) = (word.has(Flags::DIRTY), word.has(Flags::WRITEBACK));
+            if (d > 0, w > 0) != (flag_d, flag_w) || (flag_d, flag_w) != (marked(DIRTY), marked(WRITEBACK)) {
+                return Err(format!("page {first}: {d} dirty, {w} written; {word:?}; marks differ"));
+            }
+            if marked(TO_WRITE) && !flag_d {
+                return Err(format!("page {first} is to be written and not dirty"));
+            }
+            (dirty, writeback) = (dirty + d, writeback + w);
+            behind += if word.has(Flags::DROPBEHIND) { d } else { 0 };
+        }
+        let own = &mapping.dirty.own;
+        let counted = (own.dirty(), own.writeback(), own.drop_behind());
+        let found = (dirty, writeback + mapping.detached_pages(), behind);
+        if counted != found {
+            return Err(format!("dirty, written, behind: {counted:?} are counted, {found:?} found"));
+        }
+        if mapping.dirty_since().is_some() != (dirty > 0) {
+            return Err(format!("{dirty} pages are dirty since {:?}", mapping.dirty_since()));
+        }
+        Ok(())
+    }
+}
+
+impl Ended {
+    fn add_behind(&mut self, pages: Range<PageIndex>) {
+        self.behind = Some(match self.behind.take() {
+            Some(behind) => behind.start.min(pages.start)..behind.end.max(pages.end),
+            None => pages,
+        });
+    }
+}
+
+/// A folio of the tree, as long as its lock is held.
+#[derive(Clone, Copy, Debug)]
+struct Folio {
+    first: PageIndex,
+    frame: Frame,
+    order: Order,
+}
+
+impl Folio {
+    fn end(&self) -> PageIndex {
+        self.first.plus(u64::from(self.order.pages()))
+    }
+    fn frame_of(&self, page: PageIndex) -> Frame {
+        self.frame.plus((page.0 - self.first.0) as u32)
+    }
+    fn page_of(&self, frame: Frame) -> PageIndex {
+        self.first.plus(u64::from(frame.0 - self.frame.0))
+    }
+}
+
+/// A call that takes pages for write-back, on its way.
+#[derive(Debug)]
+struct Taking<'o> {
+    which: Which,
+    /// Pages that it may still take.
+    left: u32,
+    /// Where its runs begin in `out`.
+    first: usize,
+    out: &'o mut Vec<WritebackRun>,
+}
+
+impl Taking<'_> {
+    /// Adds pages: to the last run, as far as they follow it.
+    fn push(&mut self, mut index: PageIndex, mut frame: Frame, mut pages: u32) {
+        self.left -= pages;
+        if let Some(last) = self.out[self.first..].last_mut()
+            && (last.end(), last.frame.plus(last.pages)) == (index, frame)
+        {
+            let some = pages.min(RUN_PAGES_MAX - last.pages);
+            last.pages += some;
+            (index, frame, pages) = (index.plus(u64::from(some)), frame.plus(some), pages - some);
+        }
+        while pages > 0 {
+            let some = pages.min(RUN_PAGES_MAX);
+            self.out.push(WritebackRun { index, frame, pages: some });
+            (index, frame, pages) = (index.plus(u64::from(some)), frame.plus(some), pages - some);
+        }
+    }
+}
+
+/// Dirty pages that follow each other and are all under write-back, or all not.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    frame: Frame,
+    pages: u32,
+    is_busy: bool,
+}
+
+/// The next of them from frame `from` on and before `end`, as far as their bits share a word.
+fn next_dirty(view: &View, from: Frame, end: Frame) -> Option<Stretch> {
+    words(from, end.0 - from.0).find_map(|(first, mask)| {
+        let dirty = view.bits_around(Bits::Dirty, first) & mask;
+        if dirty == 0 {
+            return None;
+        }
+        let (bit, busy) = (dirty.trailing_zeros(), view.bits_around(Bits::Writeback, first));
+        let is_busy = busy >> bit & 1 == 1;
+        let alike = dirty & if is_busy { busy } else { !busy };
+        Some(Stretch { frame: first.plus(bit), pages: (alike >> bit).trailing_ones(), is_busy })
+    })
+}
+
+/// The frames of `pages` of a folio, as the first and how many.
+fn frames_of(head: Frame, first: PageIndex, order: Order, pages: &Range<PageIndex>) -> (Frame, u32) {
+    let end = first.plus(u64::from(order.pages()));
+    assert!(
+        first <= pages.start && pages.start <= pages.end && pages.end <= end,
+        "the folio covers the pages"
+    );
+    (head.plus((pages.start.0 - first.0) as u32), (pages.end.0 - pages.start.0) as u32)
+}

@@ -1,0 +1,220 @@
+//! Remove: what is cached of a range of a file goes, on behalf of whoever takes it out of the file.
+//!
+//! ```text
+//!   index    0   1   2   3   4   5   6   7   8   9
+//!            [---- F ----]   [G]  s  [------ H --            range 2 to 10: F and H reach over an edge of it, and
+//!                    |----------------------------|          stay; G and the shadow go
+//! ```
+//!
+//! Whoever comes here has the invalidate lock alone, so nothing comes into the range meanwhile, and has split at its
+//! edges, if that matters (`split.rs`). Nothing waits here.
+//!
+//! | the folio is | [`Content::All`] | [`Content::Clean`] |
+//! |---|---|---|
+//! | held by readers, pinned | goes; the last of them frees it | the same |
+//! | being filled | goes; the fill frees it | stays |
+//! | dirty, or being written | goes, and is not dirty any more | stays |
+//!
+//! What is in flight, to a folio or from one, is to end before the file is cut on its device:
+//! [`Mapping::find_in_flight`] finds it.
+//!
+//! Invariants:
+//!  1. What leaves here leaves no shadow, and shadows in the range go as well.
+//!  2. No folio goes that reaches over an edge of the range.
+//!
+//! Cost: one walk over the range, and a way down for each run of neighbours; the tree lock is let go after
+//! [`REMOVED_FOLIOS_MAX`] entries.
+
+use std::ops::Range;
+
+use crate::arena::{Flags, Retire};
+use crate::folio::Held;
+use crate::stats::Count;
+use crate::units::{Frame, Order, PageIndex};
+use crate::xarray::{INDICES_MAX, Kind};
+
+use super::owner::{Mapping, MappingGuard};
+
+/// Entries that are looked at under one hold of the tree lock.
+pub const REMOVED_FOLIOS_MAX: usize = 512;
+
+/// As many, where none goes.
+const LOOKED_AT_MAX: usize = 4096;
+
+/// Which folios of a range go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// All of them: nobody will ask for their bytes.
+    All,
+    /// Those that the file has as they are.
+    Clean,
+}
+
+/// What of a range went in one hold of the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removed {
+    /// Pages that went.
+    pub pages: u64,
+    /// Where the next call should begin; the end of the range if it is done.
+    pub next: PageIndex,
+}
+
+/// A fill or a flush in flight, or where none was found.
+#[derive(Debug)]
+pub enum InFlight<'m> {
+    /// This folio, which is held.
+    Folio(Held<'m>),
+    /// None before this page: go on there.
+    None(PageIndex),
+}
+
+impl Mapping {
+    /// Takes what lies in `pages` out, hold by hold of the tree lock; how many pages went.
+    pub fn remove_range(&self, pages: Range<PageIndex>, what: Content) -> u64 {
+        let (mut from, mut gone) = (pages.start, 0);
+        while from < pages.end {
+            let mut free = Vec::with_capacity(REMOVED_FOLIOS_MAX); // before the lock
+            let removed = self.lock().remove_some(from..pages.end, what, &mut free);
+            self.arena().free_all(&free);
+            (from, gone) = (removed.next, gone + removed.pages);
+        }
+        gone
+    }
+
+    /// The first folio that meets `pages` and is being filled or written, held; or how far none is. To be called again
+    /// from there, or when the found one's work has ended. Nothing new begins while the caller has the invalidate
+    /// lock alone.
+    pub fn find_in_flight(&self, pages: Range<PageIndex>) -> InFlight<'_> {
+        let guard = self.lock();
+        let nodes = self.nodes();
+        let tree = guard.xarray(&nodes);
+        let (mut next, mut seen) = (pages.start, 0);
+        for (first, entry, order) in tree.range(pages.start.0, pages.end.0.saturating_sub(1)) {
+            if let Kind::Folio(frame) = entry.kind()
+                && self.view().own(Frame(frame)).word().has(Flags::LOCKED | Flags::WRITEBACK)
+            {
+                // Refused only if it has all the holds that it can have: come again.
+                let held = Held::take(self.arena(), Frame(frame), self.id(), PageIndex(first));
+                return held.map_or(InFlight::None(next), InFlight::Folio);
+            }
+            next = PageIndex(first + (1 << order));
+            seen += 1;
+            if seen == LOOKED_AT_MAX {
+                return InFlight::None(next);
+            }
+        }
+        InFlight::None(next.max(pages.end))
+    }
+
+    /// The first page of a folio that meets `pages` and is pinned; a hint, as pins come and go.
+    pub fn first_pinned(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
+        let mut from = pages.start.0;
+        while from < pages.end.0 {
+            let guard = self.lock();
+            let nodes = self.nodes();
+            let tree = guard.xarray(&nodes);
+            let mut next = pages.end.0;
+            for (seen, (first, entry, order)) in tree.range(from, pages.end.0 - 1).enumerate() {
+                if let Kind::Folio(frame) = entry.kind()
+                    && self.view().own(Frame(frame)).is_pinned()
+                {
+                    return Some(PageIndex(first));
+                }
+                if seen == LOOKED_AT_MAX {
+                    next = first + (1 << order);
+                    break;
+                }
+            }
+            from = next;
+        }
+        None
+    }
+}
+
+impl MappingGuard<'_> {
+    /// As [`Mapping::remove_range`], [`REMOVED_FOLIOS_MAX`] entries at most; adds to `free` the folios whose frames are
+    /// the caller's to free.
+    pub fn remove_some(
+        &mut self,
+        pages: Range<PageIndex>,
+        what: Content,
+        free: &mut Vec<(Frame, Order)>,
+    ) -> Removed {
+        let mapping = self.mapping;
+        let (nodes, end) = (mapping.nodes(), pages.end.0.min(INDICES_MAX));
+        let mut tree = self.xarray(&nodes);
+        let (mut from, mut seen) = (pages.start.0, 0);
+        let mut gone: Vec<(Frame, Order)> = Vec::new();
+        while from < end && seen < REMOVED_FOLIOS_MAX {
+            // The next entries that go, with what is empty between them; and where it goes on behind what stays.
+            let (mut run, mut then) = (from..end, end);
+            for (first, entry, order) in tree.range(from, end - 1) {
+                let behind = first + (1 << order);
+                if seen == REMOVED_FOLIOS_MAX {
+                    (run.end, then) = (first, first);
+                    break;
+                }
+                seen += 1;
+                if let Kind::Folio(frame) = entry.kind()
+                    && !(pages.start.0 <= first && behind <= end && mapping.goes(Frame(frame), what))
+                {
+                    (run.end, then) = (first.max(from), behind);
+                    break;
+                }
+            }
+            tree.erase_range(run.start, run.end, |_, entry, order| {
+                if let Kind::Folio(frame) = entry.kind() {
+                    gone.push((Frame(frame), Order(order)));
+                }
+            });
+            from = then;
+        }
+        // Retired when the entries are gone, as in `drop_behind.rs`.
+        let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
+            Retire::Free => free.push((frame, order)),
+            Retire::Held => {}
+        });
+        mapping.count(Count::ReadaheadWasted, unread);
+        let removed = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
+        self.tree.pages -= removed;
+        Removed { pages: removed, next: PageIndex(from).min(pages.end).max(pages.start) }
+    }
+
+    /// The first page of `pages`, all of one folio, at which what is dirty begins or ends: where that folio is to be
+    /// split so that what is clean can go. `None`: there is no such folio.
+    pub fn next_mixed(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
+        let mut from = pages.start;
+        while let Some(dirty) = self.next_dirty(from..pages.end) {
+            let (first, order) = self.folio_at(dirty)?;
+            let end = first.plus(u64::from(order.pages()));
+            if first < dirty && pages.start < dirty {
+                return Some(dirty);
+            }
+            let clean = (dirty.0..end.0).find(|&page| !self.is_page_dirty(PageIndex(page)));
+            match clean {
+                Some(clean) if clean < pages.end.0 => return Some(PageIndex(clean)),
+                _ => from = end,
+            }
+        }
+        None
+    }
+
+    /// The folio that covers `index`.
+    pub fn folio_at(&self, index: PageIndex) -> Option<(PageIndex, Order)> {
+        let nodes = self.mapping.nodes();
+        let (first, entry, order) = self.xarray(&nodes).entry_at(index.0)?;
+        matches!(entry.kind(), Kind::Folio(_)).then_some((PageIndex(first), Order(order)))
+    }
+
+    fn is_page_dirty(&self, page: PageIndex) -> bool {
+        self.next_dirty(page..page.plus(1)).is_some()
+    }
+}
+
+impl Mapping {
+    /// Whether a folio inside a range goes; see the table at the top. The caller holds the tree lock.
+    fn goes(&self, frame: Frame, what: Content) -> bool {
+        let word = self.view().own(frame).word();
+        what == Content::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)
+    }
+}

@@ -1,0 +1,245 @@
+//! Split: a live folio becomes smaller ones in the same frames; and if it cannot, what matters of it is copied.
+//!
+//! ```text
+//!   index      0                       8                      16
+//!              [------------------- F, order 4 -----------------]      an edge at 5
+//!              [---- order 2 --][0][0][ order 1][--- order 3 ---]      the same frames, the same bytes
+//!
+//!   1 before the lock   nodes, and places in the rings
+//!   2 under it          F's descriptor odd, if nobody holds F            no reader finds it any more
+//!   3                   F off its ring
+//!   4                   for each piece: its descriptor, then its entry   xarray/split.rs
+//!   5                   each piece on the ring that F was on; dirty if one of its own pages is
+//! ```
+//!
+//! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss;
+//! that one looks under the tree's lock, when all is done. A reader who has found F before finds its sequence changed
+//! at his second look. So no byte is moved, no page is hidden for good, and no reader takes one page for another.
+//! (The kernel had that bug for years: its pieces became findable before all of their slots said so.)
+//!
+//! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
+//! uncached reader has passed. The marker stays with the first.
+//!
+//! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is
+//! held stays as it is. Holds of readers are short, and who wants the split tries again. A user's pin is not, nor is
+//! a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of it
+//! is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
+//! wants it.
+//!
+//! Invariants:
+//!  1. All pages of a folio that is split stay in the index, and under the tree lock nobody sees less.
+//!  2. The counts do not change: pages, dirty pages, what a pool is charged for.
+//!  3. A folio that is held, being filled, under write-back, or in no ring is not split.
+//!
+//! Not an invariant: that the pieces stand where the whole stood in its ring. They join its young end.
+//!
+//! Cost: ten pieces at most, some hundred steps under the tree lock and that of the rings. A copy costs a page of
+//! memory for each dirty page.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use crate::arena::dirty::Bits;
+use crate::arena::{Flags, Word};
+use crate::folio::{Fresh, Held};
+use crate::lists::Promise;
+use crate::sync::Locks;
+use crate::units::{Frame, Millis, Order, PageIndex};
+use crate::xarray::{Entry, Inserted, Kind, Split};
+
+use super::owner::{Mapping, MappingGuard};
+
+/// The most pieces that one edge leaves of a folio: one more for each time that it is halved.
+const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
+
+/// What became of a wish that no folio reaches over an edge.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Divided {
+    /// None does.
+    Done,
+    /// One does, and is held, being filled, under write-back, or in nobody's ring for a moment: try again.
+    Busy,
+    /// There is no cell for the nodes or the places in the rings.
+    NoNode,
+}
+
+/// What became of a folio that was to be detached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copied {
+    /// It is out of the index, and so many of its pages are there as copies.
+    Done {
+        /// Pages.
+        pages: u32,
+    },
+    /// It is not there any more: look again.
+    Gone,
+    /// It is being filled or written: wait for that. Nothing was changed.
+    InFlight,
+    /// There is no page, or no cell, for the copies. Nothing was changed.
+    NoMemory,
+}
+
+impl Mapping {
+    /// Splits the folio that reaches over `edge`, if one does. Waits for locks.
+    pub fn split_at(&self, edge: PageIndex) -> Divided {
+        let mut pieces = Vec::with_capacity(PIECES_MAX);
+        // 1
+        let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return Divided::NoNode };
+        let Some(mut guard) = self.lock_to_add(edge, 1, Locks::Wait) else { return Divided::NoNode };
+        guard.split_at(edge, promise.as_mut(), &mut pieces)
+    }
+
+    /// Places in the rings for so many folios; the inner `None` where the mapping has no rings.
+    fn promise_places(&self, folios: u32) -> Option<Option<Promise<'_>>> {
+        match self.lists() {
+            Some(lists) => lists.promise(folios, Locks::Wait).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
+    /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
+    /// for locks.
+    pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
+        let (dirty, unit) = (self.dirty_of(held, &unwanted), unit.min(held.order()));
+        // 1 The copies: what is dirty now is, or is clean, when the lock is had.
+        let mut copies: Vec<Copy<'_>> = Vec::new();
+        for &page in &dirty {
+            let first = page.align_down(unit);
+            if copies.last().is_none_or(|last| last.first != first) {
+                let Some(mut fresh) = Fresh::alloc(self.arena(), unit) else { return Copied::NoMemory };
+                (0..unit.pages()).for_each(|nth| fresh.copy_page(nth, held, first.plus(u64::from(nth))));
+                copies.push(Copy { first, fresh, dirty: Vec::new() });
+            }
+            copies.last_mut().expect("it was just added").dirty.push(page);
+        }
+        let Some(mut promise) = self.promise_places(copies.len() as u32) else { return Copied::NoMemory };
+        let (first, pages) = (held.first(), u64::from(held.order().pages()));
+        let Some(mut guard) = self.lock_to_add(first, pages, Locks::Wait) else { return Copied::NoMemory };
+        // 2 The folio goes, and they come.
+        guard.exchange(held, copies, unit, promise.as_mut())
+    }
+
+    /// The dirty pages of a held folio that are not in `unwanted`.
+    fn dirty_of(&self, held: &Held<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
+        let _tree = self.lock();
+        let is_dirty = |page: &u32| self.view().count_bits(Bits::Dirty, held.frame().plus(*page), 1) == 1;
+        let pages = (0..held.order().pages()).filter(is_dirty);
+        pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
+    }
+}
+
+/// What of a folio gets a place of its own.
+#[derive(Debug)]
+struct Copy<'a> {
+    first: PageIndex,
+    fresh: Fresh<'a>,
+    /// Those of its pages that are dirty.
+    dirty: Vec<PageIndex>,
+}
+
+impl MappingGuard<'_> {
+    /// Steps 2 to 5. `pieces` has room for [`PIECES_MAX`].
+    fn split_at(
+        &mut self,
+        edge: PageIndex,
+        promise: Option<&mut Promise<'_>>,
+        pieces: &mut Vec<(PageIndex, Frame, Order)>,
+    ) -> Divided {
+        let mapping = self.mapping;
+        let (nodes, view) = (mapping.nodes(), mapping.view());
+        let mut tree = self.xarray(&nodes);
+        let (first, head) = match tree.entry_at(edge.0) {
+            Some((first, entry, _)) if first < edge.0 => match entry.kind() {
+                Kind::Folio(frame) => (first, Frame(frame)),
+                _ => return Divided::Done,
+            },
+            _ => return Divided::Done,
+        };
+        if tree.nodes_to_split(edge.0) > mapping.stock.count() {
+            return Divided::NoNode;
+        }
+        let mut listed = mapping.lists().map(|lists| lists.lock());
+        let ring = listed.as_ref().and_then(|listed| listed.ring_of(head));
+        if listed.is_some() && ring.is_none() {
+            return Divided::Busy; // on its way into a ring, or out of one to be evicted
+        }
+        // 2
+        let Some(whole) = view.own(head).try_begin_split() else { return Divided::Busy };
+        // 3
+        if let Some(listed) = &mut listed {
+            listed.remove(head);
+        }
+        // 4
+        let byte = view.referenced(head).expect("a frame of ours").load(Ordering::Relaxed);
+        let split = tree.split_folio(edge.0, |index, order| {
+            let (order, frame) = (Order(order), head.plus((index - first) as u32));
+            let marker = if index == first { whole.0 & Flags::MARKER } else { 0 };
+            let is_dirty = view.count_bits(Bits::Dirty, frame, order.pages()) > 0;
+            let dirty = if is_dirty { Flags::DIRTY } else { 0 };
+            view.referenced(frame).expect("a frame of ours").store(byte, Ordering::Relaxed);
+            view.own(frame).prepare_piece(mapping.id(), PageIndex(index), order, whole, marker | dirty);
+            pieces.push((PageIndex(index), frame, order));
+            frame.0
+        });
+        assert_eq!(split, Split::Done, "its nodes were there");
+        // 5
+        if let (Some(listed), Some(ring), Some(promise)) = (&mut listed, ring, promise) {
+            pieces.iter().for_each(|&(_, frame, _)| listed.list(frame, ring, promise));
+        }
+        drop(listed);
+        pieces.iter().for_each(|&(index, frame, order)| self.settle_split(index, frame, order));
+        Divided::Done
+    }
+
+    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was.
+    fn exchange(
+        &mut self,
+        held: &Held<'_>,
+        copies: Vec<Copy<'_>>,
+        unit: Order,
+        promise: Option<&mut Promise<'_>>,
+    ) -> Copied {
+        let mapping = self.mapping;
+        let (nodes, view) = (mapping.nodes(), mapping.view());
+        let (first, head, order) = (held.first(), held.frame(), held.order());
+        let mut tree = self.xarray(&nodes);
+        if tree.load(first.0) != Entry::folio(head.0) || !view.own(head).word().is_live() {
+            return Copied::Gone;
+        }
+        if view.own(head).word().has(Flags::LOCKED | Flags::WRITEBACK) {
+            return Copied::InFlight;
+        }
+        let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
+        if !copies.is_empty() && needed > mapping.stock.count() {
+            return Copied::NoMemory;
+        }
+        let since = mapping.dirty_since().unwrap_or(Millis(0));
+        let ring = mapping.lists().and_then(|lists| lists.lock().ring_of(head)).unwrap_or(0);
+        tree.erase(first.0);
+        let _unread = mapping.retire_all(&[(head, order)], |_, _, _| {}); // whoever holds it frees it
+        self.tree.pages -= u64::from(order.pages());
+        let mut frames = Vec::with_capacity(copies.len());
+        for Copy { first, fresh, dirty } in copies {
+            let frame = fresh.into_frame();
+            view.referenced(frame).expect("a frame of ours").store(0, Ordering::Relaxed);
+            let filled = Word(Flags::UPTODATE | Flags::STEADY);
+            view.own(frame).prepare_piece(mapping.id(), first, unit, filled, 0);
+            let inserted = self.xarray(&nodes).insert(first.0, unit.0, frame.0);
+            assert!(
+                matches!(inserted, Inserted::Done { .. }),
+                "its place and its nodes were there: {inserted:?}"
+            );
+            self.tree.pages += u64::from(unit.pages());
+            for page in dirty {
+                let _marked = self.mark_folio(frame, page..page.plus(1), since);
+            }
+            frames.push(frame);
+        }
+        if let (Some(lists), Some(promise)) = (mapping.lists(), promise) {
+            let mut listed = lists.lock();
+            frames.iter().for_each(|&frame| listed.list(frame, ring, promise));
+        }
+        Copied::Done { pages: frames.len() as u32 * unit.pages() }
+    }
+}

@@ -1,0 +1,271 @@
+//! Write-back: dirty pages on their way to the file, and what may be promised when they are there.
+//!
+//! ```text
+//!   a write --note_dirty--> the list of files with dirty pages
+//!                                |
+//!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
+//!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
+//!     a throttled writer         | his own file                        (throttle.rs)
+//!     who needs memory           | anything                            (round.rs)
+//!                                v
+//!     run.rs   tree lock: take runs of dirty pages, give each a number --> Flush --> backend
+//!              the end: bits, the account, the error --> room.wake()
+//!     plan.rs  when, whom, how long: numbers in, decisions out
+//! ```
+//!
+//! **What is guaranteed.** When a sync of some pages has returned `Ok`:
+//!
+//!  1. what was written to these pages before it was called is in the file, or what was written over it since;
+//!  2. it is durable: `backend.sync` began after the flushes of these pages had ended, and went well;
+//!  3. the file is as long as its last such page needs;
+//!  4. nothing of this file that any handle was promised has failed since the sync began.
+//!
+//! Nothing else is promised, and no order: pages reach the device in any order, before and after a crash; a
+//! page that is written while it is flushed may be there in a mixture of both, until the flush that follows has
+//! ended. Who needs an order syncs in between.
+//!
+//! **Errors.** A flush that failed makes its pages dirty again, so nothing is lost that memory can keep, and no page is
+//! clean because it failed. The background tries again with pauses that grow; a sync tries at once. Each handle is told
+//! of each failure once (`errseq`), whoever met it; and a sync whose own pages failed says so also to a handle that was
+//! told before, because `Ok` would not be true.
+//!
+//! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
+//! second sync that succeeds says nothing of the first one's pages. So the account of a file (`mapping/device.rs`)
+//! knows which pages were flushed since the last sync that went well. When one fails, all of these are dirty again,
+//! those whose flushes end meanwhile among them, and the next sync writes them anew: its `Ok` is true. Three ways were
+//! open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop their databases. *To keep* such
+//! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
+//! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
+//! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
+//! handle hears of it once; and later syncs speak of the rest.
+//!
+//! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before he
+//! takes a lock. Both follow the bound in force. Who finds no memory because all of it is dirty starts write-back,
+//! whichever thread he is on, and waits for it as for fills.
+//!
+//! Nothing depends on the background's thread: a sync, a throttled writer and who needs memory do it themselves, and
+//! who waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks nothing
+//! else. It never waits for a device either, so a device that is stuck does not keep it from others.
+//!
+//! Invariants:
+//!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size:
+//!     the size is looked at under the hold of the tree lock under which the pages are taken.
+//!  2. A page is in one flush at a time, also if its folio was replaced by another meanwhile.
+//!  3. A sync waits for no flush that began after all pages that it wants had been taken.
+//!  4. A file with dirty pages is in the list, which keeps its mapping alive.
+//!  5. No lock is held while somebody waits; and when a backend is called, the invalidate lock alone, shared, which
+//!     keeps the file from being cut or punched between the taking of pages and their flush.
+//!
+//! Not an invariant: that what is dirty stays below the limits. Who goes on after his share may exceed them by it.
+//!
+//! Kernel cousins: `mm/page-writeback.c`, `fs/fs-writeback.c`. We differ: errors keep pages dirty, waits are bounded,
+//! and nobody estimates bandwidths: who waits is let go by what has been written.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::arena::Arena;
+use crate::backend::{Backend, WaitRoom};
+use crate::mapping::{DirtyPages, Mapping};
+use crate::stats::Counters;
+use crate::sync::lock::{Mutex, MutexGuard};
+use crate::units::Millis;
+use crate::upkeep::{Duty, Upkeep};
+
+pub mod plan;
+mod round;
+mod run;
+mod sync;
+mod throttle;
+
+use plan::Limits;
+pub use sync::SyncFailed;
+
+/// How a cache writes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WritebackOptions {
+    /// Above so many hundredths of memory, the background writes whatever is dirty. At most `throttle_share`.
+    pub background_share: u8,
+    /// Above so many hundredths of memory, who dirties more waits. At most 80.
+    pub throttle_share: u8,
+    /// Pages that have been dirty for so long are written.
+    pub expire: Duration,
+    /// How often it is looked for those.
+    pub interval: Duration,
+    /// How long a writer is held up at most, each time that he dirties something.
+    pub wait_max: Duration,
+}
+
+impl Default for WritebackOptions {
+    fn default() -> Self {
+        Self {
+            background_share: 10,
+            throttle_share: 20,
+            expire: Duration::from_secs(30),
+            interval: Duration::from_secs(5),
+            wait_max: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The write-back of one cache.
+pub struct Writeback {
+    /// For what outlives a call: flushes that are under way.
+    me: Weak<Writeback>,
+    arena: Arc<Arena>,
+    room: Arc<WaitRoom>,
+    counters: Arc<Counters>,
+    options: WritebackOptions,
+    totals: Arc<DirtyPages>,
+    clock: Instant,
+    /// Files with dirty pages; and for a while those that had some.
+    files: Mutex<VecDeque<Arc<Mapping>>>,
+    /// Flushes that are under way, and that have ended.
+    in_flight: AtomicU64,
+    completed: AtomicU64,
+    /// Pages that were written.
+    written: AtomicU64,
+    /// Pages that those want to dirty who wait.
+    awaited: AtomicU64,
+    /// Whether the background comes again soon by itself.
+    is_awake: AtomicBool,
+    pace: Mutex<round::Pace>,
+    /// Its own, because what it calls may block in a file system.
+    upkeep: Upkeep,
+}
+
+impl Writeback {
+    /// The write-back of a cache over `arena`, whose waiters wait in `room`. No file is dirty, and no thread runs yet.
+    pub fn new(
+        arena: Arc<Arena>,
+        room: Arc<WaitRoom>,
+        counters: Arc<Counters>,
+        options: WritebackOptions,
+    ) -> Arc<Self> {
+        let writeback = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            arena,
+            room,
+            counters,
+            options,
+            totals: Arc::default(),
+            clock: Instant::now(),
+            files: Mutex::default(),
+            in_flight: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            is_awake: AtomicBool::new(false),
+            pace: Mutex::default(),
+            upkeep: Upkeep::named("quinion-flush"),
+        });
+        let duty: Weak<Self> = Arc::downgrade(&writeback);
+        writeback.upkeep.add(duty as Weak<dyn Duty>);
+        writeback
+    }
+
+    /// How it was told to write back.
+    pub fn options(&self) -> &WritebackOptions {
+        &self.options
+    }
+
+    /// The numbers of all files, for [`Mapping::with_dirty_pages`].
+    pub fn totals(&self) -> &Arc<DirtyPages> {
+        &self.totals
+    }
+
+    /// The moment, for whoever marks pages dirty.
+    pub fn now(&self) -> Millis {
+        Millis(self.clock.elapsed().as_millis() as u64)
+    }
+
+    /// The limits, by the bound in force.
+    pub fn limits(&self) -> Limits {
+        Limits::of(self.arena.pages_max(), &self.options)
+    }
+
+    /// Flushes that are under way, and how many have ended.
+    pub fn flushes(&self) -> (u64, u64) {
+        (self.in_flight.load(Ordering::Relaxed), self.completed.load(Ordering::Relaxed))
+    }
+
+    /// Pages of `mapping` became dirty: write-back knows of it from now on. The caller does not hold the tree lock.
+    /// Waits for nothing.
+    pub fn note_dirty(&self, mapping: &Arc<Mapping>) {
+        if !mapping.device().is_listed() {
+            self.list(mapping);
+        }
+        if !self.is_awake.load(Ordering::Relaxed) && self.limits().wants_all(self.totals.total(), false) {
+            self.poke();
+        }
+    }
+
+    /// Has the background come soon. Costs one load if it comes in any case.
+    fn poke(&self) {
+        // Not in step with `is_awake`: a poke that is missed so comes with the next page, or the next interval.
+        if !self.is_awake.load(Ordering::Relaxed) {
+            self.upkeep.poke();
+        }
+    }
+
+    #[cold]
+    fn list(&self, mapping: &Arc<Mapping>) {
+        let mut files = self.files();
+        if !mapping.device().is_listed() {
+            mapping.device().set_listed(true);
+            files.push_back(Arc::clone(mapping));
+            drop(files);
+            self.upkeep.poke();
+        }
+    }
+
+    /// Forgets a file of which nothing is dirty or under write-back, if that is so.
+    fn unlist_clean(&self, mapping: &Arc<Mapping>) {
+        // Who marks a page has the tree lock: before us, and then the page is seen here; or after us, and then he finds
+        // that the file is not listed.
+        let _tree = mapping.lock();
+        if mapping.dirty_pages().total() == 0 {
+            let mut files = self.files();
+            files.retain(|other| !Arc::ptr_eq(other, mapping));
+            mapping.device().set_listed(false);
+        }
+    }
+
+    /// The files that are known, in the order of their turns.
+    fn listed(&self) -> Vec<Arc<Mapping>> {
+        self.files().iter().cloned().collect()
+    }
+
+    /// How many files are known to have been written to of late.
+    pub fn files_listed(&self) -> usize {
+        self.files().len()
+    }
+
+    fn files(&self) -> MutexGuard<'_, VecDeque<Arc<Mapping>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A backend that writes, with completions to be fetched and nobody to fetch them.
+    pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
+        let files = self.files();
+        files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
+    }
+
+    /// Ends the background's thread; it starts no flush any more. What is dirty stays so, unless somebody writes it.
+    pub fn close(&self) {
+        self.upkeep.close();
+    }
+}
+
+impl fmt::Debug for Writeback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writeback")
+            .field("options", &self.options)
+            .field("dirty", &self.totals.dirty())
+            .field("writeback", &self.totals.writeback())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,264 @@
+//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, whom it writes,
+//! and how long who dirties too much is held up.
+//!
+//! ```text
+//!   pages not in the files   0 ---- calm ---- background ------- throttle ------- ceiling ---- all of memory
+//!                                 |   (3/4)      |                   |                |
+//!                              the background    begins             who dirties       a file that takes nothing
+//!                              stops                                more waits        for so long is given up
+//! ```
+//!
+//! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
+//! since he came as he and those who came with him are about to dirty: so each of them goes on after his share,
+//! whoever else comes. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
+//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then he goes on,
+//! or, above the ceiling, hears that the device does not take what it is given.
+//!
+//! Invariants:
+//!  1. No I/O, no lock, no clock.
+//!  2. calm <= background <= throttle <= ceiling, whatever the options say.
+
+use std::time::Duration;
+
+use crate::units::Millis;
+
+use super::WritebackOptions;
+
+/// The throttle is no more of memory than this, in parts of a hundred: readers need some, too.
+const THROTTLE_PERCENT_MAX: u64 = 80;
+/// A file that has less than one part in so many of its even share of what may be dirty is not held up.
+const SMALL_PART: u64 = 4;
+
+/// How many pages may be not in the files yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Where the background stops.
+    pub calm: u64,
+    /// Above this, it writes whatever is dirty.
+    pub background: u64,
+    /// Above this, who dirties more waits.
+    pub throttle: u64,
+    /// Above this, a wait in vain ends with an error.
+    pub ceiling: u64,
+}
+
+impl Limits {
+    /// The limits of a cache of so many pages.
+    pub fn of(pages: u64, options: &WritebackOptions) -> Self {
+        let share = |percent: u64| pages / 100 * percent + pages % 100 * percent / 100;
+        let throttle = share(u64::from(options.throttle_share).min(THROTTLE_PERCENT_MAX));
+        let background = share(u64::from(options.background_share).min(THROTTLE_PERCENT_MAX)).min(throttle);
+        let ceiling = throttle.saturating_mul(2).min(share(90)).max(throttle);
+        Self { calm: background / 4 * 3, background, throttle, ceiling }
+    }
+
+    /// Whether the background writes whatever is dirty, if `unwritten` pages are: once it has begun it goes on until it
+    /// is calm.
+    pub fn wants_all(&self, unwritten: u64, has_begun: bool) -> bool {
+        unwritten > if has_begun { self.calm } else { self.background }
+    }
+}
+
+/// What the background sees of one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Since when something is dirty, if anything is.
+    pub since: Option<Millis>,
+    /// Until when it is let alone because it failed.
+    pub paused_until: Option<Millis>,
+    /// Whether somebody asked for it.
+    pub is_asked: bool,
+}
+
+/// Whether the background tours a file now: because it is old, because it is asked for, or because `all` is wanted.
+pub fn is_due(seen: &Seen, now: Millis, expire: Duration, all: bool) -> bool {
+    let Some(since) = seen.since else { return false };
+    let is_paused = seen.paused_until.is_some_and(|until| now < until);
+    let is_old = now.0.saturating_sub(since.0) >= expire.as_millis() as u64;
+    !is_paused && (all || is_old || seen.is_asked)
+}
+
+/// What a writer sees who may have to wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    /// Pages that are not in the files.
+    pub unwritten: u64,
+    /// Those of his own file.
+    pub own: u64,
+    /// Files that have some.
+    pub files: u64,
+    /// Pages that were written since he came.
+    pub written: u64,
+    /// How many have to be, so that he has done his share.
+    pub share: u64,
+    /// How long he has waited.
+    pub waited: Duration,
+    /// Whether his file failed since he came.
+    pub failed: bool,
+}
+
+/// What he does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// He goes on.
+    Go,
+    /// He waits, and looks again soon.
+    Nap,
+    /// He hears his file's error.
+    Fail,
+    /// He hears that his device takes nothing.
+    Stuck,
+}
+
+/// What a writer does above the throttle; see the head of this file.
+pub fn judge(limits: &Limits, waiting: &Waiting, wait_max: Duration) -> Verdict {
+    let small = limits.throttle / (SMALL_PART * waiting.files.max(1));
+    match () {
+        () if waiting.unwritten <= limits.throttle => Verdict::Go,
+        () if waiting.failed => Verdict::Fail,
+        () if waiting.own <= small && waiting.unwritten <= limits.ceiling => Verdict::Go,
+        () if waiting.written >= waiting.share => Verdict::Go,
+        () if waiting.waited < wait_max => Verdict::Nap,
+        () if waiting.unwritten <= limits.ceiling => Verdict::Go,
+        () => Verdict::Stuck,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn limits() -> Limits {
+        Limits::of(1000, &WritebackOptions::default())
+    }
+
+    #[test]
+    fn the_usual_limits_are_a_tenth_and_a_fifth() {
+        assert_eq!(limits(), Limits { calm: 75, background: 100, throttle: 200, ceiling: 400 });
+    }
+
+    proptest! {
+        #[test]
+        fn limits_rise_whatever_is_asked_for(pages: u64, background: u8, throttle: u8) {
+            let options = WritebackOptions {
+                background_share: background,
+                throttle_share: throttle,
+                ..WritebackOptions::default()
+            };
+            let limits = Limits::of(pages, &options);
+            prop_assert!(limits.calm <= limits.background && limits.background <= limits.throttle);
+            prop_assert!(limits.throttle <= limits.ceiling && limits.ceiling <= pages);
+        }
+    }
+
+    #[test]
+    fn the_background_begins_above_its_mark_and_stops_below_a_lower_one() {
+        let limits = limits();
+        assert!(!limits.wants_all(100, false) && limits.wants_all(101, false));
+        assert!(limits.wants_all(76, true) && !limits.wants_all(75, true));
+    }
+
+    #[test]
+    fn a_file_is_toured_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
+        let seen = Seen { since: Some(Millis(1000)), paused_until: None, is_asked: false };
+        let expire = 30 * SECOND;
+        assert!(
+            !is_due(&seen, Millis(30_999), expire, false) && is_due(&seen, Millis(31_000), expire, false)
+        );
+        assert!(is_due(&Seen { is_asked: true, ..seen }, Millis(1000), expire, false));
+        assert!(is_due(&seen, Millis(1000), expire, true));
+        let paused = Seen { paused_until: Some(Millis(40_000)), ..seen };
+        assert!(
+            !is_due(&paused, Millis(39_999), expire, true) && is_due(&paused, Millis(40_000), expire, false)
+        );
+        assert!(!is_due(&Seen { since: None, is_asked: true, ..seen }, Millis(90_000), expire, true));
+    }
+
+    #[test]
+    fn who_waits_goes_on_by_his_share_or_time_and_hears_what_failed() {
+        let waiting = Waiting {
+            unwritten: 300,
+            own: 300,
+            files: 1,
+            written: 0,
+            share: 8,
+            waited: Duration::ZERO,
+            failed: false,
+        };
+        let judge = |waiting: Waiting| judge(&limits(), &waiting, SECOND);
+        assert_eq!(
+            judge(Waiting { unwritten: 200, failed: true, ..waiting }),
+            Verdict::Go,
+            "nothing is wrong yet"
+        );
+        assert_eq!(judge(waiting), Verdict::Nap);
+        assert_eq!(judge(Waiting { written: 8, ..waiting }), Verdict::Go);
+        assert_eq!(judge(Waiting { failed: true, written: 8, ..waiting }), Verdict::Fail);
+        assert_eq!(judge(Waiting { waited: SECOND, ..waiting }), Verdict::Go, "he was held up long enough");
+        assert_eq!(judge(Waiting { waited: SECOND, unwritten: 401, ..waiting }), Verdict::Stuck);
+        assert_eq!(judge(Waiting { own: 25, files: 2, ..waiting }), Verdict::Go, "others' pages");
+        assert_eq!(judge(Waiting { own: 26, files: 2, ..waiting }), Verdict::Nap);
+        assert_eq!(judge(Waiting { own: 1, unwritten: 401, ..waiting }), Verdict::Nap);
+    }
+
+    /// Writers who ask for pages of one device, round after round, as the path above does it.
+    struct Simulation {
+        limits: Limits,
+        unwritten: u64,
+        written: u64,
+        /// What each has dirtied; what he asks for, since which count of written pages, with which share, how long.
+        writers: Vec<(u64, u64, u64, u64, Duration)>,
+    }
+
+    impl Simulation {
+        fn new(asks: &[u64]) -> Self {
+            let writers = asks.iter().map(|&pages| (0, pages, 0, pages, Duration::ZERO)).collect();
+            Self { limits: limits(), unwritten: 0, written: 0, writers }
+        }
+        /// A millisecond, in which the device writes `pages`.
+        fn step(&mut self, pages: u64) {
+            let done = pages.min(self.unwritten);
+            (self.unwritten, self.written) = (self.unwritten - done, self.written + done);
+            let together: u64 = self.writers.iter().map(|writer| writer.1).sum();
+            for at in 0..self.writers.len() {
+                let (dirtied, asked, since, share, waited) = self.writers[at];
+                let waiting = Waiting {
+                    unwritten: self.unwritten,
+                    own: self.unwritten,
+                    files: 1,
+                    written: self.written - since,
+                    share,
+                    waited,
+                    failed: false,
+                };
+                let writer = &mut self.writers[at];
+                match judge(&self.limits, &waiting, SECOND) {
+                    Verdict::Go => {
+                        self.unwritten += asked;
+                        *writer = (dirtied + asked, asked, self.written, together, Duration::ZERO);
+                    }
+                    _ => writer.4 += Duration::from_millis(1),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn writers_of_one_device_get_on_alike_and_what_is_dirty_stays_bounded() {
+        for speed in [1, 3, 10, 100] {
+            let mut all = Simulation::new(&[8; 10]);
+            for _ in 0..20_000 {
+                all.step(speed);
+                assert!(all.unwritten <= all.limits.throttle + 2 * 80, "{} at {speed}", all.unwritten);
+            }
+            let least = all.writers.iter().map(|writer| writer.0).min().unwrap();
+            let most = all.writers.iter().map(|writer| writer.0).max().unwrap();
+            // He who is asked first each time has a little more.
+            assert!(most - least <= least / 5 && least > 1000 * speed, "{least} to {most} at {speed}");
+        }
+    }
+}

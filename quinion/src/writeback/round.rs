@@ -1,0 +1,190 @@
+//! Round: the background's turn, and write-back for who needs memory.
+//!
+//! ```text
+//!   a round      fetch completions that nobody fetches
+//!                each file in turn:  nothing dirty?                      forget it
+//!                                    old, asked for, or too much is?     tour on, a little
+//!                the next round begins with another file
+//!   a tour      from where the last round stopped to the file's end; then from its start
+//!   the next     soon while something is under way, later the longer nothing comes of it; else at the interval
+//! ```
+//!
+//! Little at a time, of every file in turn, so that no file waits for the end of another, and readers do not stand
+//! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
+//! room for as much: some gigabytes in a second.
+//!
+//! A tour passes a page once, and those who dirty it again behind its back are the next one's. When it has come to the
+//! end, all that was dirty when it began has been taken.
+//!
+//! Invariants:
+//!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
+//!  2. A file that failed is left alone until its pause is over, but by who needs memory.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use crate::backend::Reap;
+use crate::mapping::{Begun, Mapping, Which};
+use crate::sync::Locks;
+use crate::units::PageIndex;
+use crate::upkeep::Duty;
+use crate::xarray::INDICES_MAX;
+
+use super::Writeback;
+use super::plan::{Seen, is_due};
+
+/// The most pages of one file that the background has under way: 4 MiB.
+const FILE_PAGES_MAX: u64 = 1024;
+/// And of all files: 16 MiB.
+const ALL_PAGES_MAX: u64 = 4096;
+/// From one round to the next while something is under way.
+const SOON: Duration = Duration::from_millis(1);
+/// The same, when nothing has come of it for long.
+const LATER: Duration = Duration::from_millis(64);
+
+/// How often the background comes.
+#[derive(Debug)]
+pub(super) struct Pace {
+    after: Duration,
+    /// Flushes that had ended when it came last.
+    completed: u64,
+    /// Whether it has begun to write whatever is dirty.
+    wants_all: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { after: SOON, completed: 0, wants_all: false }
+    }
+}
+
+impl Pace {
+    /// After how long to come again while something is under way, `completed` flushes having ended so far.
+    fn step(&mut self, completed: u64) -> Duration {
+        self.after = if completed == self.completed { (self.after * 2).min(LATER) } else { SOON };
+        self.completed = completed;
+        self.after
+    }
+}
+
+impl Duty for Writeback {
+    fn run(&self) -> Option<Duration> {
+        self.fetch_completions();
+        let files = self.listed();
+        let all = {
+            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            pace.wants_all = self.limits().wants_all(self.totals.total(), pace.wants_all);
+            pace.wants_all
+        };
+        for mapping in &files {
+            if self.upkeep.is_closed() {
+                return None;
+            }
+            self.visit(mapping, all);
+        }
+        self.next_turn();
+        let (in_flight, completed) = self.flushes();
+        self.is_awake.store(in_flight > 0, Ordering::Relaxed);
+        match () {
+            () if in_flight > 0 => {
+                Some(self.pace.lock().unwrap_or_else(PoisonError::into_inner).step(completed))
+            }
+            () if self.files_listed() > 0 => Some(self.options.interval),
+            () => None,
+        }
+    }
+}
+
+impl Writeback {
+    /// Fetches what has ended and nobody fetches.
+    fn fetch_completions(&self) {
+        if let Some(writer) = self.idle_backend() {
+            writer.reap(Reap::Ready, &mut || false);
+        }
+    }
+
+    /// The file that was first is last.
+    fn next_turn(&self) {
+        let mut files = self.files();
+        if !files.is_empty() {
+            files.rotate_left(1);
+        }
+    }
+
+    fn visit(&self, mapping: &Arc<Mapping>, all: bool) {
+        if mapping.dirty_pages().total() == 0 {
+            return self.unlist_clean(mapping);
+        }
+        if let Some(writer) = mapping.writes_by()
+            && writer.wants_leader()
+        {
+            writer.reap(Reap::Ready, &mut || false);
+        }
+        let device = mapping.device();
+        let seen = Seen {
+            since: mapping.dirty_since(),
+            paused_until: device.paused_until(),
+            is_asked: device.is_tour_asked(),
+        };
+        if is_due(&seen, self.now(), self.options.expire, all) {
+            self.tour(mapping);
+        }
+    }
+
+    /// Goes on with the tour of a file, as far as little may be under way.
+    pub(super) fn tour(&self, mapping: &Arc<Mapping>) {
+        let (own, all) = (mapping.dirty_pages().writeback(), self.totals.writeback());
+        let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
+        let has_room = mapping.writes_by().is_some_and(|writer| writer.has_room(1));
+        if room == 0 || !has_room {
+            return;
+        }
+        let device = mapping.device();
+        let place = device.enter_tour(self.now());
+        let pages = place.at..PageIndex(INDICES_MAX);
+        // Who cuts the file may be waiting for a device, and this is not the thread to wait with him.
+        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
+            Begun::More(at) | Begun::Busy(at) => device.leave_tour(place, at),
+            Begun::Done => {
+                mapping.lock().note_round(place.began);
+                device.end_tour(place);
+            }
+        }
+    }
+
+    /// Memory is wanted, and dirty pages are in the way: starts to write some, whether they are old or not and whatever
+    /// has failed. Returns whether anything is under way now, for which the caller may wait.
+    pub fn ask_for_room(&self) -> bool {
+        if self.totals.dirty() > 0 {
+            for mapping in self.listed() {
+                self.tour(&mapping);
+            }
+            self.next_turn();
+        }
+        self.flushes().0 > 0
+    }
+
+    /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
+    /// small ones go to the device together. Waits for nothing.
+    pub fn kick(&self, mapping: &Mapping) {
+        mapping.device().ask_for_tour();
+        self.poke();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_slows_down_while_nothing_ends() {
+        let mut pace = Pace::default();
+        let millis: Vec<u128> = [1, 1, 1, 2, 2].map(|completed| pace.step(completed).as_millis()).into();
+        assert_eq!(millis, [1, 2, 4, 1, 2]);
+        (0..20).for_each(|_| {
+            pace.step(2);
+        });
+        assert_eq!(pace.after, LATER);
+    }
+}

@@ -1,0 +1,212 @@
+//! Run: dirty pages become flushes, and what becomes of them when they end.
+//!
+//! ```text
+//!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
+//!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
+//!   hand                      a Flush each, in one call --> backend
+//!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
+//!                             dropped behind, if only uncached writers wanted it (D14)
+//!                             counted, everybody who waits woken
+//! ```
+//!
+//! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio.
+//! When a pinned folio is replaced by a copy while it is being written, the copy's pages have no bit, but must not
+//! overtake what is under way to the same place of the file: two writes of one place may end in any order.
+//!
+//! Invariants:
+//!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
+//!  2. The end of a flush takes the tree lock and no other lock that anybody holds while he waits.
+//!  3. Of a flush that failed, the pages that were written count, and the others are dirty again.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::backend::{Flush, FlushError, FlushRun, FlushSink, WakesHeldBack};
+use crate::mapping::device::FlushNumber;
+use crate::mapping::{Begun, Leaving, Mapping, Outcome, Which, WritebackRun};
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
+
+use super::Writeback;
+
+/// The number of an error that has none of the system's.
+const UNNAMED: i32 = libc::EIO;
+/// Numbers of errors end here.
+const ERRNO_END: i32 = 4096;
+
+/// A run on its way: the sink of its flush.
+struct Run {
+    writeback: Arc<Writeback>,
+    mapping: Arc<Mapping>,
+    run: WritebackRun,
+    number: FlushNumber,
+}
+
+/// The number of the system by which an error is remembered.
+pub(super) fn errno_of(error: &io::Error) -> i32 {
+    match error.raw_os_error() {
+        Some(errno) if (1..ERRNO_END).contains(&errno) => errno,
+        _ if error.kind() == io::ErrorKind::StorageFull => libc::ENOSPC,
+        _ => UNNAMED,
+    }
+}
+
+impl Writeback {
+    /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock,
+    /// whatever a file system makes a write wait for, and, if `locks` says so, who is cutting or punching the file; if
+    /// not, it has done nothing then and is to come again. Returns where it has ended, as [`begin_writeback`] does:
+    /// busy, with [`Which::ToWrite`] only, before pages that are under way.
+    ///
+    /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
+    pub(super) fn write_some(
+        &self,
+        mapping: &Arc<Mapping>,
+        pages: Range<PageIndex>,
+        which: Which,
+        pages_max: u32,
+        locks: Locks,
+    ) -> Begun {
+        let Some(writer) = mapping.writes_by() else { return Begun::Done };
+        let (mut runs, mut flushes) = (Vec::new(), Vec::new());
+        mapping.look_before_flush();
+        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
+        let held_off = match locks {
+            Locks::Wait => mapping.hold_off_invalidation(),
+            Locks::Try => match mapping.try_hold_off_invalidation() {
+                Some(held_off) => held_off,
+                None => return Begun::More(pages.start),
+            },
+        };
+        let begun = self.take(mapping, pages, which, pages_max, &mut runs);
+        if !runs.is_empty() {
+            self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
+            flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
+            writer.flush(flushes);
+        }
+        drop(held_off);
+        drop(wakes);
+        begun
+    }
+
+    /// Takes dirty pages out of those that are inside the file and not under way.
+    fn take(
+        &self,
+        mapping: &Mapping,
+        pages: Range<PageIndex>,
+        which: Which,
+        pages_max: u32,
+        out: &mut Vec<(WritebackRun, FlushRun, FlushNumber)>,
+    ) -> Begun {
+        let (mut at, mut left, mut runs) = (pages.start, pages_max, Vec::new());
+        let mut guard = mapping.lock();
+        let (size, device) = (mapping.size(), mapping.device());
+        let end = pages.end.min(PageIndex(pages_of_bytes(size)));
+        while at < end {
+            let clear = device.first_clear(at..end);
+            if clear.start > at && which == Which::ToWrite {
+                return Begun::Busy(at);
+            }
+            let begun = guard.begin_writeback(clear.clone(), which, left, &mut runs);
+            for run in runs.drain(..) {
+                left -= run.pages;
+                let first = run.index.first_byte();
+                let bytes = (size - first).min(u64::from(run.pages) * PAGE_SIZE as u64) as usize;
+                let number = device.begin_flush(run.index..run.end());
+                out.push((run, FlushRun { index: run.index, frame: run.frame, bytes }, number));
+            }
+            match begun {
+                Begun::Done if clear.is_empty() => return Begun::Done, // all that is left is under way
+                Begun::Done => at = clear.end,
+                stopped => return stopped,
+            }
+        }
+        Begun::Done
+    }
+
+    fn flush_of(
+        &self,
+        mapping: &Arc<Mapping>,
+        (run, flush, number): (WritebackRun, FlushRun, FlushNumber),
+    ) -> Flush {
+        let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
+        let buffer = NonNull::new(bytes).expect("no frame is at address 0");
+        let writeback = self.me.upgrade().expect("it is being used");
+        let sink = Arc::new(Run { writeback, mapping: Arc::clone(mapping), run, number });
+        // SAFETY: write-back holds the run's folios until `end_writeback`, which the sink calls, so its frames are not
+        // freed before; the sink keeps the arena mapped; whoever changes the bytes meanwhile does so by `copy_in`.
+        unsafe { Flush::new(flush, buffer, sink as Arc<dyn FlushSink>) }
+    }
+}
+
+impl FlushSink for Run {
+    fn flush_completed(&self, flush: FlushRun, outcome: Result<(), FlushError>) {
+        let (writeback, mapping, now) = (&self.writeback, &self.mapping, self.writeback.now());
+        let (bytes, errno) = match &outcome {
+            Ok(()) => (flush.bytes, None),
+            Err(failed) => (failed.written.min(flush.bytes - 1), Some(errno_of(&failed.error))),
+        };
+        // A page that was written in part was not written, but for the last one of the file.
+        let whole = if errno.is_none() { self.run.pages } else { (bytes / PAGE_SIZE) as u32 };
+        let mut guard = mapping.lock();
+        let device = mapping.device();
+        let written = device.judge_flush(self.number, whole);
+        // First the length, so that who finds a page clean finds it on the device.
+        if bytes > 0 {
+            mapping.raise_size_on_device(self.run.index.first_byte() + bytes as u64);
+        }
+        let behind = self.settle(&mut guard, written, now);
+        device.end_flush(self.number, written, errno, now);
+        drop(guard);
+        if let Some(behind) = behind {
+            mapping.drop_behind(behind, Leaving::Passed, Locks::Wait);
+        }
+        mapping.look_after_flush();
+        writeback.count_flush(written, bytes, errno);
+        writeback.room.wake();
+    }
+}
+
+impl Run {
+    /// The first `written` pages are clean, unless somebody has changed them, and the others dirty. Returns where
+    /// folios are that may leave now.
+    fn settle(
+        &self,
+        guard: &mut crate::mapping::MappingGuard<'_>,
+        written: u32,
+        now: crate::units::Millis,
+    ) -> Option<Range<PageIndex>> {
+        let WritebackRun { index, frame, pages } = self.run;
+        let part = |from: u32, pages: u32| WritebackRun {
+            index: index.plus(u64::from(from)),
+            frame: frame.plus(from),
+            pages,
+        };
+        let mut behind = None;
+        if written > 0 {
+            behind = guard.end_writeback(part(0, written), Outcome::Written, now).behind;
+        }
+        if written < pages {
+            guard.end_writeback(part(written, pages - written), Outcome::Failed, now);
+        }
+        behind
+    }
+}
+
+impl Writeback {
+    /// A flush has ended.
+    fn count_flush(&self, pages: u32, bytes: usize, errno: Option<i32>) {
+        let counters = &self.counters;
+        counters.add(Count::DeviceWrites, 1);
+        counters.add(Count::DeviceWrittenBytes, bytes as u64);
+        counters.add(Count::WrittenPages, u64::from(pages));
+        counters.add(Count::DeviceWriteErrors, u64::from(errno.is_some()));
+        self.written.fetch_add(u64::from(pages), Ordering::Relaxed);
+        self.completed.fetch_add(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,274 @@
+//! Sync: what was dirty is written, waited for, and made durable.
+//!
+//! ```text
+//!   1 tag        the dirty entries of the range: those, and no others, are written            (later dirtying cannot
+//!   2 write      the tagged, some megabytes under way at a time                                prolong it)
+//!   3 wait       for all flushes of the range that have begun by now
+//!   4 durable    backend.sync; one at a time for a file, and one that began late enough serves all who wait
+//!   5 tell       what failed since this call began, or what this handle has not been told of
+//! ```
+//!
+//! Step 2 meets pages that are under way already. If their flush began before the tags were set, it may not have the
+//! bytes that are promised, and is waited for. If it began later, it has them, and step 3 waits for it. So each page is
+//! waited for once here, however often others write it.
+//!
+//! After a failure everything goes on: the other pages are written, and the device is synced. Then the first error of
+//! this call is told.
+//!
+//! **Why a failure of the file since the call began is told, whosever it was.** Two threads may sync at once, and the
+//! one's flush of a page that both want may be the one that fails; or the sync of the one may be told of the kernel's
+//! error, which is told once, while the other's goes well. Either way the other's pages are not durable. So anything
+//! that fails meanwhile fails both. It is an error too many if it was about other pages; `Ok` would be a lie if not.
+//!
+//! Invariants:
+//!  1. `Ok` is returned only if all flushes that the call waited for went well, and so did a `backend.sync` that
+//!     began after they had ended.
+//!  2. A call ends, whoever goes on writing: the tagged pages are finite, and each is waited for once.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, SyncKind};
+use crate::errseq::ErrorCursor;
+use crate::mapping::device::{Commit, Failures, FlushNumber};
+use crate::mapping::page_ranges::PageRanges;
+use crate::mapping::{Begun, Mapping, Which};
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{PageIndex, pages_of_bytes};
+
+use super::Writeback;
+use super::run::errno_of;
+
+/// Pages of a file that a sync has under way at most: 16 MiB.
+const UNDER_WAY_MAX: u64 = 4096;
+
+/// A sync that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{}", lost_words(*.lost_pages))]
+pub struct SyncFailed {
+    /// Why.
+    #[source]
+    pub error: io::Error,
+    /// Pages that were in the file, and not durable, and are no longer cached: nobody can write them again from here.
+    /// It may be more than were written.
+    pub lost_pages: u64,
+}
+
+fn lost_words(pages: u64) -> String {
+    match pages {
+        0 => String::new(),
+        _ => format!(" (up to {pages} pages that are no longer cached may be lost: write them again)"),
+    }
+}
+
+impl Writeback {
+    /// Writes what is dirty of `pages`, waits for that and for what is under way there, and makes it durable. Tells
+    /// what `cursor`'s handle has to be told. Waits for the device; the caller holds no lock of the index.
+    ///
+    /// # Errors
+    /// Something of this file failed since the call began, or failed before and this handle was not told. What
+    /// failed is dirty still, and the next call tries again.
+    pub fn sync(
+        &self,
+        mapping: &Arc<Mapping>,
+        pages: Range<PageIndex>,
+        kind: SyncKind,
+        cursor: &ErrorCursor,
+    ) -> Result<(), SyncFailed> {
+        self.counters.add(Count::Syncs, 1);
+        let (device, mut lost_pages) = (mapping.device(), 0);
+        let before = device.failures();
+        // 1 to 4
+        if let Some(writer) = mapping.writes_by() {
+            self.write_tagged(mapping, &**writer, pages.clone());
+            lost_pages = self.make_durable(mapping, &**writer, &pages, kind);
+        }
+        // 5
+        let news = device.errors().check_and_advance(cursor);
+        let failed = failed_since(before, device.failures()).or(news);
+        let Some(errno) = failed else { return Ok(()) };
+        self.counters.add(Count::SyncErrors, 1);
+        Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
+    }
+
+    /// Starts writing what is dirty of `pages`, and waits for none of it. What is more than a few megabytes is left to
+    /// the background.
+    pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
+        let room = UNDER_WAY_MAX.saturating_sub(mapping.dirty_pages().writeback()) as u32;
+        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
+            Begun::Done => self.poke(), // it fetches what ends, if nobody else does
+            Begun::More(_) | Begun::Busy(_) => self.kick(mapping),
+        }
+    }
+
+    /// Writes all that is dirty, and waits for it. Nothing is durable by that. For a mapping that is to end.
+    ///
+    /// # Errors
+    /// Some of it could not be written, and is dirty still. Every handle is told of it by its next sync.
+    pub fn write_out(&self, mapping: &Arc<Mapping>) -> io::Result<()> {
+        let before = mapping.device().failures();
+        if let Some(writer) = mapping.writes_by() {
+            self.write_tagged(mapping, &**writer, whole_file());
+        }
+        match failed_since(before, mapping.device().failures()) {
+            None => Ok(()),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Ends the background, and writes out what is dirty of every file: for the end of a cache. Waits for the devices;
+    /// makes nothing durable. Returns the files that could not be written; what is dirty of them is lost with the
+    /// cache.
+    pub fn write_out_all(&self) -> u64 {
+        self.close();
+        let mut failed = 0;
+        for mapping in self.listed() {
+            failed += u64::from(self.write_out(&mapping).is_err());
+            self.counters.add(Count::LostPages, mapping.dirty_pages().dirty());
+        }
+        failed
+    }
+
+    /// Waits until no flush of `pages` is under way, also of folios that have left the index: for who takes their
+    /// place in the file away. The caller may hold the locks of a write, and none of the index. None begins meanwhile
+    /// if the pages are gone from the index.
+    pub fn wait_for(&self, mapping: &Mapping, pages: Range<PageIndex>) {
+        if let Some(writer) = mapping.writes_by() {
+            let device = mapping.device();
+            self.room.wait(&**writer, &mut || !device.is_under_way(&pages, None));
+        }
+    }
+
+    /// Steps 1 to 3.
+    fn write_tagged(&self, mapping: &Arc<Mapping>, writer: &dyn Backend, pages: Range<PageIndex>) {
+        let device = mapping.device();
+        let end = pages.end.min(PageIndex(pages_of_bytes(mapping.size())));
+        // 1
+        let mut at = pages.start;
+        while at < end {
+            at = mapping.lock().tag_to_write(at..end);
+        }
+        let tagged = device.next_flush();
+        // 2
+        let mut at = pages.start;
+        loop {
+            self.wait_for_room(mapping, writer);
+            match self.write_some(mapping, at..end, Which::ToWrite, (UNDER_WAY_MAX / 2) as u32, Locks::Wait) {
+                Begun::Done => break,
+                Begun::More(next) => at = next,
+                Begun::Busy(page) => at = self.pass(mapping, writer, page, tagged),
+            }
+        }
+        // 3
+        let begun = Some(device.next_flush());
+        self.room.wait(writer, &mut || !device.is_under_way(&pages, begun));
+    }
+
+    /// Waits while much of the file is under way.
+    fn wait_for_room(&self, mapping: &Mapping, writer: &dyn Backend) {
+        let under_way = || mapping.dirty_pages().writeback();
+        if under_way() > UNDER_WAY_MAX / 2 {
+            self.room.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);
+        }
+    }
+
+    /// The page is under way: where to go on. Its flush is waited for if it began before the tags were set.
+    fn pass(
+        &self,
+        mapping: &Mapping,
+        writer: &dyn Backend,
+        page: PageIndex,
+        tagged: FlushNumber,
+    ) -> PageIndex {
+        let device = mapping.device();
+        match device.flush_at(page) {
+            None => page,
+            Some((number, end)) if number >= tagged => end,
+            Some((number, _)) => {
+                let is_over = || device.flush_at(page).is_none_or(|(other, _)| other != number);
+                self.room.wait(writer, &mut || is_over());
+                page
+            }
+        }
+    }
+
+    /// Step 4. Returns how many pages were lost to us by a sync that failed.
+    fn make_durable(
+        &self,
+        mapping: &Arc<Mapping>,
+        writer: &dyn Backend,
+        pages: &Range<PageIndex>,
+        kind: SyncKind,
+    ) -> u64 {
+        let device = mapping.device();
+        let seen = device.syncs_begun();
+        loop {
+            match device.begin_sync(kind, pages, seen) {
+                Commit::Shared => return 0,
+                Commit::Wait => self.room.sleep(&mut || !device.is_syncing()),
+                Commit::Own(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
+            }
+        }
+    }
+
+    /// Has the device make `pages` durable, of which `taken` are not. What is lost, if that failed.
+    fn sync_device(
+        &self,
+        mapping: &Arc<Mapping>,
+        writer: &dyn Backend,
+        (kind, pages): (SyncKind, &Range<PageIndex>),
+        taken: PageRanges,
+    ) -> u64 {
+        let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
+        self.counters.add(Count::DeviceSyncs, 1);
+        let failed = writer.sync(kind, bytes).err();
+        let lost = match failed {
+            None => {
+                mapping.device().end_sync((kind, pages), taken, None, self.now());
+                0
+            }
+            Some(error) => self.dirty_again(mapping, (kind, pages), taken, errno_of(&error)),
+        };
+        self.room.wake();
+        lost
+    }
+
+    /// The device's sync failed: what was flushed and is not durable is dirty again. Returns the pages of it that are
+    /// not cached any more.
+    #[cold]
+    fn dirty_again(
+        &self,
+        mapping: &Arc<Mapping>,
+        sync: (SyncKind, &Range<PageIndex>),
+        taken: PageRanges,
+        errno: i32,
+    ) -> u64 {
+        let now = self.now();
+        let mut guard = mapping.lock();
+        // Under one hold of the lock: no flush ends between the two as if it were good.
+        let again = mapping.device().end_sync(sync, taken, Some(errno), now);
+        let end = PageIndex(pages_of_bytes(mapping.size()));
+        let inside = |range: Range<PageIndex>| range.start..range.end.min(end);
+        let mut lost = 0;
+        for range in again.iter().map(inside).filter(|range| !range.is_empty()) {
+            lost += (range.end.0 - range.start.0) - guard.mark_cached_dirty(range, now);
+        }
+        drop(guard);
+        self.counters.add(Count::DeviceSyncErrors, 1);
+        self.counters.add(Count::LostPages, lost);
+        self.note_dirty(mapping);
+        lost
+    }
+}
+
+/// All pages of a file.
+fn whole_file() -> Range<PageIndex> {
+    PageIndex(0)..PageIndex(crate::xarray::INDICES_MAX)
+}
+
+/// The first error that is known of those since `before`. (If there were several, the last is.)
+fn failed_since(before: Failures, now: Failures) -> Option<i32> {
+    (now.count != before.count).then_some(now.errno)
+}

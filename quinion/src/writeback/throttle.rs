@@ -1,0 +1,95 @@
+//! Throttle: who dirties more than can be written waits, before he takes a lock.
+//!
+//! He writes his own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. He does not
+//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; he naps, for
+//! a millisecond at a time, and looks how things are. Who goes on and when is `plan::judge`.
+//!
+//! Cost, where nothing is to be waited for: some loads.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::backend::Reap;
+use crate::mapping::Mapping;
+use crate::stats::Count;
+
+use super::Writeback;
+use super::plan::{Limits, Verdict, Waiting, judge};
+
+/// Between two looks.
+const NAP: Duration = Duration::from_millis(1);
+
+impl Writeback {
+    /// A writer is about to dirty `pages` pages of `mapping`, and holds no lock: waits if too much is dirty, for
+    /// [`wait_max`](super::WritebackOptions::wait_max) at most.
+    ///
+    /// # Errors
+    /// Too much is dirty, and write-back of this file failed meanwhile: its error, which every handle is told of by its
+    /// next sync as well. Or its device took nothing for as long as is waited, and twice as much is
+    /// dirty as should be. Either way the write should not be begun.
+    pub fn throttle(&self, mapping: &Arc<Mapping>, pages: u64) -> io::Result<()> {
+        let limits = self.limits();
+        if self.totals.total() <= limits.throttle {
+            return Ok(());
+        }
+        self.wait_for_turn(mapping, pages.max(1))
+    }
+
+    #[cold]
+    fn wait_for_turn(&self, mapping: &Arc<Mapping>, pages: u64) -> io::Result<()> {
+        let began = Instant::now();
+        self.poke();
+        // Those who wait go on when as much was written as they want to dirty together.
+        let share = self.awaited.fetch_add(pages, Ordering::Relaxed) + pages;
+        let outcome = self.nap_until_turn(mapping, share, began);
+        self.awaited.fetch_sub(pages, Ordering::Relaxed);
+        self.counters.add(Count::ThrottledMicros, began.elapsed().as_micros() as u64);
+        outcome
+    }
+
+    fn nap_until_turn(&self, mapping: &Arc<Mapping>, share: u64, began: Instant) -> io::Result<()> {
+        let device = mapping.device();
+        let (failures, written) = (device.failures().count, self.written.load(Ordering::Relaxed));
+        loop {
+            self.help(mapping);
+            // The bound may be another by now.
+            let limits = self.limits();
+            let waiting = Waiting {
+                unwritten: self.totals.total(),
+                own: mapping.dirty_pages().total(),
+                files: self.files_listed() as u64,
+                written: self.written.load(Ordering::Relaxed).wrapping_sub(written),
+                share,
+                waited: began.elapsed(),
+                failed: device.failures().count != failures,
+            };
+            match judge(&limits, &waiting, self.options.wait_max) {
+                Verdict::Go => return Ok(()),
+                Verdict::Nap => std::thread::sleep(NAP),
+                Verdict::Fail => return Err(io::Error::from_raw_os_error(device.failures().errno)),
+                Verdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
+            }
+        }
+    }
+
+    /// Starts writing some of the file, if nothing of it is under way, and fetches what has ended.
+    fn help(&self, mapping: &Arc<Mapping>) {
+        if let Some(writer) = mapping.writes_by() {
+            writer.reap(Reap::Ready, &mut || false);
+        }
+        if mapping.dirty_pages().writeback() == 0 {
+            self.tour(mapping);
+        }
+    }
+}
+
+fn stuck(limits: &Limits, wait_max: Duration) -> io::Error {
+    let words = format!(
+        "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; look whether \
+         it still answers",
+        limits.ceiling
+    );
+    io::Error::new(io::ErrorKind::TimedOut, words)
+}

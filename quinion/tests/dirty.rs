@@ -1,0 +1,618 @@
+//! Dirty: what differs from the file stays until it is written, is written once, and is counted right.
+//!
+//! A mapping on a stage, with nobody above it who writes: the test takes runs, and says how they ended. By letter and
+//! number: D06, D07, D14 to D16 and T09, as far as they are the mapping's; and what a sync wants of tags.
+
+mod stage;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quinion::Tuning;
+use quinion::arena::{Arena, Flags, HOLDS_MAX};
+use quinion::backend::FillRun;
+use quinion::mapping::{
+    AddedFolio, Begun, DirtyPages, Ended, Fate, Leave, Leaving, Marked, NewFolio, Outcome, RUN_PAGES_MAX,
+    Shape, TAGGED_MAX, Which, WritebackRun,
+};
+use quinion::sync::Locks;
+use quinion::units::{Millis, Order, Orders, PageIndex};
+use stage::{Stage, page};
+
+const NOW: Millis = Millis(7);
+
+fn pages(range: Range<u64>) -> Range<PageIndex> {
+    page(range.start)..page(range.end)
+}
+
+/// A stage with totals, as a cache has them.
+struct Rig {
+    stage: Stage,
+    totals: Arc<DirtyPages>,
+}
+
+impl std::ops::Deref for Rig {
+    type Target = Stage;
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::of(Arena::MEMORY_MIN)
+    }
+    fn of(memory: u64) -> Self {
+        let (mut stage, totals) = (Stage::of(memory, Tuning::default()), Arc::new(DirtyPages::default()));
+        stage.mapping = stage.mapping.with_dirty_pages(&totals);
+        Self { stage, totals }
+    }
+    /// A filled folio; one that drops behind if `fate` says so.
+    fn filled(&self, index: u64, order: u8, fate: Fate) -> NewFolio {
+        let folio = self.folio(index, order);
+        let shape = Shape { fate, ..Shape::of(Orders::PAGES) };
+        let added = self.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {});
+        assert!(matches!(added, AddedFolio::Added { .. }), "{added:?}");
+        self.complete(folio);
+        folio
+    }
+    fn plain(&self, index: u64, order: u8) -> NewFolio {
+        self.filled(index, order, Fate::Stays)
+    }
+    /// Folios of single pages, whose frames follow each other.
+    fn row(&self, index: u64, count: u32) -> FillRun {
+        let run = self.run(index, count);
+        let shape = Shape::of(Orders::PAGES);
+        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        assert_eq!(added.pages, count);
+        for nth in 0..count {
+            self.arena.view().own(run.frame.plus(nth)).complete(true);
+        }
+        run
+    }
+    /// Marks pages, folio by folio; how many were not dirty.
+    fn mark(&self, range: Range<u64>) -> u32 {
+        let (mut at, mut newly) = (range.start, 0);
+        while at < range.end {
+            let held = self.mapping.try_hold(page(at)).expect("a folio is there");
+            let end = range.end.min(held.first().0 + u64::from(held.order().pages()));
+            let dirty = self.mapping.is_dirty(&held, pages(at..end));
+            let marked = self.mapping.lock().mark_dirty(&held, pages(at..end), NOW);
+            match marked {
+                Marked::Done { newly: more } => {
+                    assert_eq!(dirty, more == 0, "the look without the lock says the same");
+                    newly += more;
+                }
+                Marked::Left => panic!("page {at} has left"),
+            }
+            at = end;
+        }
+        newly
+    }
+    fn begin(&self, range: Range<u64>, which: Which, max: u32) -> (Begun, Vec<WritebackRun>) {
+        let mut runs = Vec::new();
+        let begun = self.mapping.lock().begin_writeback(pages(range), which, max, &mut runs);
+        (begun, runs)
+    }
+    fn take_all(&self) -> Vec<WritebackRun> {
+        let (begun, runs) = self.begin(0..u64::MAX >> 12, Which::Dirty, u32::MAX);
+        assert_eq!(begun, Begun::Done);
+        runs
+    }
+    fn end(&self, run: WritebackRun, outcome: Outcome) -> Ended {
+        let ended = self.mapping.lock().end_writeback(run, outcome, NOW);
+        self.check();
+        ended
+    }
+    fn end_all(&self, runs: impl IntoIterator<Item = WritebackRun>) {
+        for run in runs {
+            self.end(run, Outcome::Written);
+        }
+    }
+    fn evict(&self, folio: NewFolio) -> bool {
+        self.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing).is_some()
+    }
+    fn counts(&self) -> (u64, u64, u64) {
+        let of = |pages: &DirtyPages| (pages.dirty(), pages.writeback(), pages.drop_behind());
+        assert_eq!(of(&self.totals), of(self.mapping.dirty_pages()));
+        of(&self.totals)
+    }
+    fn has(&self, folio: NewFolio, flag: u64) -> bool {
+        self.word(folio.frame).has(flag)
+    }
+    fn drop_behind(&self, range: Range<u64>) -> u64 {
+        let before = self.pages();
+        let mut at = page(range.start);
+        while at < page(range.end) {
+            let pages = at..page(range.end);
+            at = self.mapping.drop_behind(pages, Leaving::LeftOver, Locks::Wait).unwrap().next;
+        }
+        before - self.pages()
+    }
+    #[track_caller]
+    fn finish(&self) {
+        self.stage.finish();
+        assert_eq!((self.counts(), self.mapping.detached_pages()), ((0, 0, 0), 0));
+        assert_eq!(self.mapping.dirty_since(), None);
+    }
+}
+
+fn run(folio: NewFolio, from: u32, pages: u32) -> WritebackRun {
+    let index = folio.index.plus(u64::from(from));
+    WritebackRun { index, frame: folio.frame.plus(from), pages }
+}
+
+#[test]
+fn one_changed_page_of_a_large_folio_is_one_page_to_write() {
+    let rig = Rig::new();
+    let folio = rig.plain(512, 9);
+    assert_eq!((rig.mark(600..601), rig.mark(600..601)), (1, 0));
+    assert_eq!(rig.counts(), (1, 0, 0));
+    assert!(rig.has(folio, Flags::DIRTY) && !rig.has(folio, Flags::WRITEBACK));
+    assert_eq!(rig.mapping.dirty_since(), Some(NOW));
+    assert_eq!(rig.take_all(), [run(folio, 88, 1)]);
+    assert_eq!(rig.counts(), (0, 1, 0));
+    assert!(!rig.has(folio, Flags::DIRTY) && rig.has(folio, Flags::WRITEBACK));
+    assert_eq!(rig.mapping.dirty_since(), None);
+    assert_eq!(rig.mapping.lock().next_writeback(pages(0..700)), Some(page(600)));
+    assert_eq!(rig.end(run(folio, 88, 1), Outcome::Written), Ended::default());
+    assert_eq!((rig.counts(), rig.word(folio.frame).holds()), ((0, 0, 0), 0));
+    rig.finish();
+}
+
+#[test]
+fn what_is_not_in_the_file_yet_is_not_evicted() {
+    let rig = Rig::new();
+    let folio = rig.plain(8, 2);
+    rig.mark(9..10);
+    assert!(!rig.evict(folio));
+    let runs = rig.take_all();
+    assert!(!rig.evict(folio));
+    rig.mark(10..11);
+    rig.end(runs[0], Outcome::Written);
+    assert!(!rig.evict(folio), "another page of it was changed meanwhile");
+    rig.end_all(rig.take_all());
+    assert!(rig.evict(folio));
+    rig.free(folio);
+    rig.finish();
+}
+
+#[test]
+fn runs_go_over_folios_that_follow_each_other_in_file_and_memory_up_to_their_length() {
+    let rig = Rig::new();
+    let row = rig.row(100, 400);
+    rig.mark(100..500);
+    let (begun, runs) = rig.begin(0..1000, Which::Dirty, 300);
+    assert_eq!(begun, Begun::More(page(400)));
+    let expected = |from: u32, pages| WritebackRun {
+        index: row.index.plus(u64::from(from)),
+        frame: row.frame.plus(from),
+        pages,
+    };
+    assert_eq!(runs, [expected(0, RUN_PAGES_MAX), expected(256, 44)]);
+    let (begun, rest) = rig.begin(400..450, Which::Dirty, 300);
+    assert_eq!((begun, &rest[..]), (Begun::Done, &[expected(300, 50)][..]));
+    assert_eq!(rig.counts(), (50, 350, 0));
+    rig.end_all(runs.into_iter().chain(rest));
+    rig.finish();
+}
+
+#[test]
+fn a_run_may_end_in_parts_and_what_failed_is_dirty_again() {
+    let rig = Rig::new();
+    let folio = rig.plain(0, 4);
+    rig.mark(2..12);
+    assert_eq!(rig.take_all(), [run(folio, 2, 10)]);
+    assert_eq!(rig.end(run(folio, 2, 3), Outcome::Written), Ended::default());
+    assert!(rig.has(folio, Flags::WRITEBACK));
+    let later = Millis(99);
+    let ended = rig.mapping.lock().end_writeback(run(folio, 5, 7), Outcome::Failed, later);
+    assert_eq!(ended, Ended { failed: 7, ..Ended::default() });
+    assert_eq!((rig.counts(), rig.mapping.dirty_since()), ((7, 0, 0), Some(later)));
+    assert_eq!(rig.take_all(), [run(folio, 5, 7)], "it is tried again");
+    rig.end(run(folio, 5, 7), Outcome::Written);
+    rig.finish();
+}
+
+#[test]
+fn what_is_changed_while_it_is_written_is_written_again_and_not_twice_at_a_time() {
+    let rig = Rig::new();
+    let folio = rig.plain(0, 2);
+    rig.mark(0..2);
+    let first = rig.take_all();
+    assert_eq!((rig.mark(1..3), rig.counts()), (2, (2, 2, 0)));
+    assert_eq!(rig.take_all(), [run(folio, 2, 1)], "the page that is being written waits for its turn");
+    // Both at once are under way; each ends for itself.
+    rig.end(run(folio, 2, 1), Outcome::Written);
+    assert!(rig.has(folio, Flags::WRITEBACK));
+    assert_eq!(rig.end(first[0], Outcome::Failed).failed, 1, "the other one was dirty already");
+    assert_eq!(rig.take_all(), [run(folio, 0, 2)]);
+    rig.end(run(folio, 0, 2), Outcome::Written);
+    rig.finish();
+}
+
+#[test]
+fn what_was_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
+    let rig = Rig::new();
+    let run_in = rig.run(3, 6); // folios at 3, 4..8 and 8
+    let shape = Shape::of(Orders { min: Order(0), max: Order(2) });
+    rig.mapping.add_folio_range(run_in, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+    assert_eq!(rig.mapping.lock().mark_run_dirty(run_in, NOW), Marked::Done { newly: 6 });
+    rig.check();
+    for nth in 0..6 {
+        let head = rig.arena.view().own(run_in.frame.plus(nth));
+        if head.word().has(Flags::LOCKED) {
+            head.complete(true);
+        }
+    }
+    rig.check();
+    let runs = rig.take_all();
+    assert_eq!(runs.iter().map(|run| run.pages).sum::<u32>(), 6);
+    rig.end_all(runs);
+    rig.finish();
+}
+
+#[test]
+fn a_mark_on_what_has_left_says_so() {
+    let rig = Rig::new();
+    rig.plain(0, 0);
+    let held = rig.mapping.try_hold(page(0)).unwrap();
+    rig.mapping.lock().remove_all();
+    assert!(!rig.mapping.is_dirty(&held, pages(0..1)));
+    assert_eq!(rig.mapping.lock().mark_dirty(&held, pages(0..1), NOW), Marked::Left);
+    assert_eq!(rig.counts(), (0, 0, 0));
+    drop(held);
+    rig.finish();
+}
+
+#[test]
+fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
+    let rig = Rig::new();
+    let folio = rig.plain(0, 0);
+    rig.mark(0..1);
+    let held: Vec<_> = (0..HOLDS_MAX).map(|_| rig.mapping.try_hold(page(0)).unwrap()).collect();
+    let runs = rig.take_all();
+    assert_eq!(rig.word(folio.frame).holds(), HOLDS_MAX + 1);
+    assert!(rig.mapping.try_hold(page(0)).is_err());
+    rig.mapping.lock().remove_all();
+    drop(held);
+    assert_eq!(rig.end(runs[0], Outcome::Written).left, 1);
+    rig.finish();
+}
+
+// ---- leaving ------------------------------------------------------------------------------------------
+
+/// T09 write-back of a detached folio is skipped: what has left is not taken, and what is under way ends in peace.
+#[test]
+fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device() {
+    let rig = Rig::new();
+    rig.free(rig.folio(0, 9)); // the arena has grown
+    let free = rig.free_pages();
+    let folio = rig.plain(0, 3);
+    rig.mark(0..8);
+    let (_, runs) = rig.begin(2..4, Which::Dirty, 100);
+    assert_eq!(rig.mapping.invalidate().unwrap(), 8);
+    assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((0, 2, 0), 2));
+    assert_eq!(rig.take_all(), []);
+    assert_eq!(rig.mapping.lock().next_writeback(pages(0..100)), None);
+    assert!(rig.free_pages() < free, "the device reads the frames");
+    // The same pages come again, and are other folios'.
+    let anew = rig.plain(0, 3);
+    assert_ne!(anew.frame, folio.frame);
+    rig.mark(2..3);
+    assert_eq!(rig.end(runs[0], Outcome::Failed), Ended { left: 2, ..Ended::default() });
+    assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((1, 0, 0), 0), "nothing is dirty again");
+    rig.finish();
+    assert_eq!(rig.free_pages(), free);
+}
+
+#[test]
+fn pages_that_are_forgotten_are_not_written() {
+    let rig = Rig::new();
+    let folio = rig.plain(64, 6);
+    rig.mark(64..128);
+    rig.mapping.lock().tag_to_write(pages(0..1000));
+    assert_eq!(rig.mapping.lock().forget_dirty(pages(70..1000)), 58);
+    rig.check();
+    assert_eq!(rig.begin(0..1000, Which::ToWrite, 100).1, [run(folio, 0, 6)]);
+    rig.mark(100..101);
+    assert_eq!(rig.mapping.lock().forget_dirty(pages(0..1000)), 1, "what is being written goes on");
+    rig.check();
+    assert!(!rig.has(folio, Flags::DIRTY));
+    rig.end(run(folio, 0, 6), Outcome::Written);
+    rig.finish();
+}
+
+// ---- drop-behind ----------------------------------------------------------------------------------------
+
+/// D06 dirty or writeback folio with flag -> not dropped by a read; data not lost.
+#[test]
+fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
+    let rig = Rig::new();
+    let folio = rig.filled(0, 2, Fate::DropsBehind);
+    rig.filled(4, 2, Fate::DropsBehind);
+    rig.mark(1..2);
+    assert_eq!((rig.drop_behind(0..100), rig.counts()), (4, (1, 0, 1)), "the clean one goes");
+    let runs = rig.take_all();
+    assert_eq!((rig.drop_behind(0..100), rig.counts()), (0, (0, 1, 0)));
+    assert!(rig.has(folio, Flags::DROPBEHIND));
+    let ended = rig.end(runs[0], Outcome::Written);
+    assert_eq!(ended.behind, Some(pages(0..4)));
+    assert_eq!(rig.drop_behind(0..4), 4);
+    rig.finish();
+}
+
+/// D07 race: reader tests clean, writer dirties, reader locks -> must not drop.
+///
+/// 1. a reader has passed a flagged folio, and sees that it is clean;
+/// 2. a writer changes it and marks it;
+/// 3. the reader locks the tree and drops what it has passed.
+#[test]
+fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
+    let rig = Rig::new();
+    rig.filled(0, 0, Fate::DropsBehind);
+    assert_eq!(rig.mapping.find_behind(page(0)), Some((page(0), Order(0))));
+    rig.mark(0..1);
+    assert_eq!(rig.drop_behind(0..1), 0);
+    assert_eq!(rig.counts(), (1, 0, 1));
+    rig.finish();
+}
+
+/// The same by two threads: what the writer was told is dirty is there, until it is written.
+#[test]
+fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
+    /// Says so when it goes, however it goes.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let rig = Rig::new();
+    let over = AtomicBool::new(false);
+    let rounds = if cfg!(miri) { 20 } else { 2000 };
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                rig.mapping.drop_behind(pages(0..1), Leaving::LeftOver, Locks::Wait);
+                let folio = rig.mapping.try_hold(page(0)).map(|held| held.frame());
+                if let Ok(frame) = folio
+                    && rig.mapping.lock().evict(page(0), frame, |_| Leave::Nothing).is_some()
+                {
+                    rig.arena.free(frame, Order(0));
+                }
+            }
+        });
+        let over = Over(&over);
+        let (mut written, mut left) = (0, 0);
+        for _ in 0..rounds {
+            let Ok(held) = rig.mapping.try_hold(page(0)) else {
+                rig.filled(0, 0, Fate::DropsBehind);
+                continue;
+            };
+            let marked = rig.mapping.lock().mark_dirty(&held, pages(0..1), NOW);
+            match marked {
+                Marked::Left => left += 1,
+                Marked::Done { newly } => {
+                    assert_eq!(newly, 1);
+                    let frame = held.frame();
+                    drop(held);
+                    std::thread::yield_now();
+                    let runs = rig.take_all();
+                    assert_eq!(runs, [WritebackRun { index: page(0), frame, pages: 1 }]);
+                    assert!(rig.mapping.try_hold(page(0)).is_ok());
+                    rig.mapping.lock().end_writeback(runs[0], Outcome::Written, NOW);
+                    written += 1;
+                }
+            }
+        }
+        drop(over);
+        assert!(written > 0, "{written} written, {left} had left");
+    });
+    rig.finish();
+}
+
+/// D14, as far as the mapping goes: a failed write keeps the folio, flagged and dirty; a good one lets it go.
+#[test]
+fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
+    let rig = Rig::new();
+    let folio = rig.filled(0, 1, Fate::DropsBehind);
+    rig.mark(0..2);
+    let runs = rig.take_all();
+    assert_eq!(rig.end(runs[0], Outcome::Failed).behind, None);
+    assert_eq!((rig.drop_behind(0..2), rig.counts()), (0, (2, 0, 2)));
+    rig.take_all();
+    rig.mark(1..2);
+    assert_eq!(rig.end(run(folio, 0, 2), Outcome::Written).behind, None, "it is dirty again");
+    rig.take_all();
+    assert_eq!(rig.end(run(folio, 1, 1), Outcome::Written).behind, Some(pages(0..2)));
+    assert_eq!(rig.drop_behind(0..2), 2);
+    rig.finish();
+}
+
+/// D15 overwrite of a flagged dirty folio by a plain write before writeback -> stays cached after writeback.
+#[test]
+fn d15_what_a_plain_write_adopts_stays_after_its_write_back() {
+    let rig = Rig::new();
+    rig.filled(0, 2, Fate::DropsBehind);
+    rig.mark(0..3);
+    assert_eq!(rig.counts(), (3, 0, 3));
+    let held = rig.mapping.try_hold(page(1)).unwrap();
+    rig.mapping.lock().adopt(&held);
+    drop(held);
+    assert_eq!(rig.counts(), (3, 0, 0));
+    let runs = rig.take_all();
+    assert_eq!(rig.end(runs[0], Outcome::Written).behind, None);
+    assert_eq!(rig.drop_behind(0..4), 0);
+    rig.finish();
+}
+
+/// Something after which a folio's pages are not dirty, or do not drop behind.
+type EndsBeingDirty = fn(&Rig, NewFolio);
+
+/// D16 flagged-dirty counter returns to 0 after: writeback, truncate, plain overwrite, split, file deletion.
+#[test]
+fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
+    let ends: [(&str, EndsBeingDirty); 7] = [
+        ("write-back", |rig, _| {
+            rig.take_all();
+        }),
+        ("truncation of the folio", |rig, _| {
+            rig.mapping.lock().remove_all();
+        }),
+        ("truncation within the folio", |rig, _| {
+            rig.mapping.lock().forget_dirty(pages(0..4));
+        }),
+        ("a change from outside", |rig, _| {
+            rig.mapping.invalidate().unwrap();
+        }),
+        ("a plain overwrite", |rig, _| {
+            let held = rig.mapping.try_hold(page(0)).unwrap();
+            rig.mapping.lock().adopt(&held);
+        }),
+        ("a plain read, met by who drops", |rig, folio| {
+            let byte = rig.arena.view().referenced(folio.frame).unwrap();
+            byte.store(1, Ordering::Relaxed);
+            rig.drop_behind(0..4);
+        }),
+        ("deletion", |_, _| {}),
+    ];
+    for (name, end) in ends {
+        let rig = Rig::new();
+        let folio = rig.filled(0, 2, Fate::DropsBehind);
+        rig.mark(0..2);
+        assert_eq!(rig.counts(), (2, 0, 2), "{name}");
+        end(&rig, folio);
+        rig.check();
+        let Rig { stage, totals } = rig;
+        drop(stage); // the mapping dies; where it had its folio still, that was the end
+        assert_eq!((totals.dirty(), totals.drop_behind()), (0, 0), "{name}");
+    }
+}
+
+// ---- tags -----------------------------------------------------------------------------------------------
+
+/// Writes what is tagged, as a sync does, while `meanwhile` is called before each take; the pages written.
+fn sync(rig: &Rig, mut meanwhile: impl FnMut(usize)) -> Vec<u64> {
+    let (all, mut at, mut written) = (0..1 << 30, page(0), Vec::new());
+    loop {
+        let next = rig.mapping.lock().tag_to_write(at..page(all.end));
+        if next == page(all.end) {
+            break;
+        }
+        at = next;
+    }
+    let mut from = 0;
+    for round in 0.. {
+        meanwhile(round);
+        let (begun, runs) = rig.begin(from..all.end, Which::ToWrite, 16);
+        for run in runs {
+            written.extend(run.index.0..run.end().0);
+            rig.mapping.lock().end_writeback(run, Outcome::Written, NOW);
+        }
+        match begun {
+            Begun::Done => break,
+            Begun::More(next) | Begun::Busy(next) => from = next.0,
+        }
+    }
+    written
+}
+
+#[test]
+fn a_sync_is_not_prolonged_by_what_is_dirtied_after_its_tags() {
+    let rig = Rig::new();
+    rig.row(0, 500);
+    rig.mark(0..100);
+    // One who writes ahead of the sync, faster than it takes: pages that were clean, and behind it what it has written.
+    let written = sync(&rig, |round| {
+        let round = round as u64;
+        rig.mark(100 + 40 * round..(140 + 40 * round).min(500));
+        rig.mark(0..16 * round.min(5));
+    });
+    assert_eq!(written, (0..100).collect::<Vec<_>>());
+    assert!(rig.counts().0 > 0, "what came later is dirty still");
+    rig.finish();
+}
+
+#[test]
+fn tags_are_set_4096_entries_a_hold() {
+    let rig = Rig::of(64 << 20);
+    let count = TAGGED_MAX as u64 + 100;
+    for at in (0..count).step_by(512) {
+        rig.row(at, 512.min(count - at) as u32);
+    }
+    rig.mark(0..count);
+    let tag = |from: u64| rig.mapping.lock().tag_to_write(pages(from..count));
+    assert_eq!(tag(0), page(4096));
+    assert_eq!(rig.begin(4096..count, Which::ToWrite, 1), (Begun::Done, vec![]), "not tagged yet");
+    assert_eq!(tag(4096), page(count));
+    let (_, last) = rig.begin(count - 1..count, Which::ToWrite, 1);
+    rig.end(last[0], Outcome::Written);
+    rig.finish();
+}
+
+#[test]
+fn a_page_that_is_tagged_and_being_written_is_waited_for() {
+    let rig = Rig::new();
+    let row = rig.row(0, 4);
+    rig.mark(0..4);
+    let (_, background) = rig.begin(2..3, Which::Dirty, 9);
+    rig.mark(2..3);
+    rig.mapping.lock().tag_to_write(pages(0..4));
+    let (begun, mut runs) = rig.begin(0..4, Which::ToWrite, 9);
+    assert_eq!((begun, runs.len(), runs[0].pages), (Begun::Busy(page(2)), 1, 2));
+    assert_eq!(rig.begin(2..4, Which::ToWrite, 9), (Begun::Busy(page(2)), vec![]));
+    rig.end(background[0], Outcome::Written);
+    let (begun, more) = rig.begin(2..4, Which::ToWrite, 9);
+    assert_eq!((begun, more[0].frame), (Begun::Done, row.frame.plus(2)));
+    runs.extend(more);
+    rig.end_all(runs);
+    rig.finish();
+}
+
+/// A to-write mark may only be removed by whoever clears dirty for I/O: a background round takes a tagged page, and the
+/// sync, who does not find it, finds it under write-back.
+#[test]
+fn a_tag_goes_with_the_last_dirty_page_and_not_before() {
+    let rig = Rig::new();
+    let folio = rig.plain(0, 4);
+    rig.mark(0..8);
+    rig.mapping.lock().tag_to_write(pages(0..4)); // a sync of the first pages: the folio is tagged
+    let (_, first) = rig.begin(0..4, Which::ToWrite, 9);
+    assert_eq!(first, [run(folio, 0, 4)]);
+    // Another sync, of others, had tagged it as well: it must not find it untagged.
+    let (_, others) = rig.begin(4..6, Which::ToWrite, 9);
+    assert_eq!(others, [run(folio, 4, 2)]);
+    let (_, background) = rig.begin(0..16, Which::Dirty, 9);
+    assert_eq!(background, [run(folio, 6, 2)]);
+    assert_eq!(rig.begin(0..16, Which::ToWrite, 9), (Begun::Done, vec![]));
+    assert_eq!(rig.mapping.lock().next_writeback(pages(6..16)), Some(page(6)), "so the sync waits for it");
+    // Dirty again, it is not tagged: it came after the sync.
+    rig.mark(10..11);
+    assert_eq!(rig.begin(0..16, Which::ToWrite, 9), (Begun::Done, vec![]));
+    rig.end_all([first, others, background].concat());
+    rig.finish();
+}
+
+#[test]
+fn a_round_says_how_old_what_is_dirty_can_be() {
+    let rig = Rig::new();
+    rig.row(0, 2);
+    rig.mark(0..1);
+    rig.mapping.lock().note_round(Millis(5));
+    assert_eq!(rig.mapping.dirty_since(), Some(NOW), "a round that began before says nothing");
+    rig.mark(1..2);
+    rig.begin(0..1, Which::Dirty, 1);
+    rig.mapping.lock().note_round(Millis(20));
+    assert_eq!(rig.mapping.dirty_since(), Some(Millis(20)));
+    rig.begin(0..2, Which::Dirty, 1);
+    rig.mapping.lock().note_round(Millis(30));
+    assert_eq!(rig.mapping.dirty_since(), None);
+    let runs = [0, 1].map(|nth| {
+        let frame = rig.mapping.try_hold(page(nth)).unwrap().frame();
+        WritebackRun { index: page(nth), frame, pages: 1 }
+    });
+    rig.end_all(runs);
+    rig.finish();
+}

@@ -1,0 +1,379 @@
+//! What is dirty, against a naive twin that notes for each page whether it is, and whether it is being written.
+//!
+//! ```text
+//!   mapping   bits by frame, flags by folio, marks in the tree, counts       twin   folio -> two sets of its pages
+//!             after every step: each page says the same, and so do the counts, the runs and the answers
+//! ```
+//!
+//! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to frames
+//! of which the index knows nothing, and the twin keeps them apart. Runs end in any order, in parts, well or ill.
+
+mod stage;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use proptest::prelude::*;
+use quinion::arena::Flags;
+use quinion::mapping::{
+    AddedFolio, Begun, Ended, Fate, Leave, Leaving, Marked, NewFolio, Outcome, RUN_PAGES_MAX, Shape, Which,
+    WritebackRun,
+};
+use quinion::sync::Locks;
+use quinion::units::{Frame, Millis, Order, Orders, PageIndex};
+use stage::{Stage, page};
+
+/// Pages that steps touch, in two regions: in one subtree and far away.
+const PAGES: u64 = 160;
+const REGIONS: [u64; 2] = [0, 1 << 19];
+const EVERYTHING: Range<u64> = 0..1 << 20;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert {
+        at: u64,
+        order: u8,
+        behind: bool,
+    },
+    Mark(Range<u64>),
+    Tag(Range<u64>),
+    Begin {
+        pages: Range<u64>,
+        which: Which,
+        max: u32,
+    },
+    /// Ends a run, of which the pages behind the `cut`th fail, if that is in it.
+    End {
+        run: usize,
+        cut: u32,
+    },
+    Forget(Range<u64>),
+    Evict(Range<u64>),
+    DropBehind(Range<u64>),
+    Adopt(u64),
+    Invalidate,
+}
+
+fn at() -> impl Strategy<Value = u64> {
+    (0..PAGES, 0..2usize).prop_map(|(at, region)| REGIONS[region] + at)
+}
+fn range() -> impl Strategy<Value = Range<u64>> {
+    prop_oneof![
+        4 => (at(), 0..40u64).prop_map(|(at, pages)| at..at + pages),
+        1 => Just(EVERYTHING),
+    ]
+}
+fn which() -> impl Strategy<Value = Which> {
+    prop_oneof![Just(Which::Dirty), Just(Which::ToWrite)]
+}
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (at(), 0..=7u8, any::<bool>()).prop_map(|(at, order, behind)| Op::Insert { at, order, behind }),
+        8 => range().prop_map(Op::Mark),
+        3 => range().prop_map(Op::Tag),
+        6 => (range(), which(), 0..300u32).prop_map(|(pages, which, max)| Op::Begin { pages, which, max }),
+        8 => (any::<usize>(), 0..80u32).prop_map(|(run, cut)| Op::End { run, cut }),
+        2 => range().prop_map(Op::Forget),
+        2 => range().prop_map(Op::Evict),
+        2 => range().prop_map(Op::DropBehind),
+        1 => at().prop_map(Op::Adopt),
+        1 => Just(Op::Invalidate),
+    ]
+}
+
+/// A folio, and which of its pages are what.
+#[derive(Clone, Debug)]
+struct Twin {
+    folio: NewFolio,
+    behind: bool,
+    tagged: bool,
+    dirty: BTreeSet<u64>,
+    written: BTreeSet<u64>,
+}
+
+impl Twin {
+    fn pages(&self) -> Range<u64> {
+        self.folio.index.0..self.folio.index.0 + u64::from(self.folio.order.pages())
+    }
+    fn meets(&self, range: &Range<u64>) -> bool {
+        self.pages().start < range.end && range.start < self.pages().end && !range.is_empty()
+    }
+    fn frame(&self, page: u64) -> Frame {
+        self.folio.frame.plus((page - self.folio.index.0) as u32)
+    }
+    fn settle(&mut self) {
+        self.tagged &= !self.dirty.is_empty();
+    }
+}
+
+struct Rig {
+    stage: Stage,
+    folios: BTreeMap<u64, Twin>,
+    /// Frames, and so pages, under write-back whose folio has left, by the run's page and frame.
+    detached: BTreeSet<(u64, Frame)>,
+    runs: Vec<WritebackRun>,
+    now: u64,
+    since: Option<Millis>,
+}
+
+fn pages(range: &Range<u64>) -> Range<PageIndex> {
+    page(range.start)..page(range.end)
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (folios, detached) = (BTreeMap::new(), BTreeSet::new());
+        Self { stage: Stage::new(), folios, detached, runs: Vec::new(), now: 0, since: None }
+    }
+
+    fn met(&mut self, range: &Range<u64>) -> impl Iterator<Item = &mut Twin> {
+        self.folios.values_mut().filter(move |folio| folio.meets(range))
+    }
+    fn dirty(&self) -> usize {
+        self.folios.values().map(|folio| folio.dirty.len()).sum()
+    }
+    /// After a step: since when something is dirty.
+    fn settle(&mut self, before: usize) {
+        match (before, self.dirty()) {
+            (_, 0) => self.since = None,
+            (0, _) => self.since = Some(Millis(self.now)),
+            _ => {}
+        }
+    }
+
+    fn step(&mut self, op: Op) {
+        self.now += 1;
+        let before = self.dirty();
+        match op {
+            Op::Insert { at, order, behind } => self.insert(at, order, behind),
+            Op::Mark(range) => self.mark(range),
+            Op::Tag(range) => {
+                assert_eq!(self.stage.mapping.lock().tag_to_write(pages(&range)), page(range.end));
+                self.met(&range).for_each(|folio| folio.tagged |= !folio.dirty.is_empty());
+            }
+            Op::Begin { pages, which, max } => self.begin(pages, which, max),
+            Op::End { run, cut } => self.end(run, cut),
+            Op::Forget(range) => {
+                let forgotten = self.stage.mapping.lock().forget_dirty(pages(&range));
+                let mut expected = 0;
+                for folio in self.met(&range) {
+                    let dirty = folio.dirty.len();
+                    folio.dirty.retain(|page| !range.contains(page));
+                    expected += dirty - folio.dirty.len();
+                    folio.settle();
+                }
+                assert_eq!(forgotten, expected as u64);
+            }
+            Op::Evict(range) => self.evict(&range),
+            Op::DropBehind(range) => self.drop_behind(range),
+            Op::Adopt(at) => {
+                if let Ok(held) = self.stage.mapping.try_hold(page(at)) {
+                    self.stage.mapping.lock().adopt(&held);
+                }
+                self.met(&(at..at + 1)).for_each(|folio| folio.behind = false);
+            }
+            Op::Invalidate => self.invalidate(),
+        }
+        self.settle(before);
+    }
+
+    fn insert(&mut self, at: u64, order: u8, behind: bool) {
+        let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
+        let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
+        let fate = if behind { Fate::DropsBehind } else { Fate::Stays };
+        let shape = Shape { fate, ..Shape::of(Orders::PAGES) };
+        match self.stage.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {}) {
+            AddedFolio::Added { .. } => self.stage.complete(folio),
+            _ => return self.stage.free(folio),
+        }
+        let (dirty, written) = (BTreeSet::new(), BTreeSet::new());
+        let twin = Twin { folio, behind, tagged: false, dirty, written };
+        self.folios.insert(folio.index.0, twin);
+    }
+
+    fn mark(&mut self, range: Range<u64>) {
+        let (mapping, now) = (&self.stage.mapping, Millis(self.now));
+        for folio in self.folios.values_mut().filter(|folio| folio.meets(&range)) {
+            let some = range.start.max(folio.pages().start)..range.end.min(folio.pages().end);
+            let held = mapping.try_hold(page(some.start)).unwrap();
+            let newly = some.clone().filter(|page| !folio.dirty.contains(page)).count() as u32;
+            assert_eq!(mapping.is_dirty(&held, pages(&some)), newly == 0);
+            let marked = mapping.lock().mark_dirty(&held, pages(&some), now);
+            assert_eq!(marked, Marked::Done { newly });
+            folio.dirty.extend(some);
+        }
+    }
+
+    fn begin(&mut self, range: Range<u64>, which: Which, max: u32) {
+        let mut runs = Vec::new();
+        let begun = self.stage.mapping.lock().begin_writeback(pages(&range), which, max, &mut runs);
+        let (mut expected, mut taken) = (Begun::Done, Vec::new());
+        let wanted = |folio: &&mut Twin| folio.meets(&range) && (which == Which::Dirty || folio.tagged);
+        'all: for folio in self.folios.values_mut().filter(wanted) {
+            let dirty: Vec<u64> = folio.dirty.iter().copied().filter(|page| range.contains(page)).collect();
+            for index in dirty {
+                match (folio.written.contains(&index), which) {
+                    (true, Which::Dirty) => continue,
+                    (true, Which::ToWrite) => expected = Begun::Busy(page(index)),
+                    (false, _) if taken.len() == max as usize => expected = Begun::More(page(index)),
+                    (false, _) => {
+                        taken.push((index, folio.frame(index)));
+                        folio.dirty.remove(&index);
+                        folio.written.insert(index);
+                        continue;
+                    }
+                }
+                folio.settle();
+                break 'all;
+            }
+            folio.settle();
+        }
+        assert_eq!(begun, expected);
+        let pages_of = |run: &WritebackRun| {
+            let run = *run;
+            (0..run.pages).map(move |nth| (run.index.0 + u64::from(nth), run.frame.plus(nth)))
+        };
+        assert_eq!(runs.iter().flat_map(pages_of).collect::<Vec<_>>(), taken);
+        for two in runs.windows(2) {
+            let follows = (two[0].end(), two[0].frame.plus(two[0].pages)) == (two[1].index, two[1].frame);
+            assert!(!follows || two[0].pages == RUN_PAGES_MAX, "{two:?} are one");
+        }
+        self.runs.extend(runs);
+    }
+
+    fn end(&mut self, which: usize, cut: u32) {
+        if self.runs.is_empty() {
+            return;
+        }
+        let run = self.runs.swap_remove(which % self.runs.len());
+        let cut = cut.min(run.pages);
+        let good = WritebackRun { pages: cut, ..run };
+        let (index, frame) = (run.index.plus(u64::from(cut)), run.frame.plus(cut));
+        let bad = WritebackRun { index, frame, pages: run.pages - cut };
+        for (part, outcome) in [(good, Outcome::Written), (bad, Outcome::Failed)] {
+            let ended = self.stage.mapping.lock().end_writeback(part, outcome, Millis(self.now));
+            assert_eq!(ended, self.ended(part, outcome));
+        }
+    }
+
+    /// What the end of `run` does to the twin.
+    fn ended(&mut self, run: WritebackRun, outcome: Outcome) -> Ended {
+        let mut ended = Ended::default();
+        let mut touched = BTreeSet::new();
+        for nth in 0..run.pages {
+            let (index, frame) = (run.index.0 + u64::from(nth), run.frame.plus(nth));
+            if self.detached.remove(&(index, frame)) {
+                ended.left += 1;
+                continue;
+            }
+            let folio = self.folios.values_mut().find(|folio| folio.pages().contains(&index)).unwrap();
+            assert_eq!(folio.frame(index), frame);
+            assert!(folio.written.remove(&index));
+            ended.failed += u32::from(outcome == Outcome::Failed && folio.dirty.insert(index));
+            touched.insert(folio.folio.index.0);
+        }
+        let done = |folio: &&Twin| folio.behind && folio.dirty.is_empty() && folio.written.is_empty();
+        for folio in touched.iter().map(|first| &self.folios[first]).filter(done) {
+            let from = ended.behind.map_or(folio.folio.index, |behind| behind.start);
+            ended.behind = Some(from..page(folio.pages().end));
+        }
+        ended
+    }
+
+    fn evict(&mut self, range: &Range<u64>) {
+        let (stage, twins) = (&self.stage, &mut self.folios);
+        twins.retain(|_, twin| {
+            let folio = twin.folio;
+            if !twin.meets(range) {
+                return true;
+            }
+            let gone = stage.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing).is_some();
+            assert_eq!(gone, twin.dirty.is_empty() && twin.written.is_empty());
+            if gone {
+                stage.free(folio);
+            }
+            !gone
+        });
+    }
+
+    fn drop_behind(&mut self, range: Range<u64>) {
+        let before = self.stage.pages();
+        let dropped = self.stage.mapping.drop_behind(pages(&range), Leaving::Passed, Locks::Wait).unwrap();
+        assert_eq!((dropped.next, dropped.kept), (page(range.end), None));
+        let goes = |folio: &Twin| {
+            let inside = range.start <= folio.pages().start && folio.pages().end <= range.end;
+            inside && folio.behind && folio.dirty.is_empty() && folio.written.is_empty()
+        };
+        let mut gone = 0;
+        self.folios.retain(|_, folio| {
+            let goes = goes(folio);
+            gone += if goes { u64::from(folio.folio.order.pages()) } else { 0 };
+            !goes
+        });
+        assert_eq!(before - self.stage.pages(), gone);
+    }
+
+    fn invalidate(&mut self) {
+        self.stage.mapping.invalidate().unwrap();
+        for folio in std::mem::take(&mut self.folios).into_values() {
+            let left = folio.written.iter().map(|&page| (page, folio.frame(page)));
+            self.detached.extend(left);
+        }
+    }
+
+    fn check(&self) {
+        self.stage.check();
+        let (mapping, counted) = (&self.stage.mapping, self.stage.mapping.dirty_pages());
+        let sum = |of: fn(&Twin) -> usize| self.folios.values().map(of).sum::<usize>() as u64;
+        let detached = self.detached.len() as u64;
+        assert_eq!(counted.dirty(), sum(|folio| folio.dirty.len()));
+        assert_eq!(counted.writeback(), sum(|folio| folio.written.len()) + detached);
+        assert_eq!(counted.drop_behind(), sum(|folio| if folio.behind { folio.dirty.len() } else { 0 }));
+        assert_eq!(mapping.detached_pages(), detached);
+        assert_eq!(mapping.dirty_since(), self.since);
+        for folio in self.folios.values() {
+            let word = self.stage.word(folio.folio.frame);
+            assert_eq!(word.has(Flags::DIRTY), !folio.dirty.is_empty());
+            assert_eq!(word.has(Flags::WRITEBACK), !folio.written.is_empty());
+            assert_eq!(word.holds(), u32::from(!folio.written.is_empty()), "write-back has one hold");
+            let held = mapping.try_hold(folio.folio.index).unwrap();
+            for index in folio.pages() {
+                let dirty = mapping.is_dirty(&held, page(index)..page(index + 1));
+                assert_eq!(dirty, folio.dirty.contains(&index), "page {index}");
+            }
+        }
+        let guard = mapping.lock();
+        for from in [0, 37, PAGES, REGIONS[1] + 5] {
+            let range = from..EVERYTHING.end;
+            let first = |of: fn(&Twin) -> &BTreeSet<u64>| {
+                self.folios
+                    .values()
+                    .flat_map(|folio| of(folio).range(range.clone()))
+                    .min()
+                    .map(|&at| page(at))
+            };
+            assert_eq!(guard.next_dirty(pages(&range)), first(|folio| &folio.dirty));
+            assert_eq!(guard.next_writeback(pages(&range)), first(|folio| &folio.written));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_dirty_agrees_with_a_twin(ops in prop::collection::vec(op(), 1..80)) {
+        let mut rig = Rig::new();
+        for op in ops {
+            rig.step(op);
+            rig.check();
+        }
+        rig.step(Op::Invalidate);
+        rig.check();
+        while !rig.runs.is_empty() {
+            rig.step(Op::End { run: 0, cut: 3 });
+        }
+        rig.check();
+        rig.stage.finish();
+    }
+}

@@ -1,0 +1,346 @@
+//! Live folios are split: the pieces are what the whole was, page by page, in the tree, the rings, the bits and the
+//! counts.
+//!
+//! ```text
+//!   a few folios, dirty here and there --split at random edges--> the same pages, the same numbers, smaller folios
+//! ```
+#![cfg(not(quinion_model))]
+#![allow(unsafe_code, reason = "frames are filled by address")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::{page_content, verify};
+use proptest::prelude::*;
+use quinion::Tuning;
+use quinion::arena::{Arena, ArenaOptions, Flags, NotReady};
+use quinion::backend::{Backend, FillRun, MemoryFile};
+use quinion::folio::{copy, unpin};
+use quinion::mapping::{AskedFor, Content, Copied, Divided, Fate, InFlight, Mapping, Marked, Shape, Which};
+use quinion::policy::Came;
+use quinion::reclaim::Reclaim;
+use quinion::stats::Counters;
+use quinion::sync::Locks;
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
+
+const FILE: u32 = 3;
+
+/// One mapping whose folios stand in rings.
+struct Rig {
+    arena: Arc<Arena>,
+    reclaim: Reclaim,
+    mapping: Arc<Mapping>,
+}
+
+fn page(index: u64) -> PageIndex {
+    PageIndex(index)
+}
+
+impl Rig {
+    fn new() -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 24 << 20 }).unwrap());
+        let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
+        let file: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 4096 * PAGE_SIZE]));
+        let known = file.attributes().unwrap();
+        let mapping =
+            Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, ForkGuard::new(), Tuning::default());
+        let mapping = mapping.unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+        let mapping = Arc::new(mapping);
+        reclaim.add_mapping(Arc::clone(&mapping));
+        Self { arena, reclaim, mapping }
+    }
+
+    /// Puts a folio in that is being filled.
+    fn add_filling(&self, first: u64, order: u8, fate: Fate) -> Frame {
+        let (frame, order) = (self.arena.alloc(Order(order)).unwrap(), Order(order));
+        let run = FillRun { index: page(first), frame, pages: order.pages() };
+        let marker = Some(page(first));
+        let wanted = AskedFor::All;
+        let shape = Shape { marker, wanted, fate, ..Shape::of(Orders { min: Order::ZERO, max: order }) };
+        let lists = self.reclaim.lists();
+        let charge = lists.charge(PoolNumber::DEFAULT, order.pages(), Order::ZERO);
+        let promise = lists.promise(1, Locks::Wait).unwrap().with_charge(charge);
+        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        assert_eq!(added.pages, order.pages());
+        self.reclaim.list([(frame, Came::Asked)], promise);
+        for nth in 0..order.pages() {
+            let content = page_content(FILE, first + u64::from(nth), 1);
+            let to = self.arena.view().bytes(frame.plus(nth)).unwrap();
+            // SAFETY: the folio is locked and its fill is ours, so its frames are ours to write.
+            unsafe { copy::copy_in(content.as_ptr(), to, content.len()) };
+        }
+        frame
+    }
+
+    fn add(&self, first: u64, order: u8, fate: Fate) -> Frame {
+        let frame = self.add_filling(first, order, fate);
+        self.arena.view().own(frame).complete(true);
+        frame
+    }
+
+    fn dirty(&self, index: u64) {
+        let held = self.mapping.try_hold(page(index)).unwrap();
+        let marked = self.mapping.lock().mark_dirty(&held, page(index)..page(index + 1), Millis(5));
+        assert!(matches!(marked, Marked::Done { .. }));
+    }
+
+    /// The folio at `index`: its first page, its order.
+    fn folio(&self, index: u64) -> Option<(u64, u8)> {
+        let held = self.mapping.try_hold(page(index)).ok()?;
+        Some((held.first().0, held.order().0))
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        self.mapping.check().unwrap();
+        self.reclaim.check().unwrap();
+        self.arena.check().unwrap();
+    }
+    fn charged(&self) -> u64 {
+        self.reclaim.lists().charged(PoolNumber::DEFAULT)
+    }
+    fn word(&self, frame: Frame) -> quinion::arena::Word {
+        self.arena.view().own(frame).word()
+    }
+
+    /// Everything goes, and every frame comes back.
+    fn finish(self) {
+        self.check();
+        self.reclaim.remove_mapping(self.mapping.id());
+        let pages = self.mapping.lock().pages();
+        assert_eq!(self.mapping.remove_range(page(0)..page(1 << 40), Content::All), pages);
+        assert_eq!((self.charged(), self.mapping.dirty_pages().total()), (0, 0));
+        drop((self.mapping, self.reclaim));
+        let stats = self.arena.stats();
+        assert_eq!(stats.free_pages * 4096, stats.data_bytes);
+        self.arena.check().unwrap();
+    }
+}
+
+#[test]
+fn pieces_are_what_the_whole_was() {
+    let rig = Rig::new();
+    let frame = rig.add(512, 9, Fate::Stays);
+    rig.arena.view().referenced(frame).unwrap().store(2, Ordering::Relaxed);
+    rig.dirty(512 + 77);
+    rig.dirty(512 + 100);
+    let (pages, charged) = (rig.mapping.lock().pages(), rig.charged());
+    assert_eq!(rig.mapping.split_at(page(512 + 77)), Divided::Done);
+    rig.check();
+    assert_eq!((rig.mapping.lock().pages(), rig.charged()), (pages, charged));
+    let orders = [(0, 6), (64, 3), (72, 2), (76, 0), (77, 0), (78, 1), (80, 4), (96, 5), (128, 7), (256, 8)];
+    for (first, order) in orders {
+        let head = frame.plus(first);
+        assert_eq!(rig.folio(u64::from(512 + first)), Some((u64::from(512 + first), order)));
+        let word = rig.word(head);
+        assert!(word.has(Flags::UPTODATE) && word.has(Flags::STEADY) && word.holds() == 0);
+        assert_eq!(word.has(Flags::MARKER), first == 0, "the marker is the first's");
+        assert_eq!(word.has(Flags::DIRTY), first == 77 || first == 96);
+        assert_eq!(rig.arena.view().referenced(head).unwrap().load(Ordering::Relaxed), 2);
+    }
+    for nth in 0..512 {
+        let held = rig.mapping.try_hold(page(512 + nth)).unwrap();
+        let mut bytes = [0; PAGE_SIZE];
+        held.copy_out((512 + nth) * 4096, &mut bytes);
+        verify(&bytes, FILE, (512 + nth) * 4096).unwrap();
+    }
+    assert_eq!(rig.mapping.split_at(page(512 + 77)), Divided::Done, "and that is all");
+    assert_eq!(rig.mapping.split_at(page(5000)), Divided::Done, "nobody is there");
+    rig.finish();
+}
+
+#[test]
+fn d17_every_piece_of_a_flagged_folio_is_flagged() {
+    let rig = Rig::new();
+    rig.add(0, 5, Fate::DropsBehind);
+    rig.dirty(9);
+    rig.dirty(30);
+    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2);
+    assert_eq!(rig.mapping.split_at(page(9)), Divided::Done);
+    assert_eq!(rig.mapping.split_at(page(10)), Divided::Done);
+    let mut at = 0;
+    while at < 32 {
+        let (first, order) = rig.mapping.find_behind(page(at)).expect("it is flagged");
+        assert_eq!(first.0, at);
+        at += u64::from(order.pages());
+    }
+    rig.check();
+    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
+    rig.mapping.remove_range(page(9)..page(10), Content::All);
+    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 1);
+    rig.mapping.remove_range(page(0)..page(32), Content::All);
+    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 0);
+    rig.finish();
+}
+
+#[test]
+fn who_reads_the_whole_meanwhile_reads_anew() {
+    let rig = Rig::new();
+    let frame = rig.add(16, 4, Fate::Stays);
+    let descriptor = rig.arena.view().own(frame);
+    let (early, late) = (
+        descriptor.begin_read(MappingId(1), page(16)).unwrap(),
+        descriptor.begin_read(MappingId(1), page(31)).unwrap(),
+    );
+    assert_eq!(rig.mapping.split_at(page(20)), Divided::Done);
+    assert!(!descriptor.end_read(early) && !descriptor.end_read(late));
+    assert_eq!(descriptor.begin_read(MappingId(1), page(31)).unwrap_err(), NotReady::Mismatch);
+    let ticket = descriptor.begin_read(MappingId(1), page(19)).unwrap();
+    assert!(descriptor.end_read(ticket));
+    // A stale victim of the reclaimer's is not taken for a piece, written or not.
+    let sequence = descriptor.word().sequence();
+    rig.mapping.try_hold(page(16)).unwrap().writer().unwrap();
+    assert!(descriptor.word().is_still(sequence) && descriptor.word().is_written());
+    assert_eq!(rig.mapping.split_at(page(18)), Divided::Done);
+    assert!(!descriptor.word().is_still(sequence) && !descriptor.word().is_still(sequence + 2));
+    assert!(descriptor.word().is_written(), "what was written stays so");
+    rig.finish();
+}
+
+#[test]
+fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
+    let rig = Rig::new();
+    rig.add(0, 3, Fate::Stays);
+    let held = rig.mapping.try_hold(page(1)).unwrap();
+    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    let (pinned, _) = held.into_pin();
+    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    assert_eq!(rig.mapping.first_pinned(page(7)..page(9)), Some(page(0)));
+    unpin(&rig.arena, pinned);
+    assert_eq!(rig.mapping.first_pinned(page(0)..page(100)), None);
+    // Under write-back.
+    rig.dirty(6);
+    let mut runs = Vec::new();
+    rig.mapping.lock().begin_writeback(page(0)..page(8), Which::Dirty, 100, &mut runs);
+    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlight::Folio(_)));
+    rig.mapping.lock().end_writeback(runs[0], quinion::mapping::Outcome::Written, Millis(9));
+    assert_eq!(rig.mapping.split_at(page(4)), Divided::Done);
+    // Being filled.
+    let frame = rig.add_filling(8, 3, Fate::Stays);
+    assert_eq!(rig.mapping.split_at(page(9)), Divided::Busy);
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::Folio(_)));
+    rig.arena.view().own(frame).complete(true);
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::None(PageIndex(16))));
+    // Popped by the reclaimer, who has yet to evict it.
+    {
+        let mut promise = rig.reclaim.lists().no_promise(PoolNumber::DEFAULT);
+        let popped: Vec<_> = (0..4)
+            .filter_map(|ring| rig.reclaim.lists().lock().pop(ring, &mut promise).map(|_| ring))
+            .collect();
+        assert!(!popped.is_empty());
+    }
+    rig.mapping.lock().remove_all();
+    rig.finish();
+}
+
+#[test]
+fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
+    for unit in [0, 2] {
+        let rig = Rig::new();
+        let frame = rig.add(64, 5, Fate::Stays);
+        [65, 70, 71, 90].into_iter().for_each(|index| rig.dirty(index));
+        let held = rig.mapping.try_hold(page(64)).unwrap();
+        let copied = rig.mapping.detach_copy(&held, page(88)..page(96), Order(unit));
+        let pages = if unit == 0 { 3 } else { 8 };
+        assert_eq!(copied, Copied::Done { pages });
+        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), Copied::Gone);
+        rig.check();
+        assert_eq!(rig.mapping.dirty_pages().dirty(), 3);
+        for index in [65, 70, 71] {
+            let copy = rig.mapping.try_hold(page(index)).unwrap();
+            assert!(copy.frame() != frame && copy.order() == Order(unit));
+            assert!(rig.mapping.is_dirty(&copy, page(index)..page(index + 1)));
+            let mut bytes = [0; PAGE_SIZE];
+            copy.copy_out(index * 4096, &mut bytes);
+            verify(&bytes, FILE, index * 4096).unwrap();
+        }
+        assert_eq!(rig.folio(90), None);
+        let mut bytes = vec![0; 32 * PAGE_SIZE];
+        held.copy_out(64 * 4096, &mut bytes);
+        verify(&bytes, FILE, 64 * 4096).unwrap();
+        drop(held);
+        rig.finish();
+    }
+}
+
+#[test]
+fn clean_pages_go_and_dirty_ones_stay_when_only_what_is_clean_is_removed() {
+    let rig = Rig::new();
+    rig.add(0, 4, Fate::Stays);
+    rig.add(16, 2, Fate::Stays);
+    [3, 4, 9, 16].into_iter().for_each(|index| rig.dirty(index));
+    let mut edges = Vec::new();
+    let mut at = 0;
+    while let Some(edge) = { rig.mapping.lock().next_mixed(page(at)..page(20)) } {
+        assert_eq!(rig.mapping.split_at(edge), Divided::Done);
+        edges.push(edge.0);
+        at = edge.0.max(at + 1);
+    }
+    assert_eq!(edges, [3, 5, 9, 17]);
+    assert_eq!(rig.mapping.remove_range(page(0)..page(20), Content::Clean), 16);
+    let left: Vec<u64> = (0..20).filter(|&index| rig.folio(index).is_some()).collect();
+    assert_eq!(left, [3, 4, 9, 16]);
+    rig.finish();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    /// The twin knows which pages there are, which are dirty, and where a folio may not reach over.
+    #[test]
+    fn any_splits_and_removals_leave_the_pages_that_they_should(
+        orders in proptest::collection::vec((0..10u8, any::<bool>()), 1..6),
+        dirty in proptest::collection::vec(0..2048u64, 0..60),
+        steps in proptest::collection::vec((0..2048u64, 0..200u64, 0..4u8), 1..25),
+    ) {
+        let rig = Rig::new();
+        let (mut pages, mut at) = (BTreeSet::new(), 0u64);
+        for (order, behind) in orders {
+            at = page(at).align_up(Order(order)).0;
+            rig.add(at, order, if behind { Fate::DropsBehind } else { Fate::Stays });
+            pages.extend(at..at + (1 << order));
+            at += 1 << order;
+        }
+        let mut dirty: BTreeSet<u64> = dirty.into_iter().filter(|index| pages.contains(index)).collect();
+        dirty.iter().for_each(|&index| rig.dirty(index));
+        for (from, len, what) in steps {
+            let end = from + len;
+            match what {
+                0 | 1 => {
+                    prop_assert_eq!(rig.mapping.split_at(page(from)), Divided::Done);
+                    prop_assert!(rig.folio(from).is_none_or(|(first, _)| first == from));
+                }
+                _ => {
+                    prop_assert_eq!(rig.mapping.split_at(page(from)), Divided::Done);
+                    prop_assert_eq!(rig.mapping.split_at(page(end)), Divided::Done);
+                    let gone: Vec<u64> = pages.range(from..end).copied().collect();
+                    let removed = rig.mapping.remove_range(page(from)..page(end), Content::All);
+                    prop_assert_eq!(removed, gone.len() as u64);
+                    for index in gone {
+                        pages.remove(&index);
+                        dirty.remove(&index);
+                    }
+                }
+            }
+            rig.check();
+            prop_assert_eq!(rig.mapping.lock().pages(), pages.len() as u64);
+            prop_assert_eq!(rig.charged(), pages.len() as u64);
+            prop_assert_eq!(rig.mapping.dirty_pages().dirty(), dirty.len() as u64);
+        }
+        for index in 0..at {
+            let held = rig.mapping.try_hold(page(index)).ok();
+            prop_assert_eq!(held.is_some(), pages.contains(&index));
+            if let Some(held) = held {
+                let mut bytes = [0; PAGE_SIZE];
+                held.copy_out(index * 4096, &mut bytes);
+                prop_assert!(verify(&bytes, FILE, index * 4096).is_ok());
+                prop_assert_eq!(rig.mapping.is_dirty(&held, page(index)..page(index + 1)), dirty.contains(&index));
+            }
+        }
+        rig.finish();
+    }
+}

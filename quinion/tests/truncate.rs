@@ -1,0 +1,733 @@
+//! Files are cut, extended and punched while others read them: what is gone is gone for everybody, what stays stays.
+//!
+//! ```text
+//!   writers   cut, extend, punch, write                     a twin, a vector, is changed in the same way
+//!   readers   see each byte as it was before or after, and none behind the end
+//!   device    loses what the file loses, and only that; nothing that comes late brings it back
+//! ```
+
+mod common;
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use common::Dice;
+use proptest::prelude::*;
+use quinion::backend::{
+    Attributes, Backend, Faults, Fill, Flush, MemoryFile, Reap, Reaped, Simulated, SyncKind, WaitRoom,
+};
+use quinion::{Cache, ErrorKind, File, OnPinned, OpenOptions, ReadOptions};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+/// The byte at each place of a file that nobody has changed; never zero.
+fn content(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / PAGE * 7 + at % 251) as u8 | 1).collect()
+}
+
+// ---- a device that can refuse ---------------------------------------------------------------------------------
+
+/// A file in memory whose cuts and holes fail while it says so.
+#[derive(Debug)]
+struct Refusing {
+    file: MemoryFile,
+    refuses: AtomicBool,
+}
+
+impl Refusing {
+    fn new(bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self { file: MemoryFile::new(bytes), refuses: AtomicBool::new(false) })
+    }
+    fn refuse(&self, refuses: bool) {
+        self.refuses.store(refuses, Ordering::Relaxed);
+    }
+    fn judge(&self) -> io::Result<()> {
+        if self.refuses.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
+    }
+    /// What the file holds, past the cache.
+    fn now(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.file.change(|content| bytes.clone_from(content));
+        bytes
+    }
+}
+
+impl Backend for Refusing {
+    fn name(&self) -> &'static str {
+        "refusing"
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.file.attach(room);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.file.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.file.reap(how, done)
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.file.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.file.sync(kind, range)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.judge()?;
+        Backend::set_size(&self.file, bytes)
+    }
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        self.judge()?;
+        self.file.punch(range)
+    }
+}
+
+// ---- a file and its twin --------------------------------------------------------------------------------------
+
+struct Pair {
+    cache: Cache,
+    device: Arc<Refusing>,
+    file: File,
+    twin: Vec<u8>,
+}
+
+impl Pair {
+    /// A file of `len` bytes in a cache that makes large folios of long reads.
+    fn new(len: usize) -> Self {
+        Self::with(
+            Cache::builder().memory(64 << 20).folio_order_max(9).build().unwrap(),
+            len,
+            OnPinned::Detach,
+        )
+    }
+    fn with(cache: Cache, len: usize, on_pinned: OnPinned) -> Self {
+        let device = Refusing::new(content(len));
+        let options = OpenOptions::new().write(true).on_pinned(on_pinned);
+        let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();
+        Self { cache, device, file, twin: content(len) }
+    }
+    /// Reads all of it, which makes the largest folios.
+    fn warm(&self) {
+        let mut all = vec![0; self.twin.len()];
+        self.file.read_exact_at(&mut all, 0).unwrap();
+    }
+    fn cut(&mut self, len: usize) {
+        self.file.set_len(len as u64).unwrap();
+        self.twin.resize(len, 0);
+    }
+    fn punch(&mut self, range: Range<usize>) {
+        self.file.punch_hole(range.start as u64, range.len() as u64).unwrap();
+        let end = range.end.min(self.twin.len());
+        if range.start < end {
+            self.twin[range.start..end].fill(0);
+        }
+    }
+    fn write(&mut self, position: usize, bytes: &[u8]) {
+        self.file.write_all_at(bytes, position as u64).unwrap();
+        self.twin.resize(self.twin.len().max(position + bytes.len()), 0);
+        self.twin[position..position + bytes.len()].copy_from_slice(bytes);
+    }
+    #[track_caller]
+    fn reads_as_twin(&self) {
+        assert_eq!(self.file.len(), self.twin.len() as u64);
+        let mut all = vec![1; self.twin.len() + 100];
+        let mut done = 0;
+        while done < all.len() {
+            match self.file.read_at(&mut all[done..], done as u64).unwrap() {
+                0 => break,
+                bytes => done += bytes,
+            }
+        }
+        assert_eq!(done, self.twin.len());
+        let wrong = (0..done).find(|&at| all[at] != self.twin[at]);
+        assert_eq!(wrong.map(|at| (at, all[at], self.twin[at])), None);
+    }
+    /// The cache, then the device, then the cache with nothing in it: all of them are the twin.
+    #[track_caller]
+    fn check(&self) {
+        self.reads_as_twin();
+        self.cache.check().unwrap();
+        self.file.sync_all().unwrap();
+        assert_eq!(self.file.dirty_bytes().unwrap(), 0);
+        let now = self.device.now();
+        assert_eq!(now.len(), self.twin.len());
+        let wrong = (0..now.len()).find(|&at| now[at] != self.twin[at]);
+        assert_eq!(wrong.map(|at| (at, now[at], self.twin[at])), None, "on the device");
+        self.file.dont_need(0, u64::MAX >> 12).unwrap();
+        self.reads_as_twin();
+        self.cache.check().unwrap();
+    }
+}
+
+// ---- one after the other ----------------------------------------------------------------------------------------
+
+#[test]
+fn t02_nothing_behind_a_new_end_is_cached() {
+    for len in [0, 1, PAGE, 5 * PAGE + 17, 2 * MIB, 2 * MIB + PAGE - 1, 3 * MIB + 300 * PAGE + 5] {
+        let mut pair = Pair::new(5 * MIB);
+        pair.warm();
+        pair.write(4 * MIB + 100, &[9; 3 * PAGE]);
+        let before = pair.file.cached_pages();
+        assert!(before >= (5 * MIB / PAGE) as u64);
+        pair.cut(len);
+        // All before the edge stays, as it was.
+        assert_eq!(pair.file.cached_pages(), len.div_ceil(PAGE) as u64, "cut at {len}");
+        pair.check();
+    }
+}
+
+#[test]
+fn t04_the_edges_of_a_hole_read_as_zeros() {
+    for (start, end) in
+        [(100, 200), (4000, 4200), (PAGE, 3 * PAGE), (PAGE - 1, 3 * PAGE + 1), (0, 2 * MIB + 5)]
+    {
+        for warm in [false, true] {
+            for write in [None, Some(start.saturating_sub(50)), Some(end)] {
+                let mut pair = Pair::new(4 * MIB);
+                if warm {
+                    pair.warm();
+                }
+                if let Some(at) = write {
+                    pair.write(at, &[7; 100]);
+                }
+                pair.punch(start..end);
+                pair.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn t06_a_hole_in_a_folio_of_2_mib_leaves_what_is_around_it() {
+    let mut pair = Pair::new(2 * MIB);
+    pair.warm();
+    pair.write(77 * PAGE + 5, &[3; 40]);
+    let dirty = pair.file.dirty_bytes().unwrap();
+    let reads = pair.device.file.reads();
+    pair.punch(80 * PAGE..93 * PAGE);
+    pair.reads_as_twin();
+    assert_eq!(pair.file.dirty_bytes().unwrap(), dirty, "what was dirty outside is dirty");
+    assert_eq!(pair.device.file.reads(), reads + 1, "the hole was read anew, and nothing else");
+    pair.check();
+}
+
+#[test]
+fn t07_what_lies_between_a_shorter_and_a_longer_end_is_zero() {
+    for (shorter, longer) in
+        [(5000, 9000), (PAGE, 3 * PAGE), (PAGE + 1, PAGE + 2), (0, 10), (MIB + 5, 4 * MIB)]
+    {
+        for dirty in [false, true] {
+            let mut pair = Pair::new(3 * MIB);
+            pair.warm();
+            if dirty {
+                pair.write(shorter.saturating_sub(10), &[5; 3 * PAGE]);
+            }
+            pair.cut(shorter);
+            pair.cut(longer);
+            pair.reads_as_twin();
+            pair.cut(shorter);
+            pair.write(longer, b"behind a gap");
+            pair.check();
+        }
+    }
+}
+
+#[test]
+fn a_hole_behind_the_end_of_a_file_is_nothing() {
+    let mut pair = Pair::new(3 * PAGE + 100);
+    pair.warm();
+    pair.punch(3 * PAGE + 100..10 * PAGE);
+    pair.punch(2 * PAGE + 10..10 * PAGE);
+    pair.check();
+}
+
+#[test]
+fn folios_that_must_not_be_smaller_are_cut_where_they_end() {
+    let cache = || Cache::builder().memory(64 << 20).folio_order_min(3).folio_order_max(9).build().unwrap();
+    for len in [0, 5, 3 * PAGE + 7, 8 * PAGE, MIB + 9 * PAGE] {
+        let mut pair = Pair::with(cache(), 2 * MIB, OnPinned::Detach);
+        pair.warm();
+        pair.write(3 * PAGE, &[8; 6 * PAGE]);
+        pair.cut(len);
+        assert_eq!(pair.file.cached_pages(), len.div_ceil(8 * PAGE) as u64 * 8);
+        pair.reads_as_twin();
+        pair.cut(len + 3 * PAGE);
+        pair.punch(len / 2..len / 2 + 9 * PAGE);
+        pair.check();
+    }
+}
+
+// ---- the device refuses -------------------------------------------------------------------------------------------
+
+#[test]
+fn a_cut_that_fails_changes_nothing() {
+    let mut pair = Pair::new(2 * MIB);
+    pair.warm();
+    pair.write(MIB, &[4; 2 * PAGE]);
+    let dirty = pair.file.dirty_bytes().unwrap();
+    pair.device.refuse(true);
+    for len in [10, MIB + PAGE, 3 * MIB] {
+        let error = pair.file.set_len(len as u64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        assert_eq!(pair.file.dirty_bytes().unwrap(), dirty);
+        pair.reads_as_twin();
+    }
+    pair.device.refuse(false);
+    pair.check();
+}
+
+#[test]
+fn a_hole_that_fails_leaves_what_was_written_outside_of_it() {
+    let mut pair = Pair::new(2 * MIB);
+    pair.warm();
+    pair.write(MIB - 3 * PAGE, &[4; 8 * PAGE]);
+    pair.device.refuse(true);
+    assert_eq!(
+        pair.file.punch_hole((MIB - PAGE + 5) as u64, 3 * PAGE as u64).unwrap_err().kind(),
+        ErrorKind::NoSpace
+    );
+    pair.device.refuse(false);
+    let hole = MIB - PAGE + 5..MIB + 2 * PAGE + 5;
+    let mut found = vec![0; 2 * MIB];
+    pair.file.read_exact_at(&mut found, 0).unwrap();
+    for (at, (&is, &was)) in found.iter().zip(&pair.twin).enumerate() {
+        assert!(is == was || is == 0 && hole.contains(&at), "byte {at} is {is} and was {was}");
+    }
+    pair.twin = found;
+    pair.check();
+}
+
+// ---- pins ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn pinned_bytes_live_on_when_the_file_is_cut_and_punched() {
+    let mut pair = Pair::new(2 * MIB);
+    pair.warm();
+    pair.write(10 * PAGE + 100, &[6; 2 * PAGE]);
+    let was = pair.twin.clone();
+    let pinned = pair.file.pin(0, 2 * MIB).unwrap();
+    pair.punch(11 * PAGE + 7..300 * PAGE + 9);
+    pair.reads_as_twin();
+    pair.cut(10 * PAGE + 50);
+    pair.reads_as_twin();
+    pair.cut(MIB);
+    pair.write(20 * PAGE, &[2; PAGE]);
+    pair.reads_as_twin();
+    assert_eq!(pinned.chunks().flatten().copied().collect::<Vec<_>>(), was);
+    drop(pinned);
+    pair.check();
+}
+
+#[test]
+fn a_page_with_an_edge_that_is_pinned_gives_way_to_a_copy() {
+    for dirty in [false, true] {
+        let mut pair = Pair::new(4 * PAGE);
+        pair.file.read_exact_at(&mut [0; 1], PAGE as u64).unwrap();
+        if dirty {
+            pair.write(PAGE + 5, &[3; 9]);
+        }
+        let pinned = pair.file.pin(PAGE as u64, PAGE).unwrap();
+        let was = pinned.chunks().flatten().copied().collect::<Vec<_>>();
+        pair.punch(PAGE + 100..PAGE + 200);
+        pair.reads_as_twin();
+        pair.cut(PAGE + 50);
+        pair.cut(3 * PAGE);
+        assert_eq!(pinned.chunks().flatten().copied().collect::<Vec<_>>(), was);
+        pair.check();
+    }
+}
+
+#[test]
+fn who_waits_for_pins_is_told_that_they_stay_and_cuts_when_they_go() {
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let mut pair = Pair::with(cache, MIB, OnPinned::Wait(Duration::from_millis(20)));
+    pair.warm();
+    let pinned = pair.file.pin(100 * PAGE as u64, PAGE).unwrap();
+    let error = pair.file.set_len(PAGE as u64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let error = pair.file.punch_hole(99 * PAGE as u64, 2 * PAGE as u64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    pair.reads_as_twin();
+    pair.punch(0..PAGE); // nobody has pinned that
+    drop(pinned);
+    pair.cut(PAGE + 1);
+    pair.check();
+}
+
+// ---- what is in flight ----------------------------------------------------------------------------------------------
+
+/// A file of 64 pages whose device completes when it is told to, 10 pages of it dirty.
+fn slow() -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
+    let cache = Cache::builder().memory(16 << 20).readahead(0).build().unwrap();
+    let memory = Arc::new(MemoryFile::new(content(64 * PAGE)));
+    let device = Arc::new(Simulated::of_memory(Arc::clone(&memory), Faults::default()));
+    let options = OpenOptions::new().write(true);
+    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();
+    file.write_all_at(&[9; 10 * PAGE], 20 * PAGE as u64).unwrap();
+    (cache, memory, device, file)
+}
+
+fn size(file: &MemoryFile) -> u64 {
+    file.attributes().unwrap().size
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        thread::yield_now();
+    }
+}
+
+/// T05, and T03: while a cut waits for a flush, nobody adds a page, and who reads what is cached goes on.
+#[test]
+fn t05_a_cut_waits_for_what_is_being_written() {
+    let (cache, memory, device, file) = slow();
+    file.read_exact_at(&mut [0; 8], 3 * PAGE as u64).unwrap();
+    let reads = device.reads();
+    device.pause();
+    let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| file.sync_data().unwrap());
+        wait_until(|| device.held() > 0);
+        let cutter = scope.spawn({
+            let (begun, ended, file) = (&begun, &ended, &file);
+            move || {
+                begun.store(true, Ordering::Relaxed);
+                file.set_len(5 * PAGE as u64 + 7).unwrap();
+                ended.store(true, Ordering::Relaxed);
+            }
+        });
+        wait_until(|| begun.load(Ordering::Relaxed));
+        let reader = scope.spawn(|| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, PAGE as u64).unwrap();
+            byte[0]
+        });
+        let (mut byte, mut waits) = ([0], true);
+        for _ in 0..2000 {
+            thread::yield_now();
+            let read = file.read_at(&mut byte, 3 * PAGE as u64);
+            waits &= read.is_ok() && size(&memory) == 64 * PAGE as u64 && !ended.load(Ordering::Relaxed);
+        }
+        device.resume(); // before anything is asserted: others wait for it
+        assert!(waits, "the file was cut under a flush");
+        cutter.join().unwrap();
+        assert_eq!(reader.join().unwrap(), content(2 * PAGE)[PAGE]);
+    });
+    assert_eq!(device.reads(), reads + 1);
+    assert_eq!(size(&memory), 5 * PAGE as u64 + 7, "no late write made it longer");
+    file.sync_all().unwrap();
+    assert_eq!(size(&memory), 5 * PAGE as u64 + 7);
+    cache.check().unwrap();
+}
+
+/// T08: who waits for a page that is cut off looks again, and finds the end.
+#[test]
+fn t08_who_waits_for_a_page_that_goes_finds_the_end() {
+    for cut in [true, false] {
+        let (cache, _memory, device, file) = slow();
+        device.pause();
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut bytes = [0; PAGE];
+                let read = file.read_at(&mut bytes, 40 * PAGE as u64).unwrap();
+                (read, bytes)
+            });
+            wait_until(|| device.held() > 0);
+            let cutter = scope.spawn(|| match cut {
+                true => file.set_len(5 * PAGE as u64).unwrap(),
+                false => file.punch_hole(30 * PAGE as u64, 20 * PAGE as u64).unwrap(),
+            });
+            thread::yield_now();
+            device.resume();
+            let (read, bytes) = reader.join().unwrap();
+            cutter.join().unwrap();
+            let was = &content(41 * PAGE)[40 * PAGE..];
+            let is_right = if cut { read == 0 || bytes == *was } else { is_page(&bytes, was).is_some() };
+            assert!(is_right, "{read} bytes, {:?}...", &bytes[..8]);
+        });
+        let mut byte = [1];
+        assert_eq!(file.read_at(&mut byte, 40 * PAGE as u64).unwrap(), usize::from(!cut));
+        assert!(cut || byte == [0]);
+        cache.check().unwrap();
+    }
+}
+
+/// T09: what was dirty and has left is not written.
+#[test]
+fn t09_nothing_is_written_of_what_was_cut_off() {
+    let (cache, memory, device, file) = slow();
+    file.punch_hole(20 * PAGE as u64, 3 * PAGE as u64).unwrap();
+    file.set_len(25 * PAGE as u64).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(device.written_bytes(), 2 * PAGE as u64, "pages 23 and 24 are left");
+    file.set_len(0).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!((device.written_bytes(), size(&memory)), (2 * PAGE as u64, 0));
+    cache.check().unwrap();
+}
+
+// ---- beside readers -------------------------------------------------------------------------------------------------
+
+/// Rounds of a storm: many if asked for.
+fn rounds(few: u64, many: u64) -> u64 {
+    if std::env::var_os("QUINION_SOAK").is_some() { many } else { few }
+}
+
+/// Whether a page is as it was, or zeros as a whole.
+fn is_page(bytes: &[u8], was: &[u8]) -> Option<bool> {
+    match () {
+        () if bytes == was => Some(true),
+        () if bytes.iter().all(|&byte| byte == 0) => Some(false),
+        () => None,
+    }
+}
+
+/// The kernel's folio_split_race_test: five folios of 2 MiB, holes of three pages in every fifty, sixteen readers.
+#[test]
+fn a17_live_folios_are_split_under_readers_of_their_tails() {
+    const PAGES: usize = 5 * 512;
+    let was = content(PAGES * PAGE);
+    for round in 0..rounds(8, 100) {
+        let mut pair = Pair::new(PAGES * PAGE);
+        pair.warm();
+        let splits = pair.file.tree_counts().splits;
+        let (done, ready) = (AtomicBool::new(false), Barrier::new(17));
+        let punched = |page: usize| page % 50 < 3;
+        thread::scope(|scope| {
+            for reader in 0..16 {
+                let (was, done, ready, file) = (&was, &done, &ready, &pair.file);
+                scope.spawn(move || {
+                    let (mut dice, mut bytes) = (Dice::new(round * 16 + reader), vec![0; 3 * PAGE]);
+                    ready.wait();
+                    loop {
+                        let last = done.load(Ordering::Acquire); // partner: the Release of who punched the last hole
+                        let page = dice.below(PAGES as u64 - 2) as usize;
+                        let pages = 1 + dice.below(3) as usize;
+                        let read = &mut bytes[..pages * PAGE];
+                        file.read_exact_at(read, (page * PAGE) as u64).unwrap();
+                        for (nth, got) in read.chunks(PAGE).enumerate() {
+                            let page = page + nth;
+                            let is = is_page(got, &was[page * PAGE..][..PAGE]);
+                            let fits = match is {
+                                Some(true) => !(last && punched(page)),
+                                Some(false) => punched(page),
+                                None => false,
+                            };
+                            assert!(fits, "page {page} reads {:?}..., last {last}", &got[..8]);
+                        }
+                        if last {
+                            break;
+                        }
+                    }
+                });
+            }
+            ready.wait();
+            for page in (0..PAGES).step_by(50) {
+                pair.file.punch_hole((page * PAGE) as u64, 3 * PAGE as u64).unwrap();
+            }
+            done.store(true, Ordering::Release); // partner: the Acquire of the readers
+        });
+        for page in (0..PAGES).step_by(50) {
+            pair.twin[page * PAGE..(page + 3).min(PAGES) * PAGE].fill(0);
+        }
+        assert!(pair.file.tree_counts().splits > splits, "folios were split");
+        pair.check();
+    }
+}
+
+/// T01: what is read while the file is cut is the file's, and does not reach behind an end that was told.
+#[test]
+fn t01_reads_that_race_with_cuts_end_where_the_file_does() {
+    const PAGES: usize = 600;
+    let mut pair = Pair::new(PAGES * PAGE);
+    pair.warm();
+    let was = content(PAGES * PAGE);
+    let mut twin = was.clone();
+    // The size that the last cut has told, odd while one is under way.
+    let (told, done) = (AtomicU64::new((PAGES * PAGE) as u64 * 2), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for reader in 0..4 {
+            let (was, told, done, file) = (&was, &told, &done, &pair.file);
+            scope.spawn(move || {
+                let (mut dice, mut bytes) = (Dice::new(reader), vec![0; 20 * PAGE]);
+                while !done.load(Ordering::Relaxed) {
+                    let before = told.load(Ordering::Acquire); // partner: the cutter's Release
+                    let at = dice.below((PAGES * PAGE) as u64);
+                    let read = file.read_at(&mut bytes, at).unwrap();
+                    let after = told.load(Ordering::Acquire); // partner: as above
+                    if before == after && before % 2 == 0 {
+                        let reach = (before / 2).saturating_sub(at).min(bytes.len() as u64);
+                        assert!(read as u64 <= reach, "{read} bytes at {at} of a file of {}", before / 2);
+                    }
+                    for (nth, &byte) in bytes[..read].iter().enumerate() {
+                        let place = at as usize + nth;
+                        assert!(
+                            byte == was[place] || byte == 0,
+                            "byte {place} is {byte}, not {}",
+                            was[place]
+                        );
+                    }
+                }
+            });
+        }
+        let mut dice = Dice::new(99);
+        for _ in 0..rounds(300, 5000) {
+            let len = dice.below((PAGES * PAGE) as u64);
+            told.fetch_or(1, Ordering::Release);
+            pair.file.set_len(len).unwrap();
+            twin.resize(len as usize, 0);
+            told.store(len * 2, Ordering::Release); // partner: the readers' Acquire
+            if dice.below(3) == 0 {
+                // Longer again, with what was there.
+                told.fetch_or(1, Ordering::Release);
+                let from = twin.len();
+                let end = (from + 50 * PAGE).min(PAGES * PAGE);
+                pair.file.write_all_at(&was[from..end], from as u64).unwrap();
+                twin.extend_from_slice(&was[from..end]);
+                told.store(end as u64 * 2, Ordering::Release); // partner: the readers' Acquire
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    pair.twin = twin;
+    pair.check();
+}
+
+/// B11: pages that readers bring in while a range is punched are not what it held before.
+#[test]
+fn b11_no_page_from_before_a_hole_comes_back_into_it() {
+    const PAGES: usize = 2048;
+    let mut pair = Pair::new(PAGES * PAGE);
+    let was = content(PAGES * PAGE);
+    let (done, mut twin) = (AtomicBool::new(false), was.clone());
+    thread::scope(|scope| {
+        for reader in 0..3 {
+            let (was, done, file) = (&was, &done, &pair.file);
+            scope.spawn(move || {
+                let (mut dice, mut bytes) = (Dice::new(reader), vec![0; 64 * PAGE]);
+                while !done.load(Ordering::Relaxed) {
+                    let page = dice.below(PAGES as u64 - 64) as usize;
+                    let uncached = ReadOptions::new().uncached(dice.below(4) == 0);
+                    let read = file.read_at_with(&mut bytes, (page * PAGE) as u64, uncached).unwrap();
+                    for (nth, got) in bytes[..read].chunks(PAGE).enumerate() {
+                        let was = &was[(page + nth) * PAGE..][..got.len()];
+                        assert!(is_page(got, was).is_some(), "page {} is {:?}...", page + nth, &got[..8]);
+                    }
+                    if dice.below(8) == 0 {
+                        file.dont_need((page * PAGE) as u64, (200 * PAGE) as u64).unwrap();
+                    }
+                }
+            });
+        }
+        let mut dice = Dice::new(7);
+        let mut bytes = vec![0; 300 * PAGE];
+        for _ in 0..rounds(100, 1000) {
+            let from = dice.below(PAGES as u64 - 300) as usize;
+            let hole = &mut bytes[..(1 + dice.below(300) as usize) * PAGE];
+            pair.file.punch_hole((from * PAGE) as u64, hole.len() as u64).unwrap();
+            twin[from * PAGE..][..hole.len()].fill(0);
+            pair.file.read_exact_at(hole, (from * PAGE) as u64).unwrap();
+            assert!(hole.iter().all(|&byte| byte == 0), "a page from before the hole at {from}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    pair.twin = twin;
+    pair.check();
+}
+
+// ---- any order ------------------------------------------------------------------------------------------------------
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { at: usize, len: usize, seed: u8 },
+    Cut { len: usize },
+    Punch { at: usize, len: usize },
+    Read { at: usize, len: usize, uncached: bool },
+    Pin { at: usize, len: usize },
+    Unpin,
+    Sync,
+    WriteBack,
+    Forget { at: usize, len: usize },
+}
+
+const SPAN: usize = 1200 * PAGE;
+
+fn place() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 0..SPAN, 2 => (0..SPAN / PAGE).prop_map(|page| page * PAGE), 1 => 0..3 * PAGE]
+}
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 1..3 * PAGE, 2 => (1..600usize).prop_map(|pages| pages * PAGE), 1 => 1..SPAN]
+}
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        5 => (place(), length(), 1..255u8).prop_map(|(at, len, seed)| Op::Write { at, len, seed }),
+        3 => place().prop_map(|len| Op::Cut { len }),
+        4 => (place(), length()).prop_map(|(at, len)| Op::Punch { at, len }),
+        4 => (place(), length(), any::<bool>()).prop_map(|(at, len, uncached)| Op::Read { at, len, uncached }),
+        2 => (place(), length()).prop_map(|(at, len)| Op::Pin { at, len }),
+        2 => Just(Op::Unpin),
+        1 => Just(Op::Sync),
+        1 => Just(Op::WriteBack),
+        1 => (place(), length()).prop_map(|(at, len)| Op::Forget { at, len }),
+    ]
+}
+
+fn run(ops: &[Op], order_min: u8) {
+    let cache =
+        Cache::builder().memory(24 << 20).folio_order_min(order_min).folio_order_max(9).build().unwrap();
+    let mut pair = Pair::with(cache, 700 * PAGE + 123, OnPinned::Detach);
+    let mut pins = Vec::new();
+    for op in ops {
+        match *op {
+            Op::Write { at, len, seed } => pair.write(at, &vec![seed; len.min(SPAN)]),
+            Op::Cut { len } => pair.cut(len),
+            Op::Punch { at, len } => pair.punch(at..at + len),
+            Op::Read { at, len, uncached } => {
+                let mut bytes = vec![0; len];
+                let read =
+                    pair.file.read_at_with(&mut bytes, at as u64, ReadOptions::new().uncached(uncached));
+                let read = read.unwrap();
+                assert!(at >= pair.twin.len() || bytes[..read] == pair.twin[at..at + read], "{op:?}");
+            }
+            Op::Pin { at, len } => {
+                let pinned = pair.file.pin(at as u64, len.min(200 * PAGE)).unwrap();
+                let lent: Vec<u8> = pinned.chunks().flatten().copied().collect();
+                assert!(lent.is_empty() || lent == pair.twin[at..at + lent.len()]);
+                pins.push((pinned, lent));
+            }
+            Op::Unpin => drop(pins.pop()),
+            Op::Sync => pair.file.sync_data().unwrap(),
+            Op::WriteBack => pair.file.write_back().unwrap(),
+            Op::Forget { at, len } => drop(pair.file.dont_need(at as u64, len as u64).unwrap()),
+        }
+        for (pinned, lent) in &pins {
+            assert!(pinned.chunks().flatten().eq(lent.iter()), "pinned bytes changed by {op:?}");
+        }
+        pair.reads_as_twin();
+        pair.cache.check().unwrap();
+    }
+    drop(pins);
+    pair.check();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn a_file_is_its_twin_whatever_is_done_to_it(ops in proptest::collection::vec(op(), 1..30)) {
+        run(&ops, 0);
+    }
+    #[test]
+    fn so_it_is_in_folios_that_are_never_small(ops in proptest::collection::vec(op(), 1..20)) {
+        run(&ops, 2);
+    }
+}

@@ -1,0 +1,768 @@
+//! What a write promises: the bytes are there, whole page by whole page, and nothing is read that need not be.
+//!
+//! The file under test is beside a twin, a vector, that is written in the same way; what is read must be the twin's,
+//! from the cache and, when it was synced, from a cache of its own.
+
+mod common;
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::Dice;
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Backend, MemoryFile, WaitRoom};
+use quinion::filemap::{Filemap, Patience, Reader};
+use quinion::mapping::{Mapping, ReadBatch};
+use quinion::readahead::{Config, Readahead};
+use quinion::sync::{Rank, RankedMutex};
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{MappingId, Order, Orders, PageIndex};
+use quinion::{
+    BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions, Tuning,
+    WriteOptions,
+};
+
+const PAGE: usize = 4096;
+
+fn cache() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().expect("a small cache")
+}
+
+fn writing() -> OpenOptions {
+    OpenOptions::new().write(true)
+}
+
+/// Bytes that differ from place to place, and for each `seed`.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut dice = Dice::new(seed);
+    (0..len).map(|_| dice.roll() as u8).collect()
+}
+
+/// A file in memory, open for writing, and what it should hold.
+struct Pair {
+    cache: Cache,
+    memory: Arc<MemoryFile>,
+    file: File,
+    twin: Vec<u8>,
+}
+
+impl Pair {
+    fn new(size: usize) -> Self {
+        Self::of(cache(), size)
+    }
+    fn of(cache: Cache, size: usize) -> Self {
+        let twin = bytes(1, size);
+        let memory = Arc::new(MemoryFile::new(twin.clone()));
+        let file =
+            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, writing()).expect("it opens");
+        Self { cache, memory, file, twin }
+    }
+    fn write(&mut self, seed: u64, position: usize, len: usize) {
+        let new = bytes(seed, len);
+        self.file.write_all_at(&new, position as u64).expect("a write");
+        self.note(position, &new);
+    }
+    fn note(&mut self, position: usize, new: &[u8]) {
+        self.twin.resize(self.twin.len().max(position + new.len()), 0);
+        self.twin[position..][..new.len()].copy_from_slice(new);
+    }
+    /// What the cache says is what the twin is; and so it is, when it was synced, to who reads past the cache.
+    fn check(&self) {
+        assert_same(&self.file, &self.twin);
+        self.file.sync_data().expect("a sync");
+        assert_eq!(self.file.dirty_bytes().expect("ours"), 0);
+        assert_same(&open_elsewhere(&self.memory), &self.twin);
+        assert_same(&self.file, &self.twin);
+        self.cache.check().expect("a sound cache");
+    }
+}
+
+fn open_elsewhere(memory: &Arc<MemoryFile>) -> File {
+    cache().open_backend(Arc::clone(memory) as Arc<dyn Backend>).expect("it opens")
+}
+
+fn assert_same(file: &File, twin: &[u8]) {
+    assert_eq!(file.len(), twin.len() as u64);
+    let mut there = vec![0xee; twin.len() + 1];
+    let mut done = 0;
+    while done < twin.len() {
+        match file.read_at(&mut there[done..], done as u64).expect("a read") {
+            0 => panic!("the file ends at {done}"),
+            read => done += read,
+        }
+    }
+    assert_eq!(done, twin.len());
+    if let Some(at) = there.iter().zip(twin).position(|(is, should)| is != should) {
+        panic!("byte {at} of {}: {} is not {}", twin.len(), there[at], twin[at]);
+    }
+}
+
+#[test]
+fn what_was_written_is_read_whatever_its_size_and_place() {
+    let lens = [1, 7, 63, 64, 1000, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 65_536 + 13, 300 * PAGE + 5];
+    for (nth, len) in lens.into_iter().enumerate() {
+        let mut pair = Pair::new(10 * PAGE + 100);
+        for (seed, position) in
+            [0, 1, 100, PAGE - 1, PAGE, 2 * PAGE + 17, 5 * PAGE - 3].into_iter().enumerate()
+        {
+            pair.write((nth * 100 + seed) as u64, position, len);
+        }
+        pair.check();
+    }
+}
+
+#[test]
+fn any_writes_in_any_order_leave_the_file_that_they_should() {
+    let mut dice = Dice::new(77);
+    for round in 0..6 {
+        let orders = dice.below(10) as u8;
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(orders);
+        let cache = if round % 2 == 0 { cache } else { cache.folio_order_min(orders.min(2)) };
+        let mut pair = Pair::of(cache.build().expect("a small cache"), dice.below(200_000) as usize);
+        for step in 0..150 {
+            let (position, len_max) = (dice.below(600_000) as usize, 1 << dice.below(18));
+            let len = 1 + dice.below(len_max) as usize;
+            match dice.below(10) {
+                0 => {
+                    let mut some = vec![0; len];
+                    let read = pair.file.read_at(&mut some, position as u64).expect("a read");
+                    let should = &pair.twin[position.min(pair.twin.len())..];
+                    assert_eq!(some[..read], should[..len.min(should.len())]);
+                }
+                1 => drop(pair.file.dont_need(position as u64, len as u64).expect("ours")),
+                2 => pair.file.sync_data().expect("a sync"),
+                3 => {
+                    let new = bytes(step, len % 5000 + 1);
+                    assert_eq!(pair.file.append(&new).expect("an append"), pair.twin.len() as u64);
+                    pair.note(pair.twin.len(), &new);
+                }
+                _ => pair.write(step, position, len),
+            }
+        }
+        pair.check();
+    }
+}
+
+#[test]
+fn whole_pages_are_not_read_and_of_others_just_their_own() {
+    let mut pair = Pair::new(64 * PAGE);
+    pair.write(2, 8 * PAGE, 8 * PAGE);
+    assert_eq!(pair.memory.reads(), 0, "whole pages");
+    pair.write(3, 20 * PAGE + 10, 3 * PAGE);
+    assert_eq!(pair.memory.reads(), 2, "the two at the edges");
+    assert_eq!(pair.memory.read_bytes(), 2 * PAGE as u64);
+    assert_eq!(pair.file.cached_pages(), 8 + 4);
+    pair.write(4, 63 * PAGE + 1, 2 * PAGE);
+    assert_eq!(pair.memory.reads(), 3, "what lies behind the end is not read");
+    pair.write(5, 90 * PAGE + 100, 10);
+    assert_eq!(pair.memory.reads(), 3);
+    assert_eq!(pair.twin.len() as u64, pair.file.len());
+    pair.check();
+}
+
+#[test]
+fn a_last_page_that_is_overwritten_to_the_end_is_not_read() {
+    let mut pair = Pair::new(3 * PAGE + 100);
+    pair.write(2, 3 * PAGE, 100);
+    assert_eq!(pair.memory.reads(), 0);
+    pair.check();
+    let mut pair = Pair::new(3 * PAGE + 100);
+    pair.write(2, 3 * PAGE, 99);
+    assert_eq!(pair.memory.reads(), 1, "one byte of it stays");
+    pair.check();
+}
+
+#[test]
+fn holes_read_as_zeros_before_they_are_written_back_and_after() {
+    let mut pair = Pair::new(100);
+    pair.write(2, 1 << 20, 5000);
+    assert_same(&pair.file, &pair.twin);
+    assert!(pair.memory.read_bytes() <= PAGE as u64, "nothing of the hole is asked for");
+    pair.file.dont_need(0, u64::MAX).expect("ours");
+    assert_same(&pair.file, &pair.twin);
+    pair.check();
+    pair.file.dont_need(0, u64::MAX).expect("ours");
+    assert_same(&pair.file, &pair.twin);
+    // In a page that has a byte of the file, and behind a cached last page.
+    pair.write(3, pair.twin.len() + 1000, 1);
+    pair.write(4, pair.twin.len() + 5 * PAGE, 1);
+    pair.check();
+}
+
+#[test]
+fn an_empty_file_grows_from_nothing() {
+    let mut pair = Pair::new(0);
+    assert_eq!(pair.file.write_at(&[], 100).expect("nothing"), 0);
+    assert_eq!(pair.file.len(), 0);
+    for step in 0..50 {
+        let new = bytes(step, 333);
+        assert_eq!(pair.file.append(&new).expect("an append"), pair.twin.len() as u64);
+        pair.note(pair.twin.len(), &new);
+    }
+    assert_eq!(pair.memory.reads(), 0);
+    pair.check();
+}
+
+#[test]
+fn two_handles_see_each_others_writes_and_only_one_may_write() {
+    let pair = Pair::new(10 * PAGE);
+    let reader = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
+    assert!(!reader.is_writable() && pair.file.is_writable());
+    pair.file.write_all_at(b"hello", 3 * PAGE as u64 - 2).expect("a write");
+    let mut five = [0; 5];
+    reader.read_exact_at(&mut five, 3 * PAGE as u64 - 2).expect("a read");
+    assert_eq!(&five, b"hello");
+    pair.file.append(b"world").expect("an append");
+    assert_eq!(reader.len(), 10 * PAGE as u64 + 5);
+    reader.read_exact_at(&mut five, 10 * PAGE as u64).expect("a read");
+    assert_eq!(&five, b"world");
+    for error in [
+        reader.write_at(b"no", 0).map(drop),
+        reader.append(b"no").map(drop),
+        reader.set_len(0),
+        reader.punch_hole(0, 1),
+        reader.allocate(0, 1),
+    ] {
+        assert_eq!(error.expect_err("it only reads").kind(), ErrorKind::ReadOnly);
+    }
+    reader.sync_data().expect("who reads may sync");
+    assert_eq!(pair.file.dirty_bytes().expect("ours"), 0);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let pair = Pair::new(PAGE);
+    let far = i64::MAX as u64;
+    for (error, kind) in [
+        (pair.file.write_at(b"ab", far - 1).map(drop), ErrorKind::InvalidInput),
+        (pair.file.write_at(b"a", u64::MAX).map(drop), ErrorKind::InvalidInput),
+        (pair.file.set_len(far + 1), ErrorKind::InvalidInput),
+        (pair.file.punch_hole(far, 2), ErrorKind::InvalidInput),
+        (pair.file.sync_range(1, far), ErrorKind::InvalidInput),
+    ] {
+        assert_eq!(error.expect_err("it cannot be").kind(), kind);
+    }
+    let only_read = OpenOptions::new().truncate(true);
+    let memory = || Arc::clone(&pair.memory) as Arc<dyn Backend>;
+    let refused = pair.cache.open_backend_with(memory(), only_read).expect_err("it would be emptied");
+    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    assert_eq!(pair.file.len(), PAGE as u64);
+    pair.check();
+}
+
+#[test]
+fn a_stream_writes_at_its_position_and_an_appending_one_at_the_end() {
+    let pair = Pair::new(0);
+    let mut stream = pair.file.clone();
+    stream.write_all(b"0123456789").expect("a write");
+    stream.seek(SeekFrom::Start(3)).expect("inside");
+    stream.write_all(b"abc").expect("a write");
+    stream.flush().expect("it does nothing");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).expect("a read");
+    assert_eq!(rest, b"6789");
+    let append = OpenOptions::new().append(true);
+    let memory = Arc::clone(&pair.memory) as Arc<dyn Backend>;
+    let mut appender = pair.cache.open_backend_with(memory, append).expect("it opens");
+    appender.write_all(b"X").expect("a write");
+    stream.write_all(b"Y").expect("behind its own end: over the X");
+    appender.write_all(b"Z").expect("a write");
+    appender.write_at(b"!", 0).expect("where it is told");
+    assert_same(&pair.file, b"!12abc6789YZ");
+}
+
+#[test]
+fn a_batch_and_pieces_are_as_writes_by_themselves() {
+    let mut pair = Pair::new(5 * PAGE);
+    let (one, two) = (bytes(5, 5000), bytes(6, 10));
+    let mut writes =
+        [BatchWrite::new(&one, 100), BatchWrite::new(&two, 4 * PAGE as u64), BatchWrite::new(&two, u64::MAX)];
+    pair.file.write_batch(&mut writes);
+    assert_eq!(writes[0].result().ok(), Some(5000));
+    assert_eq!(writes[1].result().ok(), Some(10));
+    assert_eq!(writes[2].result().expect_err("no such place").kind(), ErrorKind::InvalidInput);
+    pair.note(100, &one);
+    pair.note(4 * PAGE, &two);
+    let pieces = [&one[..], &[], &two[..]].map(std::io::IoSlice::new);
+    assert_eq!(pair.file.write_vectored_at(&pieces, 7 * PAGE as u64).expect("a write"), 5010);
+    pair.note(7 * PAGE, &one);
+    pair.note(7 * PAGE + 5000, &two);
+    pair.check();
+}
+
+#[test]
+fn writes_of_a_durable_handle_are_in_the_file_when_they_return() {
+    for durability in [Durability::Data, Durability::All] {
+        let memory = Arc::new(MemoryFile::new(vec![1; 3 * PAGE]));
+        let cache = cache();
+        let options = writing().durability(durability);
+        let file =
+            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, options).expect("it opens");
+        file.write_all_at(&[2; 100], 50).expect("a write");
+        assert_eq!(file.dirty_bytes().expect("ours"), 0);
+        file.append(&[3; 10]).expect("an append");
+        file.write_at_with(&[4; 10], 0, WriteOptions::new().durability(Durability::OnSync)).expect("a write");
+        assert_eq!(file.dirty_bytes().expect("ours"), PAGE as u64, "said otherwise");
+        let mut twin = vec![1; 3 * PAGE];
+        twin[50..150].fill(2);
+        twin.extend([3; 10]);
+        assert_same(&open_elsewhere(&memory), &twin);
+    }
+}
+
+#[test]
+fn a_small_cache_keeps_what_is_dirty_whatever_is_read_beside_it() {
+    let mut pair = Pair::new(8 << 20);
+    let memory = Arc::new(MemoryFile::new(vec![9; 64 << 20]));
+    let other = pair.cache.open_backend(memory).expect("it opens");
+    for page in (0..2048).step_by(9) {
+        pair.write(page as u64, page * PAGE + 7, 100);
+    }
+    let mut buffer = vec![0; 1 << 20];
+    for at in 0..64 {
+        other.read_exact_at(&mut buffer, at << 20).expect("a read");
+    }
+    assert_eq!(pair.file.dirty_bytes().expect("ours"), (2048usize.div_ceil(9) * PAGE) as u64);
+    pair.check();
+}
+
+#[test]
+fn threads_on_different_pages_do_not_disturb_each_other() {
+    let mut pair = Pair::new(64 * PAGE);
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let file = &pair.file;
+            scope.spawn(move || {
+                for round in 0..30 {
+                    for page in (thread..64).step_by(4) {
+                        let new = bytes((round * 64 + page) as u64, 3000);
+                        file.write_all_at(&new, (page * PAGE + 500) as u64).expect("a write");
+                    }
+                }
+            });
+        }
+    });
+    for page in 0..64 {
+        let new = bytes((29 * 64 + page) as u64, 3000);
+        pair.note(page * PAGE + 500, &new);
+    }
+    pair.check();
+}
+
+#[test]
+fn appends_of_several_threads_lie_side_by_side() {
+    let pair = Pair::new(10);
+    let positions: Vec<Vec<(u64, u8)>> = thread::scope(|scope| {
+        let threads: Vec<_> = (1..5u8)
+            .map(|mine| {
+                let file = &pair.file;
+                scope.spawn(move || {
+                    (0..100).map(|_| (file.append(&[mine; 777]).expect("ours"), mine)).collect()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+    });
+    let mut twin = bytes(1, 10);
+    twin.resize(10 + 400 * 777, 0);
+    for (position, mine) in positions.into_iter().flatten() {
+        let place = &mut twin[position as usize..][..777];
+        assert!(place.iter().all(|&byte| byte == 0), "two got one place");
+        place.fill(mine);
+    }
+    assert_same(&pair.file, &twin);
+}
+
+#[test]
+fn a_reader_sees_each_page_whole_while_it_is_written() {
+    let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
+    pair.file.write_all_at(&vec![0; 16 * PAGE], 0).expect("a write");
+    thread::scope(|scope| {
+        let (file, stop) = (&pair.file, &stop);
+        scope.spawn(move || {
+            let mut buffer = vec![0; 16 * PAGE];
+            while !stop.load(Ordering::Relaxed) {
+                file.read_exact_at(&mut buffer, 0).expect("a read");
+                for page in buffer.chunks(PAGE) {
+                    assert!(page.iter().all(|&byte| byte == page[0]), "a page of two moments");
+                }
+            }
+        });
+        for round in 0..400 {
+            file.write_all_at(&vec![round as u8; 16 * PAGE], 0).expect("a write");
+            if round % 40 == 0 {
+                file.sync_data().expect("a sync");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// The size, after the data is held: what lies behind a smaller one is not shown.
+#[test]
+fn r12_no_byte_behind_a_new_end_is_read_whoever_shrinks_the_file_meanwhile() {
+    let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
+    let (long, short) = (64 * PAGE, 3 * PAGE + 100);
+    thread::scope(|scope| {
+        let (file, stop) = (&pair.file, &stop);
+        scope.spawn(move || {
+            let mut buffer = vec![0; 64 * PAGE];
+            while !stop.load(Ordering::Relaxed) {
+                let read = file.read_at(&mut buffer, 0).expect("a read");
+                assert!(read == 0 || read >= short || buffer[..read].iter().all(|&byte| byte == 7), "{read}");
+                let stale = buffer[..read].iter().position(|&byte| byte != 7 && byte != 0);
+                assert_eq!(stale, None);
+            }
+        });
+        for _ in 0..60 {
+            file.write_all_at(&vec![7; long], 0).expect("a write");
+            file.set_len(short as u64).expect("it is cut");
+            assert_eq!(file.read_at(&mut [0; 100], short as u64).expect("nothing there"), 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What a reader sees of a file that grows is what was appended, or an end.
+#[test]
+fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
+    let (pair, stop) = (Pair::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let (file, stop) = (&pair.file, &stop);
+        scope.spawn(move || {
+            let mut buffer = vec![0; 10_000];
+            while !stop.load(Ordering::Relaxed) {
+                let from = file.len().saturating_sub(5000);
+                let read = file.read_at(&mut buffer, from).expect("a read");
+                for (at, &byte) in buffer[..read].iter().enumerate() {
+                    assert_eq!(
+                        byte,
+                        ((from as usize + at) / 1000 % 250 + 1) as u8,
+                        "at {}",
+                        from as usize + at
+                    );
+                }
+            }
+        });
+        for step in 0..2000usize {
+            let at = file.append(&[(step % 250 + 1) as u8; 1000]).expect("an append");
+            assert_eq!(at, step as u64 * 1000);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Held bytes stay readable when the file is cut, and the cut does not wait for ever; what is read anew ends at the new
+/// end.
+#[test]
+fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
+    let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).expect("an arena"));
+    let orders = Orders { min: Order::ZERO, max: Order(3) };
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitRoom::new()), orders, Tuning::default());
+    let filemap = Arc::new(filemap);
+    let twin = bytes(1, 32 * PAGE);
+    let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
+    let known = memory.attributes().expect("memory has attributes");
+    let mapping =
+        Mapping::new(arena, MappingId(1), Arc::clone(&memory), &known, ForkGuard::new(), Tuning::default());
+    let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
+    mapping.write_by(memory);
+    let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
+    let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), Patience::Wait, 0, to);
+    assert_eq!(read(&mut vec![0; 32 * PAGE]).expect("a read"), 32 * PAGE);
+
+    let mut batch = ReadBatch::new();
+    mapping.get_read_batch(PageIndex(0), PageIndex(31), &mut batch);
+    let end = PAGE + 10;
+    filemap.truncate(&mapping, end as u64, OnPinned::Detach).expect("it is cut");
+    let mut held = vec![0; 32 * PAGE];
+    let mut done = 0;
+    for folio in batch.iter() {
+        done += folio.copy_out(done as u64, &mut held[done..]);
+    }
+    assert!(done > end, "the batch reaches behind the cut");
+    assert_eq!(held[..end], twin[..end]);
+    // What the cut has zeroed in place is zero; nothing is anybody else's.
+    let is_own = |at: usize| held[at] == twin[at] || held[at] == 0;
+    assert_eq!((end..done).find(|&at| !is_own(at)), None);
+    drop(batch);
+    let mut anew = vec![0; 32 * PAGE];
+    assert_eq!(read(&mut anew).expect("a read"), end);
+    assert_eq!(anew[..end], twin[..end]);
+    mapping.check().expect("a sound mapping");
+}
+
+#[test]
+fn pinned_bytes_survive_a_cut_and_new_readers_see_the_new_end() {
+    let pair = Pair::new(32 * PAGE);
+    let pinned = pair.file.pin(0, 32 * PAGE).expect("pins");
+    pair.file.set_len(PAGE as u64 + 10).expect("it is cut");
+    let held: Vec<u8> = pinned.chunks().flatten().copied().collect();
+    assert_eq!(held, pair.twin);
+    let mut buffer = vec![0; 32 * PAGE];
+    let read = pair.file.read_at(&mut buffer, 0).expect("a read");
+    assert_eq!(buffer[..read], pair.twin[..PAGE + 10]);
+    pair.file.set_len(3 * PAGE as u64).expect("it is extended");
+    drop(pinned);
+    let mut twin = pair.twin[..PAGE + 10].to_vec();
+    twin.resize(3 * PAGE, 0);
+    assert_same(&pair.file, &twin);
+}
+
+#[test]
+fn pinned_bytes_do_not_change_and_new_readers_see_the_write() {
+    let mut pair = Pair::new(16 * PAGE);
+    pair.write(3, 2 * PAGE + 5, 10); // dirty beside what is pinned
+    let pinned = pair.file.pin(2 * PAGE as u64, 3 * PAGE).expect("pins");
+    let before = pair.twin[2 * PAGE..5 * PAGE].to_vec();
+    pair.write(2, 3 * PAGE + 100, 50);
+    pair.write(4, 2 * PAGE, 1);
+    assert_eq!(pinned.chunks().flatten().copied().collect::<Vec<_>>(), before);
+    assert_same(&pair.file, &pair.twin);
+    drop(pinned);
+    pair.check();
+}
+
+#[test]
+fn who_waits_for_pins_is_told_when_they_stay_and_writes_when_they_go() {
+    let cache = cache();
+    let memory = Arc::new(MemoryFile::new(vec![1; 4 * PAGE]));
+    let options = writing().on_pinned(OnPinned::Wait(Duration::from_millis(30)));
+    let file = cache.open_backend_with(memory, options).expect("it opens");
+    let pinned = file.pin(0, PAGE).expect("a pin");
+    assert_eq!(file.write_at(&[2; 10], 100).expect_err("pinned").kind(), ErrorKind::Busy);
+    assert!(pinned.chunks().flatten().all(|&byte| byte == 1));
+    thread::scope(|scope| {
+        scope.spawn(|| drop(pinned));
+        while let Err(error) = file.write_at(&[2; 10], 100) {
+            assert_eq!(error.kind(), ErrorKind::Busy);
+        }
+    });
+    let mut ten = [0; 10];
+    file.read_exact_at(&mut ten, 100).expect("a read");
+    assert_eq!(ten, [2; 10]);
+}
+
+/// Not durable without a sync, and gone from the cache when it is in the file.
+#[test]
+fn d14_an_uncached_write_leaves_nothing_once_it_is_written_back() {
+    let mut pair = Pair::new(64 * PAGE);
+    let mut buffer = [0; PAGE];
+    pair.file.read_exact_at(&mut buffer, 8 * PAGE as u64).expect("a read");
+    let new = bytes(8, 16 * PAGE);
+    let uncached = WriteOptions::new().uncached(true);
+    assert_eq!(pair.file.write_at_with(&new, 0, uncached).expect("a write"), new.len());
+    pair.note(0, &new);
+    pair.file.sync_data().expect("a sync");
+    assert_eq!(pair.file.cached_pages(), 1, "what was cached before stays");
+    pair.check();
+}
+
+/// A plain overwrite before it is written back keeps it.
+#[test]
+fn d15_an_uncached_write_that_is_overwritten_stays() {
+    let pair = Pair::new(64 * PAGE);
+    let uncached = WriteOptions::new().uncached(true);
+    // With a pin in the way nothing goes before the overwrite.
+    pair.file.write_at_with(&[5; PAGE], 0, uncached).expect("a write");
+    pair.file.write_at_with(&[6; PAGE], PAGE as u64, uncached).expect("a write");
+    pair.file.write_at(&[7; 10], 100).expect("a write");
+    pair.file.sync_data().expect("a sync");
+    let mut ten = [0; 10];
+    pair.file.read_exact_at(&mut ten, 100).expect("a read");
+    assert_eq!(ten, [7; 10]);
+    let cached = pair.file.residents(0, 2 * PAGE as u64).expect("ours");
+    let states: Vec<_> = cached.map(|resident| (resident.pages, resident.state)).collect();
+    assert_eq!(states[0], (1, PageState::Cached), "the overwritten one stays, or came back");
+    pair.cache.check().expect("a sound cache");
+}
+
+#[test]
+fn the_end_of_the_cache_and_of_a_handle_lose_nothing() {
+    let memory = Arc::new(MemoryFile::new(vec![0; 10]));
+    let cache = cache();
+    let file = cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, writing()).expect("it opens");
+    file.write_all_at(&[1; 3 * PAGE], 5).expect("a write");
+    drop(file);
+    let again = cache.open_backend(Arc::clone(&memory) as Arc<dyn Backend>).expect("it opens");
+    let mut twin = vec![0; 5];
+    twin.resize(5 + 3 * PAGE, 1);
+    assert_same(&again, &twin);
+    drop(again);
+    drop(cache);
+    assert_same(&open_elsewhere(&memory), &twin);
+}
+
+#[test]
+fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
+    let mut pair = Pair::new(8 * PAGE);
+    assert_same(&pair.file, &pair.twin);
+    pair.write(2, 2 * PAGE, PAGE);
+    pair.memory.change(|content| content.fill(0xaa));
+    let again = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
+    let mine = pair.twin[2 * PAGE..3 * PAGE].to_vec();
+    pair.twin.fill(0xaa);
+    pair.twin[2 * PAGE..3 * PAGE].copy_from_slice(&mine);
+    assert_same(&again, &pair.twin);
+    pair.check();
+}
+
+#[test]
+fn a_handle_that_truncates_empties_the_file_for_all() {
+    let pair = Pair::new(8 * PAGE);
+    pair.file.write_all_at(&[1; 100], 0).expect("a write");
+    let memory = Arc::clone(&pair.memory) as Arc<dyn Backend>;
+    let emptied = pair.cache.open_backend_with(memory, writing().truncate(true)).expect("it opens");
+    assert_eq!((emptied.len(), pair.file.len()), (0, 0));
+    pair.file.append(b"new").expect("an append");
+    assert_same(&emptied, b"new");
+    pair.file.sync_all().expect("a sync");
+    assert_same(&open_elsewhere(&pair.memory), b"new");
+}
+
+#[test]
+fn files_are_made_written_and_read_back_by_the_system() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("new");
+    let cache = cache();
+    assert_eq!(cache.open_with(&path, writing()).expect_err("not there").kind(), ErrorKind::Open);
+    let file = cache.open_with(&path, writing().create_new(true).mode(0o600)).expect("it is made");
+    assert_eq!(
+        cache.open_with(&path, writing().create_new(true)).expect_err("there").raw_os_error(),
+        Some(17)
+    );
+    let twin = bytes(9, 3 * PAGE + 777);
+    file.write_all_at(&twin, 0).expect("a write");
+    file.write_all_at(b"x", 2 * twin.len() as u64).expect("a write");
+    file.sync_all().expect("a sync");
+    let mut twin = twin;
+    twin.resize(2 * twin.len(), 0);
+    twin.push(b'x');
+    assert_eq!(std::fs::read(&path).expect("the system's way"), twin);
+    let again = cache.open_with(&path, writing().create(true)).expect("it is there");
+    assert_same(&again, &twin);
+    again.punch_hole(100, 5000).expect("a hole");
+    twin[100..5100].fill(0);
+    assert_same(&file, &twin);
+    again.set_len(6000).expect("it is cut");
+    twin.truncate(6000);
+    assert_same(&file, &twin);
+    drop((again, file));
+    let emptied = cache.open_with(&path, writing().truncate(true)).expect("it opens");
+    assert!(emptied.is_empty());
+    assert_eq!(std::fs::metadata(&path).expect("it is there").len(), 0);
+    cache.check().expect("a sound cache");
+}
+
+#[test]
+fn nowait_readers_find_what_was_written() {
+    let pair = Pair::new(0);
+    pair.file.write_all_at(&[3; 5 * PAGE], 0).expect("a write");
+    let mut buffer = vec![0; 5 * PAGE];
+    let cached = ReadOptions::new().cached_only(true);
+    assert_eq!(pair.file.read_at_with(&mut buffer, 0, cached).expect("it is cached"), 5 * PAGE);
+    assert!(buffer.iter().all(|&byte| byte == 3));
+}
+
+#[test]
+fn a_flush_of_our_own_is_no_change_by_others_and_theirs_are_seen_beside_it() {
+    let mut pair = Pair::new(8 * PAGE + 10);
+    assert_same(&pair.file, &pair.twin);
+    let reads = pair.memory.reads();
+    for round in 0..3 {
+        pair.write(round, 3 * PAGE + 5, 100);
+        pair.file.sync_data().expect("a sync");
+        let end = pair.twin.len() as u64;
+        assert_eq!(pair.file.read_at(&mut [0; 10], end).expect("nothing there"), 0); // looks at the file
+        assert!(!pair.file.revalidate().expect("a look"), "nobody else changed it");
+    }
+    assert_same(&pair.file, &pair.twin);
+    assert_eq!(pair.memory.reads(), reads, "nothing was forgotten");
+    // Others write beside it, before the next flush and after it.
+    pair.memory.change(|content| content[7 * PAGE] ^= 1);
+    pair.twin[7 * PAGE] ^= 1;
+    pair.write(9, 3 * PAGE + 5, 100);
+    pair.file.sync_data().expect("a sync");
+    assert!(pair.file.revalidate().expect("a look"), "somebody did");
+    assert_same(&pair.file, &pair.twin);
+    pair.memory.change(|content| content[6 * PAGE] ^= 1);
+    pair.twin[6 * PAGE] ^= 1;
+    assert!(pair.file.revalidate().expect("a look"));
+    pair.check();
+}
+
+/// A file of which one page cannot be read, and that may be one that does not grow.
+#[derive(Debug)]
+struct Faulty {
+    memory: MemoryFile,
+    bad_page: u64,
+    grows: bool,
+}
+
+impl Backend for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+    fn attributes(&self) -> std::io::Result<quinion::backend::Attributes> {
+        self.memory.attributes()
+    }
+    fn submit(&self, fills: Vec<quinion::backend::Fill>) {
+        for fill in fills {
+            let first = fill.position() / PAGE as u64;
+            if (first..first + (fill.len() / PAGE) as u64).contains(&self.bad_page) {
+                fill.complete(Err(std::io::Error::from_raw_os_error(5)));
+            } else {
+                self.memory.submit(vec![fill]);
+            }
+        }
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn can_grow(&self) -> bool {
+        self.grows
+    }
+    fn flush(&self, flushes: Vec<quinion::backend::Flush>) {
+        self.memory.flush(flushes);
+    }
+    fn sync(&self, kind: quinion::backend::SyncKind, range: std::ops::Range<u64>) -> std::io::Result<()> {
+        self.memory.sync(kind, range)
+    }
+}
+
+#[test]
+fn bytes_before_an_error_are_written_and_the_error_comes_with_the_next_call() {
+    let faulty = Faulty { memory: MemoryFile::new(vec![1; 8 * PAGE]), bad_page: 3, grows: true };
+    let cache = cache();
+    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    let written = file.write_at(&[2; 2 * PAGE + 10], PAGE as u64).expect("two pages of three");
+    assert_eq!(written, 2 * PAGE, "the third would have to be read");
+    let error = file.write_at(&[2; 10], 3 * PAGE as u64).expect_err("it cannot be read");
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+    assert_eq!(file.write_at(&[3; PAGE], 3 * PAGE as u64).expect("as a whole it can"), PAGE);
+    file.sync_data().expect("a sync");
+    let mut twin = vec![1; 8 * PAGE];
+    twin[PAGE..3 * PAGE].fill(2);
+    twin[3 * PAGE..4 * PAGE].fill(3);
+    assert_same(&file, &twin);
+    cache.check().expect("a sound cache");
+}
+
+#[test]
+fn a_device_is_written_to_its_end_and_no_further() {
+    let faulty = Faulty { memory: MemoryFile::new(vec![1; 2 * PAGE]), bad_page: 99, grows: false };
+    let cache = cache();
+    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    assert_eq!(file.write_at(&[2; PAGE], 2 * PAGE as u64 - 10).expect("ten bytes"), 10);
+    for refused in [file.write_at(&[2], 2 * PAGE as u64).map(drop), file.append(&[2]).map(drop)] {
+        assert_eq!(refused.expect_err("it does not grow").kind(), ErrorKind::NoSpace);
+    }
+    assert_eq!(file.len(), 2 * PAGE as u64);
+    file.sync_data().expect("a sync");
+    let mut twin = vec![1; 2 * PAGE];
+    twin[2 * PAGE - 10..].fill(2);
+    assert_same(&file, &twin);
+}

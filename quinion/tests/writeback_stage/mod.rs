@@ -1,0 +1,314 @@
+//! Writeback stage: files of a small cache that are written to by whole pages, and a device that is watched.
+//!
+//! A page of generation `g` holds the number `g << 32 | page`, 512 times. Nobody reads from the device: what is written
+//! is put into the cache as the write path does it, marked, and told to write-back.
+
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(unsafe_code, reason = "frames are written by address")]
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use quinion::Tuning;
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{
+    Attributes, Backend, Fill, FillRun, Flush, MemoryFile, Reap, Reaped, SyncKind, WaitRoom,
+};
+use quinion::filemap::Filemap;
+use quinion::folio::copy;
+use quinion::mapping::{AddedFolio, Fate, Mapping, Marked, NewFolio, Purpose, Shape};
+use quinion::sync::Locks;
+use quinion::sys::fork::ForkGuard;
+use quinion::units::{MappingId, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::writeback::{Writeback, WritebackOptions};
+
+pub const ALL: Range<PageIndex> = PageIndex(0)..PageIndex(1 << 40);
+
+pub fn pages(range: Range<u64>) -> Range<PageIndex> {
+    PageIndex(range.start)..PageIndex(range.end)
+}
+
+/// A cache of 16 MiB that can write back, and nothing above it.
+pub struct Stage {
+    pub arena: Arc<Arena>,
+    pub room: Arc<WaitRoom>,
+    pub filemap: Arc<Filemap>,
+    pub writeback: Arc<Writeback>,
+}
+
+impl Stage {
+    pub fn new(options: WritebackOptions) -> Self {
+        Self::with_room(Arc::new(WaitRoom::new()), options)
+    }
+    pub fn with_room(room: Arc<WaitRoom>, options: WritebackOptions) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let orders = Orders { min: Order(0), max: Order(0) };
+        let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&room), orders, Tuning::default());
+        let filemap = Arc::new(filemap.with_writeback(options));
+        let writeback = Arc::clone(filemap.writeback());
+        Self { arena, room, filemap, writeback }
+    }
+
+    /// A file of this cache, with its size.
+    pub fn open(&self, number: u32, backend: Arc<dyn Backend>) -> Opened<'_> {
+        backend.attach(&self.room);
+        let known = backend.attributes().unwrap();
+        let arena = Arc::clone(&self.arena);
+        let reads_by = Arc::clone(&backend);
+        let mapping =
+            Mapping::new(arena, MappingId(number), reads_by, &known, ForkGuard::new(), Tuning::default());
+        let mapping = mapping.unwrap().with_dirty_pages(self.writeback.totals());
+        mapping.write_by(backend);
+        Opened { stage: self, mapping: Arc::new(mapping) }
+    }
+}
+
+/// A file that is written to.
+pub struct Opened<'s> {
+    pub stage: &'s Stage,
+    pub mapping: Arc<Mapping>,
+}
+
+/// A page of a generation.
+pub fn content(page: u64, generation: u32) -> Vec<u8> {
+    let number = u64::from(generation) << 32 | page;
+    number.to_le_bytes().repeat(PAGE_SIZE / 8)
+}
+
+/// The generation of `page` in `file`; `None` if it is not of one. A page that was never written is of generation 0.
+pub fn generation_in(file: &[u8], page: u64) -> Option<u32> {
+    let at = page as usize * PAGE_SIZE;
+    let bytes = file.get(at..at + PAGE_SIZE).unwrap_or(&[0; PAGE_SIZE]);
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Some(0);
+    }
+    let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let generation = (number >> 32) as u32;
+    (bytes == content(page, generation)).then_some(generation)
+}
+
+impl Opened<'_> {
+    /// Writes whole pages, of one generation.
+    pub fn write(&self, range: Range<u64>, generation: u32) {
+        self.write_fated(range, generation, Fate::Stays);
+    }
+
+    /// The same; folios that are new are made so.
+    pub fn write_fated(&self, range: Range<u64>, generation: u32, fate: Fate) {
+        for page in range {
+            while !self.overwrite(page, generation) && !self.insert(page, generation, fate) {}
+        }
+        self.stage.writeback.note_dirty(&self.mapping);
+    }
+
+    fn overwrite(&self, page: u64, generation: u32) -> bool {
+        let Ok(held) = self.mapping.try_hold(PageIndex(page)) else { return false };
+        let Ok(writer) = held.writer() else { return false };
+        let bytes = content(page, generation);
+        if writer.write(page * PAGE_SIZE as u64, &bytes).bytes < bytes.len() {
+            return false;
+        }
+        let meant = pages(page..page + 1);
+        let now = self.stage.writeback.now();
+        self.mapping.is_dirty(&held, meant.clone())
+            || self.mapping.lock().mark_dirty(&held, meant, now) != Marked::Left
+    }
+
+    fn insert(&self, page: u64, generation: u32, fate: Fate) -> bool {
+        let frame = self.stage.arena.alloc(Order(0)).expect("memory for a test");
+        let folio = NewFolio { index: PageIndex(page), frame, order: Order(0) };
+        let bytes = content(page, generation);
+        let to = self.stage.arena.view().bytes(frame).unwrap();
+        // SAFETY: the frame is ours alone so far.
+        unsafe { copy::copy_in(bytes.as_ptr(), to, PAGE_SIZE) };
+        let shape = Shape { purpose: Purpose::Write, fate, ..Shape::of(Orders::PAGES) };
+        let added = self.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {});
+        if !matches!(added, AddedFolio::Added { .. }) {
+            self.stage.arena.free(frame, Order(0));
+            return false;
+        }
+        let run = FillRun { index: PageIndex(page), frame, pages: 1 };
+        let marked = self.mapping.lock().mark_run_dirty(run, self.stage.writeback.now());
+        self.stage.arena.view().own(frame).complete(true);
+        marked != Marked::Left
+    }
+
+    /// Cuts or extends what readers are shown.
+    pub fn set_size(&self, bytes: u64) {
+        let record = self.stage.arena.view().record(self.mapping.cell()).unwrap();
+        record.size.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn dirty(&self) -> u64 {
+        self.mapping.dirty_pages().dirty()
+    }
+    pub fn under_way(&self) -> u64 {
+        self.mapping.dirty_pages().writeback()
+    }
+    pub fn is_cached(&self, page: u64) -> bool {
+        self.mapping.try_hold(PageIndex(page)).is_ok()
+    }
+    pub fn evict_all(&self) -> u64 {
+        self.mapping.lock().drop_range(PageIndex(0), ALL.end, ALL.end)
+    }
+    pub fn sync(&self, handle: &quinion::errseq::ErrorCursor) -> Result<(), i32> {
+        self.sync_range(ALL, handle)
+    }
+    pub fn sync_range(
+        &self,
+        range: Range<PageIndex>,
+        handle: &quinion::errseq::ErrorCursor,
+    ) -> Result<(), i32> {
+        let synced = self.stage.writeback.sync(&self.mapping, range, SyncKind::Data, handle);
+        synced.map_err(|failed| failed.error.raw_os_error().unwrap())
+    }
+    pub fn handle(&self) -> quinion::errseq::ErrorCursor {
+        self.mapping.device().errors().sample()
+    }
+}
+
+type Hook = dyn FnMut() + Send;
+
+/// A device that says what it is asked for, and tells somebody before it does it.
+#[derive(Default)]
+struct Told {
+    /// Of each flush, where it begins in bytes, and how long it is.
+    flushes: Vec<(u64, usize)>,
+    before_flush: Option<Box<Hook>>,
+    before_sync: Option<Box<Hook>>,
+}
+
+/// See [`Told`].
+pub struct Watched {
+    pub inner: Arc<dyn Backend>,
+    told: Mutex<Told>,
+}
+
+impl Watched {
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self { inner, told: Mutex::default() })
+    }
+    pub fn take_flushes(&self) -> Vec<(u64, usize)> {
+        std::mem::take(&mut self.told.lock().unwrap().flushes)
+    }
+    pub fn before_flush(&self, hook: impl FnMut() + Send + 'static) {
+        self.told.lock().unwrap().before_flush = Some(Box::new(hook));
+    }
+    pub fn before_sync(&self, hook: impl FnMut() + Send + 'static) {
+        self.told.lock().unwrap().before_sync = Some(Box::new(hook));
+    }
+    fn call(&self, which: fn(&mut Told) -> &mut Option<Box<Hook>>) {
+        let hook = which(&mut self.told.lock().unwrap()).take();
+        if let Some(mut hook) = hook {
+            hook();
+            which(&mut self.told.lock().unwrap()).get_or_insert(hook);
+        }
+    }
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Watched({:?})", self.inner)
+    }
+}
+
+impl Backend for Watched {
+    fn name(&self) -> &'static str {
+        "watched"
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.inner.attach(room);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.inner.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.inner.submit(fills);
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.inner.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.inner.wants_leader()
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        let told = flushes.iter().map(|flush| (flush.position(), flush.len()));
+        self.told.lock().unwrap().flushes.extend(told);
+        self.call(|told| &mut told.before_flush);
+        self.inner.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.call(|told| &mut told.before_sync);
+        self.inner.sync(kind, range)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+}
+
+/// A device that takes a flush's bytes when it is given them, as one does that is quick, and tells of the end when it
+/// is reaped, as one does that is slow.
+pub struct Early {
+    pub file: Arc<MemoryFile>,
+    room: Mutex<Option<Arc<WaitRoom>>>,
+    taken: Mutex<Vec<Flush>>,
+}
+
+impl Early {
+    pub fn new(file: Arc<MemoryFile>) -> Arc<Self> {
+        Arc::new(Self { file, room: Mutex::default(), taken: Mutex::default() })
+    }
+}
+
+impl fmt::Debug for Early {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Early")
+    }
+}
+
+impl Backend for Early {
+    fn name(&self) -> &'static str {
+        "early"
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        *self.room.lock().unwrap() = Some(Arc::clone(room));
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.file.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn reap(&self, _how: Reap, _done: &mut dyn FnMut() -> bool) -> Reaped {
+        let ended = std::mem::take(&mut *self.taken.lock().unwrap());
+        let count = ended.len();
+        ended.into_iter().for_each(|flush| flush.complete(Ok(())));
+        if count > 0 { Reaped::Some(count) } else { Reaped::Elsewhere }
+    }
+    fn wants_leader(&self) -> bool {
+        !self.taken.lock().unwrap().is_empty()
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        for flush in &flushes {
+            let mut bytes = vec![0; flush.len()];
+            flush.read(0, &mut bytes);
+            let at = flush.position() as usize;
+            self.file.change(|content| content[at..at + bytes.len()].copy_from_slice(&bytes));
+        }
+        self.taken.lock().unwrap().extend(flushes);
+        let room = self.room.lock().unwrap().clone();
+        room.iter().for_each(|room| room.wake());
+    }
+    fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+}

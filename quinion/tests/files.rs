@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use quinion::backend::Mechanism;
-use quinion::{Cache, File};
+use quinion::{Cache, File, PoolOptions};
 
 mod common;
 use common::fill_content;
@@ -272,4 +272,18 @@ fn every_range_around_every_edge_of_every_size() {
         }
     }
     cache.check().unwrap();
+}
+
+#[test]
+fn what_is_printed_for_debugging_is_a_line_and_not_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, [7; 5000]).unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let pool = cache.add_pool("some", PoolOptions::default()).unwrap();
+    let file = pool.open(&path).unwrap();
+    let pinned = file.pin(0, 100).unwrap();
+    let said = format!("{cache:?} {pool:?} {file:?} {pinned:?} {:?}", file.read_at_async(&mut [0; 10], 0));
+    assert!(said.len() < 1000, "{} bytes", said.len());
+    assert!(said.contains("len: 5000") && said.contains("16777216") && said.contains("\"some\""), "{said}");
 }

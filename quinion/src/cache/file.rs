@@ -5,6 +5,7 @@
 //! starts another stream at the same position; threads that each read their
 //! own way should each have a clone, though one `File` may be shared.
 
+use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -89,7 +90,6 @@ impl ReadOptions {
 }
 
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
-#[derive(Debug)]
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
@@ -585,6 +585,16 @@ impl File {
     /// Pages of this file that are in the cache.
     pub fn cached_pages(&self) -> u64 {
         if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.lock().pages() }
+    }
+}
+
+impl fmt::Debug for File {
+    /// What a program knows of it, and nothing of the cache behind it, which would be a book.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("File");
+        text.field("len", &self.len()).field("position", &self.position);
+        text.field("is_writable", &self.is_writable()).field("mechanism", &self.mechanism());
+        text.finish_non_exhaustive()
     }
 }
 

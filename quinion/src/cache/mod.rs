@@ -29,6 +29,7 @@
 //!  2. No call of a forked child reaches the arena, a lock or a ring.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -81,9 +82,20 @@ pub use write::{BatchWrite, WriteOptions};
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
 /// A page cache of this process. Cheap to clone; clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Cache {
+    /// Its size alone; [`Cache::stats`] says the rest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Cache");
+        if !self.shared.process.is_forked() {
+            text.field("memory_bytes", &self.shared.filemap.arena.stats().bound_bytes);
+        }
+        text.finish_non_exhaustive()
+    }
 }
 
 /// What the clones of a cache share.

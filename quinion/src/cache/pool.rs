@@ -21,6 +21,7 @@
 //! Not an invariant: that the second holds after pressure has made the cache smaller; it gives way to no less than
 //! that, as far as its bounds allow.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -93,11 +94,16 @@ pub struct Pool {
 }
 
 /// What keeps a pool alive.
-#[derive(Debug)]
 pub(crate) struct PoolShare {
     shared: Arc<Shared>,
     pub(super) number: PoolNumber,
     pub(super) name: Arc<str>,
+}
+
+impl fmt::Debug for PoolShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolShare").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Drop for PoolShare {

@@ -15,7 +15,6 @@ use crate::units::{Frame, PageIndex};
 use super::held::{Held, unpin};
 
 /// A pinned range of a file.
-#[derive(Debug)]
 pub struct Pinned {
     arena: Arc<Arena>,
     frames: Vec<Frame>,
@@ -35,10 +34,16 @@ pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
 }
 
 /// Consecutive bytes of a pinned range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Extent {
     first: *const u8,
     len: usize,
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the extents are bytes that nobody writes while the pins last; the rest is Send and Sync.

@@ -946,9 +946,8 @@ pub struct Stats {
 
 impl Stats {
     /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
-    /// undelivered
-    /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
-    /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
+    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
+    /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
         let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
@@ -956,7 +955,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 41] {
+    pub fn numbers(&self) -> [(&'static str, u64); 53] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -976,6 +975,18 @@ impl Stats {
             ("device_reads", self.device_reads),
             ("device_bytes", self.device_bytes),
             ("device_errors", self.device_errors),
+            ("dirty_pages", self.dirty_pages),
+            ("writeback_pages", self.writeback_pages),
+            ("written_pages", self.written_pages),
+            ("device_writes", self.device_writes),
+            ("device_written_bytes", self.device_written_bytes),
+            ("device_write_errors", self.device_write_errors),
+            ("syncs", self.syncs),
+            ("sync_errors", self.sync_errors),
+            ("device_syncs", self.device_syncs),
+            ("device_sync_errors", self.device_sync_errors),
+            ("lost_pages", self.lost_pages),
+            ("throttled_us", self.throttled_us),
             ("cached_pages", self.cached_pages),
             ("inserted_pages", self.inserted_pages),
             ("asked_pages", self.asked_pages),

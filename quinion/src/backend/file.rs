@@ -659,7 +659,7 @@ const LEASE_ENDS: Duration = Duration::from_secs(60);
 fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));
     loop {
-        match open(path, flags, mode) {
+        match rustix::io::retry_on_intr(|| open(path, flags, mode)) {
             Err(Errno::AGAIN) if begun.elapsed() < LEASE_ENDS => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(50));

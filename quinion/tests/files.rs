@@ -287,3 +287,37 @@ fn what_is_printed_for_debugging_is_a_line_and_not_the_cache() {
     assert!(said.len() < 1000, "{} bytes", said.len());
     assert!(said.contains("len: 5000") && said.contains("16777216") && said.contains("\"some\""), "{said}");
 }
+
+#[test]
+fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: usize| folder.path().join(format!("table {number}"));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    // A log-structured store: tables are written, read, closed, and removed.
+    for number in 0..20 {
+        let options = quinion::OpenOptions::new().write(true).create_new(true);
+        let table = cache.open_with(path(number), options).unwrap();
+        table.write_all_at(&[7; 50_000], 0).unwrap();
+        table.sync_data().unwrap();
+    }
+    let kept = cache.open(path(19)).unwrap();
+    assert_eq!(cache.stats().files, 20, "what nobody has open is known for its pages");
+    let is_open = |link: PathBuf| fs::read_link(link).is_ok_and(|name| name.ends_with("table 3 (deleted)"));
+    let any_open = || fs::read_dir("/proc/self/fd").unwrap().any(|entry| is_open(entry.unwrap().path()));
+    for number in 0..20 {
+        fs::remove_file(path(number)).unwrap();
+    }
+    assert!(any_open());
+    fs::write(folder.path().join("other"), "other").unwrap();
+    for _ in 0..5 {
+        cache.open(folder.path().join("other")).unwrap();
+    }
+    assert!(!any_open(), "nobody has it open, so it takes no space");
+    assert_eq!(cache.stats().files, 1, "the one that somebody has open");
+    let mut bytes = [0; 10];
+    kept.read_exact_at(&mut bytes, 49_990).unwrap();
+    assert_eq!(bytes, [7; 10]);
+    drop(kept);
+    cache.check().unwrap();
+    assert_eq!(cache.stats().files, 0, "its last handle is gone, too");
+}

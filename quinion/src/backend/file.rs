@@ -231,6 +231,13 @@ impl Backend for LocalFile {
     fn can_grow(&self) -> bool {
         self.file.kind == Kind::Regular
     }
+    /// Asked of local file systems alone: others may have to wait for another machine.
+    fn is_removed(&self) -> bool {
+        let stat = || rustix::fs::fstat(&self.file.descriptor);
+        self.file.kind == Kind::Regular
+            && self.file.settling == SETTLING_LOCAL
+            && stat().is_ok_and(|stat| stat.st_nlink == 0)
+    }
     fn flush(&self, flushes: Vec<Flush>) {
         if self.can_write() {
             return self.engine.flush(&self.file, flushes);

@@ -231,6 +231,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Whether the file has lost its last name, and its space is free when nobody has it open any more. Waits for no
+    /// device. `false` if that cannot be told.
+    fn is_removed(&self) -> bool {
+        false
+    }
+
     /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills
     /// are: whoever waits reaps. A flush that lies behind the end makes the file longer, by no more than its
     /// bytes. Two flushes of one page at a time leave either's bytes, so callers have one under way.

@@ -16,7 +16,9 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open. If it was written, what is dirty of it is written back when it is closed, and it stays until that has ended.
+//! open. One whose file was removed goes soon, for its space is not free before: each open, and each end of a handle,
+//! looks at some of them. If it was written, what is dirty of it is written back when it is closed, and it stays until
+//! that has ended.
 //!
 //! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
 //! to be sure syncs while he has the file open, and is told of errors, too.
@@ -78,6 +80,8 @@ pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
 pub use write::{BatchWrite, WriteOptions};
 
+/// How many files that nobody has open are looked at at a time, whether they were removed.
+const SWEPT: usize = 4;
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
@@ -123,6 +127,8 @@ struct Table {
     /// Mappings without handles, by when they became so.
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
+    /// From which on idle mappings have not been looked at, whether their files were removed.
+    swept: u64,
     last_id: u32,
 }
 
@@ -225,8 +231,10 @@ impl Builder {
         self.readahead_style = style;
         self
     }
-    /// How many files that nobody has open keep their pages, and a descriptor of the system each. The
-    /// default is 1024, or a quarter of the descriptors this process may have.
+    /// How many files that nobody has open keep their pages, and a descriptor of the system each, or up to three if
+    /// they were written: for writing, too, so that other processes get no lease on them. One that was removed, on a
+    /// local file system, is let go a few opens and closes later, and its space is free then. With 0 none is kept, but
+    /// for what is still to be written. The default is 1024, or a quarter of the descriptors this process may have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
         self.idle_files_max = files;
@@ -460,6 +468,7 @@ impl Cache {
         }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
+        self.shared.sweep_removed();
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
@@ -647,6 +656,26 @@ impl Shared {
         for mapping in gone {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
+        if is_idle {
+            self.sweep_removed();
+        }
+    }
+
+    /// Looks at some files that nobody has open, and forgets those that were removed.
+    fn sweep_removed(&self) {
+        let mut removed = self.table.lock().some_idle();
+        // The file system is asked with no lock held. Nobody dirties what nobody has open.
+        removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
+        if removed.is_empty() {
+            return;
+        }
+        let mut table = self.table.lock();
+        // One that was opened meanwhile is not idle, or since another time.
+        removed.retain(|&(since, _)| table.forget(since).is_some());
+        drop(table);
+        for (_, mapping) in removed {
+            self.filemap.reclaim.remove_mapping(mapping.id());
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -788,6 +817,15 @@ impl Table {
         gone
     }
 
+    /// The idle mappings whose turn it is, each with the time since when.
+    fn some_idle(&mut self) -> Vec<(u64, Arc<Mapping>)> {
+        let idle = self.idle.range(self.swept..).take(SWEPT);
+        let some: Vec<_> =
+            idle.map(|(&since, identity)| (since, Arc::clone(&self.files[identity].mapping))).collect();
+        self.swept = some.last().filter(|_| some.len() == SWEPT).map_or(0, |&(since, _)| since + 1);
+        some
+    }
+
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
         self.files.remove(&identity).map(|known| known.mapping)
@@ -916,7 +954,8 @@ pub struct Stats {
     pub failed_pages: u64,
     /// Pages that went because the file ended before them when they were read.
     pub undelivered_pages: u64,
-    /// Pages forgotten with their file, which nobody had open when there were too many such files.
+    /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
+    /// removed.
     pub forgotten_pages: u64,
     /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
     pub dropped_behind_pages: u64,

@@ -7,13 +7,14 @@
 //! an old one, which must do so once it has been told to look again.
 
 use std::fs::{self, File as Plain, OpenOptions};
+use std::io::ErrorKind::{AlreadyExists, InvalidInput, NotFound, PermissionDenied};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use quinion::backend::Mechanism;
-use quinion::{Cache, File, PoolOptions};
+use quinion::{Cache, ErrorKind, File, PoolOptions};
 
 mod common;
 use common::fill_content;
@@ -320,4 +321,22 @@ fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
     drop(kept);
     cache.check().unwrap();
     assert_eq!(cache.stats().files, 0, "its last handle is gone, too");
+}
+
+#[test]
+fn an_error_is_of_the_kind_that_std_would_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "content").unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let kind = |error: quinion::Error| std::io::Error::from(error).kind();
+    let writes = quinion::OpenOptions::new().write(true);
+    let refused = cache.open(&path).unwrap().write_at(b"x", 0).unwrap_err();
+    assert_eq!((refused.kind(), kind(refused)), (ErrorKind::ReadOnly, PermissionDenied));
+    assert_eq!(kind(cache.open_with(&path, writes.create_new(true)).unwrap_err()), AlreadyExists);
+    assert_eq!(kind(cache.open_with(folder.path().join("none"), writes).unwrap_err()), NotFound);
+    let file = cache.open_with(&path, writes).unwrap();
+    let too_long = file.set_len(u64::MAX).unwrap_err();
+    assert!(too_long.to_string().starts_with("18446744073709551615 bytes at byte 0 "), "{too_long}");
+    assert_eq!(kind(too_long), InvalidInput);
 }

@@ -81,7 +81,7 @@ pub use residency::{Residency, Resident, Residents};
 pub use write::{BatchWrite, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
-const SWEPT: usize = 4;
+const LOOKED_AT: usize = 4;
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
@@ -128,7 +128,7 @@ struct Table {
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
     /// From which on idle mappings have not been looked at, whether their files were removed.
-    swept: u64,
+    looked_from: u64,
     last_id: u32,
 }
 
@@ -468,7 +468,7 @@ impl Cache {
         }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        self.shared.sweep_removed();
+        self.shared.look_for_removed();
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
@@ -657,12 +657,12 @@ impl Shared {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
         if is_idle {
-            self.sweep_removed();
+            self.look_for_removed();
         }
     }
 
     /// Looks at some files that nobody has open, and forgets those that were removed.
-    fn sweep_removed(&self) {
+    fn look_for_removed(&self) {
         let mut removed = self.table.lock().some_idle();
         // The file system is asked with no lock held. Nobody dirties what nobody has open.
         removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
@@ -819,10 +819,10 @@ impl Table {
 
     /// The idle mappings whose turn it is, each with the time since when.
     fn some_idle(&mut self) -> Vec<(u64, Arc<Mapping>)> {
-        let idle = self.idle.range(self.swept..).take(SWEPT);
+        let idle = self.idle.range(self.looked_from..).take(LOOKED_AT);
         let some: Vec<_> =
             idle.map(|(&since, identity)| (since, Arc::clone(&self.files[identity].mapping))).collect();
-        self.swept = some.last().filter(|_| some.len() == SWEPT).map_or(0, |&(since, _)| since + 1);
+        self.looked_from = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |&(since, _)| since + 1);
         some
     }
 

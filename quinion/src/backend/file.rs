@@ -27,7 +27,6 @@
 //!  1. Opening never waits for somebody at the other end of a pipe and never opens a character device.
 //!  2. The descriptor's description is ours alone: changing its flags changes nobody else's.
 //!  3. `Way` goes from direct to buffered, never back.
-//!
 //!  4. A file that is read only is never changed: it has no [`Writing`].
 //!
 //! Not an invariant: that the size is what it was. Every short read asks for it again.

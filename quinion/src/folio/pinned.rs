@@ -1,8 +1,8 @@
 //! Pinned: bytes of the cache without a copy, for as long as the caller likes.
 //!
 //! A pin keeps its folios' bytes: they are not evicted, not reused and not
-//! changed while it lives. If the file changes outside, the folios leave the
-//! index, new readers read anew, and the pinned bytes stay what they were.
+//! changed while it lives. If the file changes, outside or by a writer of this cache that does not wait for pins,
+//! the folios leave the index, new readers read anew, and the pinned bytes stay what they were.
 
 use std::fmt;
 use std::ops::Range;

@@ -132,7 +132,7 @@ impl CrashDisk {
         let changes = state.log.events.len() as i64;
         Attributes {
             identity: Identity { device: DEVICE, inode: self.inode, born: 0 },
-            version: Version { modified: changes, changed: changes, settled: true },
+            version: Version { modified: changes, changed: changes, settled: true, steps: true },
             size: state.replay.size(),
         }
     }

@@ -605,7 +605,7 @@ impl Backend for Simulated {
             Content::Crash(disk) => Ok(disk.attributes()),
             Content::Generated { file, size, .. } => Ok(Attributes {
                 identity: Identity { device: DEVICE, inode: *file, born: 0 },
-                version: Version { modified: 0, changed: 0, settled: true },
+                version: Version { modified: 0, changed: 0, settled: true, steps: true },
                 size: *size,
             }),
         }

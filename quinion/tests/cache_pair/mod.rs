@@ -131,6 +131,17 @@ pub enum Op {
         at: At,
         len: u32,
     },
+    WillNeed {
+        by: u8,
+        at: At,
+        len: u32,
+    },
+    /// Space is kept, and nothing else changes.
+    Allocate {
+        by: u8,
+        at: At,
+        len: u32,
+    },
     /// The handle is closed and opened.
     Reopen {
         by: u8,
@@ -378,6 +389,14 @@ impl Pair {
             Op::DontNeed { by, at, len } => {
                 let range = self.range(at, len);
                 told("dont_need", self.file(by).dont_need(range.start, range.end - range.start))?;
+            }
+            Op::WillNeed { by, at, len } => {
+                let range = self.range(at, len);
+                told("will_need", self.file(by).will_need(range.start, range.end - range.start))?;
+            }
+            Op::Allocate { by, at, len } => {
+                let range = self.range(at, len.max(1));
+                told("allocate", self.file(by).allocate(range.start, range.end - range.start))?;
             }
             Op::Reopen { by } => self.reopen(by)?,
             Op::ReopenEmpty { by } => self.reopen_empty(by)?,
@@ -767,7 +786,8 @@ impl Bytes<'_> {
     /// What is rare.
     fn rare(&mut self, by: u8) -> Op {
         match self.byte() % 16 {
-            0..=2 => Op::Reopen { by },
+            0 | 1 => Op::Reopen { by },
+            2 => Op::Allocate { by, at: self.at(), len: self.len() },
             3 => Op::ReopenEmpty { by },
             4 | 5 => Op::ReadOnly { at: self.at(), len: self.len() },
             6 | 7 => Op::Resize { mib: self.byte() },
@@ -775,6 +795,7 @@ impl Bytes<'_> {
             11 => Op::OutsideLen { by, to: self.at() },
             12 => Op::Reborn,
             13 => Op::DontNeed { by, at: At::Byte(0), len: u32::MAX },
+            14 => Op::WillNeed { by, at: self.at(), len: self.len() },
             _ => Op::Check,
         }
     }

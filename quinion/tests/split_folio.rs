@@ -1,4 +1,5 @@
-//! Live folios are split: the pieces are what the whole was, page by page, in the tree, the rings, the bits and the counts.
+//! Live folios are split: the pieces are what the whole was, page by page, in the tree, the rings, the bits and the
+//! counts.
 //!
 //! ```text
 //!   a few folios, dirty here and there --split at random edges--> the same pages, the same numbers, smaller folios

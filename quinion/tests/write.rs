@@ -693,3 +693,76 @@ fn a_flush_of_our_own_is_no_change_by_others_and_theirs_are_seen_beside_it() {
     assert!(pair.file.revalidate().expect("a look"));
     pair.check();
 }
+
+/// A file of which one page cannot be read, and that may be one that does not grow.
+#[derive(Debug)]
+struct Faulty {
+    memory: MemoryFile,
+    bad_page: u64,
+    grows: bool,
+}
+
+impl Backend for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+    fn attributes(&self) -> std::io::Result<quinion::backend::Attributes> {
+        self.memory.attributes()
+    }
+    fn submit(&self, fills: Vec<quinion::backend::Fill>) {
+        for fill in fills {
+            let first = fill.position() / PAGE as u64;
+            if (first..first + (fill.len() / PAGE) as u64).contains(&self.bad_page) {
+                fill.complete(Err(std::io::Error::from_raw_os_error(5)));
+            } else {
+                self.memory.submit(vec![fill]);
+            }
+        }
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn can_grow(&self) -> bool {
+        self.grows
+    }
+    fn flush(&self, flushes: Vec<quinion::backend::Flush>) {
+        self.memory.flush(flushes);
+    }
+    fn sync(&self, kind: quinion::backend::SyncKind, range: std::ops::Range<u64>) -> std::io::Result<()> {
+        self.memory.sync(kind, range)
+    }
+}
+
+#[test]
+fn bytes_before_an_error_are_written_and_the_error_comes_with_the_next_call() {
+    let faulty = Faulty { memory: MemoryFile::new(vec![1; 8 * PAGE]), bad_page: 3, grows: true };
+    let cache = cache();
+    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    let written = file.write_at(&[2; 2 * PAGE + 10], PAGE as u64).expect("two pages of three");
+    assert_eq!(written, 2 * PAGE, "the third would have to be read");
+    let error = file.write_at(&[2; 10], 3 * PAGE as u64).expect_err("it cannot be read");
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(5)));
+    assert_eq!(file.write_at(&[3; PAGE], 3 * PAGE as u64).expect("as a whole it can"), PAGE);
+    file.sync_data().expect("a sync");
+    let mut twin = vec![1; 8 * PAGE];
+    twin[PAGE..3 * PAGE].fill(2);
+    twin[3 * PAGE..4 * PAGE].fill(3);
+    assert_same(&file, &twin);
+    cache.check().expect("a sound cache");
+}
+
+#[test]
+fn a_device_is_written_to_its_end_and_no_further() {
+    let faulty = Faulty { memory: MemoryFile::new(vec![1; 2 * PAGE]), bad_page: 99, grows: false };
+    let cache = cache();
+    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    assert_eq!(file.write_at(&[2; PAGE], 2 * PAGE as u64 - 10).expect("ten bytes"), 10);
+    for refused in [file.write_at(&[2], 2 * PAGE as u64).map(drop), file.append(&[2]).map(drop)] {
+        assert_eq!(refused.expect_err("it does not grow").kind(), ErrorKind::NoSpace);
+    }
+    assert_eq!(file.len(), 2 * PAGE as u64);
+    file.sync_data().expect("a sync");
+    let mut twin = vec![1; 2 * PAGE];
+    twin[2 * PAGE - 10..].fill(2);
+    assert_same(&file, &twin);
+}

@@ -191,7 +191,7 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
     let device = simulated(&disk(10), Faults::default());
     device.fail_writes_at(0..PAGE, Times::First(1));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-    drop(file.handle());
+    let _closed_again = file.handle();
     file.write(0..1, 1);
     wait_until("the failure", || file.mapping.device().failures().count > 0);
     let (late, later) = (file.handle(), file.handle());

@@ -25,7 +25,7 @@
 //!
 //! Invariants:
 //!  1. An error is returned only if not one byte was written; otherwise their number, and the error comes again with
-//!  the next call. (Not so where a sync was asked for with the write: its error is told.)
+//!     the next call. (Not so where a sync was asked for with the write: its error is told.)
 //!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
 
 use std::fmt;

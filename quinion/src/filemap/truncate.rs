@@ -23,15 +23,15 @@
 //! * *Extend*: zeros before the size. Who sees the new size sees them. (T07)
 //! * *Punch*: the device before the pages are let go, so that who reads them anew reads zeros.
 //!
-//! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets nothing
-//! begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05, T09)
-//! Whoever takes pages for write-back holds the invalidate lock shared until the backend has them.
+//! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets
+//! nothing begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05,
+//! T09) Whoever takes pages for write-back holds the invalidate lock shared until the backend has them.
 //!
 //! **Edges.** What lies on the other side of an edge stays in the cache, dirty or not. A folio that is held for a
 //! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index
-//! gets copies of its dirty pages, and the clean ones are read again when somebody wants them. Pages are zeroed in place, each
-//! at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is
-//! where one of them ends, and all of it behind the edge is zero.
+//! gets copies of its dirty pages, and the clean ones are read again when somebody wants them. Pages are zeroed in
+//! place, each at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is where one
+//! of them ends, and all of it behind the edge is zero.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
@@ -211,12 +211,12 @@ impl Filemap {
 
     /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
     /// whole; how many pages went. With [`Content::Clean`] dirty pages stay, and folios are split around them; with
-    /// [`Content::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and for what is
-    /// in flight.
+    /// [`Content::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and for
+    /// what is in flight.
     ///
     /// # Errors
-    /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer, because
-    /// that was left to the flush of pages that go, and could not.
+    /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,
+    /// because that was left to the flush of pages that go, and could not.
     pub fn invalidate_range(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -340,8 +340,8 @@ impl Filemap {
         }
     }
 
-    /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its place,
-    /// and its clean ones are read again when somebody wants them. The caller has the write lock alone.
+    /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its
+    /// place, and its clean ones are read again when somebody wants them. The caller has the write lock alone.
     ///
     /// # Errors
     /// There is no memory for the copies.

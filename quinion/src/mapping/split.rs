@@ -12,18 +12,19 @@
 //!   5                   each piece on the ring that F was on; dirty if one of its own pages is
 //! ```
 //!
-//! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss; that
-//! one looks under the tree's lock, when all is done. A reader who has found F before finds its sequence
-//! changed at his second look. So no byte is moved, no page is hidden for good, and no reader takes one page for
-//! another. (The kernel had that bug for years: its pieces became findable before all of their slots said so.)
+//! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss;
+//! that one looks under the tree's lock, when all is done. A reader who has found F before finds its sequence changed
+//! at his second look. So no byte is moved, no page is hidden for good, and no reader takes one page for another.
+//! (The kernel had that bug for years: its pieces became findable before all of their slots said so.)
 //!
 //! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
 //! uncached reader has passed. The marker stays with the first.
 //!
-//! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is held
-//! stays as it is. Holds of readers are short, and who wants the split tries again. A user's pin is not, nor is a
-//! reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of it
-//! is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody wants it.
+//! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is
+//! held stays as it is. Holds of readers are short, and who wants the split tries again. A user's pin is not, nor is
+//! a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of it
+//! is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
+//! wants it.
 //!
 //! Invariants:
 //!  1. All pages of a folio that is split stay in the index, and under the tree lock nobody sees less.
@@ -32,8 +33,8 @@
 //!
 //! Not an invariant: that the pieces stand where the whole stood in its ring. They join its young end.
 //!
-//! Cost: ten pieces at most, some hundred steps under the tree lock and that of the rings. A copy costs a page of memory
-//! for each dirty page.
+//! Cost: ten pieces at most, some hundred steps under the tree lock and that of the rings. A copy costs a page of
+//! memory for each dirty page.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -96,8 +97,9 @@ impl Mapping {
         }
     }
 
-    /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of order
-    /// `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits for locks.
+    /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
+    /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
+    /// for locks.
     pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
         let (dirty, unit) = (self.dirty_of(held, &unwanted), unit.min(held.order()));
         // 1 The copies: what is dirty now is, or is clean, when the lock is had.

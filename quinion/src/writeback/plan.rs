@@ -257,7 +257,8 @@ mod tests {
             }
             let least = all.writers.iter().map(|writer| writer.0).min().unwrap();
             let most = all.writers.iter().map(|writer| writer.0).max().unwrap();
-            assert!(most - least <= 80 && least > 8 * speed, "{least} to {most} at {speed}");
+            // He who is asked first each time has a little more.
+            assert!(most - least <= least / 5 && least > 1000 * speed, "{least} to {most} at {speed}");
         }
     }
 }

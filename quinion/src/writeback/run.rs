@@ -3,7 +3,7 @@
 //! ```text
 //!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
 //!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
-//!   hand   invalidate, shared: a Flush each, in one call --> backend
+//!   hand                      a Flush each, in one call --> backend
 //!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
 //!                             dropped behind, if only uncached writers wanted it (D14)
 //!                             counted, everybody who waits woken

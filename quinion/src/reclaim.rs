@@ -779,7 +779,7 @@ fn ring(pool: PoolNumber, class: usize) -> usize {
 }
 
 fn weights(lists: &ListsGuard<'_>, pool: PoolNumber) -> Weights {
-    Weights { pages: std::array::from_fn(|class| lists.pages(ring(pool, class))) }
+    Weights { pages: lists.pages_from(ring(pool, 0)) }
 }
 
 /// What of `held` is left without `stuck`.

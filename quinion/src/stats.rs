@@ -138,8 +138,9 @@ impl Counters {
         self.add_all([(Count::Bytes, bytes), (Count::Hits, reads)]);
     }
 
+    /// Adds to several counts, each its amount.
     #[inline]
-    fn add_all<const N: usize>(&self, amounts: [(Count, u64); N]) {
+    pub fn add_all<const N: usize>(&self, amounts: [(Count, u64); N]) {
         let own = MY_SHARD.get();
         if own >= SHARED {
             return self.add_shared(&amounts);

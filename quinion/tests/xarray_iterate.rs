@@ -235,9 +235,9 @@ fn nodes_of_shadows_only_are_known_and_forgotten_one_by_one() {
         forest.tree().replace(start + 65, Value::shadow(0, 2));
         let [node] = forest.keeper.shadow_only_nodes()[..] else { panic!("a node remembers only") };
         forest.check();
-        let mut gone = Vec::new();
-        let forgotten = forest.tree().forget(node, |first, value| gone.push((first, value.payload())));
-        assert_eq!(forgotten, Forgotten::Shadows(2));
+        let tree = forest.tree();
+        let gone: Vec<_> = tree.shadows_in(node).map(|(first, value)| (first, value.payload())).collect();
+        assert_eq!(forest.tree().forget(node), Forgotten::Done);
         assert_eq!(gone, [(start + 64, 1), (start + 65, 2)]);
         assert_eq!(forest.keeper.shadow_only_nodes(), []);
         assert_eq!(forest.tree().range(0, u64::MAX).count(), 1);
@@ -256,7 +256,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     else {
         panic!("there are nodes");
     };
-    assert_eq!(forest.tree().forget(top, |_, _| {}), Forgotten::Kept);
+    assert_eq!(forest.tree().forget(top), Forgotten::Kept);
     forest.tree().erase(65);
     assert_eq!(forest.keeper.shadow_only_nodes().len(), 1);
 }

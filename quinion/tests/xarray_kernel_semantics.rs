@@ -615,7 +615,7 @@ fn nodes_of_shadows_alone_are_listed() {
             assert_eq!(listed(), 1, "its eviction puts the node back");
             forest.check();
             let node = forest.keeper.shadow_only_nodes()[0];
-            forest.tree().forget(node, |_, _| {});
+            forest.tree().forget(node);
             assert!(forest.tree().is_empty() && listed() == 0 && forest.keeper.live() == 0);
         }
     }

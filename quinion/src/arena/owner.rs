@@ -628,6 +628,9 @@ impl Arena {
 
     /// Gives many runs back under one lock; as [`Arena::free`].
     pub fn free_all(&self, runs: &[(Frame, Order)]) {
+        if runs.is_empty() {
+            return;
+        }
         runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
         let mut stock = self.stock.lock();
         for &(frame, order) in runs {
@@ -693,11 +696,12 @@ impl Arena {
     pub fn alloc_cell(&self) -> Option<CellNumber> {
         let mut one = Vec::with_capacity(1);
         self.alloc_cells(1, &mut one, Locks::Wait);
-        one.pop()
+        one.pop().inspect(|&cell| self.clear(cell))
     }
 
     /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
-    /// [`Locks::Try`] as [`Arena::alloc_run`].
+    /// [`Locks::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
+    /// makes them.
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
@@ -710,8 +714,6 @@ impl Arena {
                 break;
             }
         }
-        // 3 outside the lock: the cells are ours
-        cells[first..].iter().for_each(|&cell| self.clear(cell));
         cells.len() - first
     }
 
@@ -1193,8 +1195,7 @@ mod tests {
             unsafe { bytes.write_bytes(0xa5, order.bytes()) };
         }
         arena.free_all(&scribble);
-        let mut cells = Vec::new();
-        assert_eq!(arena.alloc_cells(8000, &mut cells, Locks::Wait), 8000);
+        let cells: Vec<_> = std::iter::repeat_with(|| arena.alloc_cell().unwrap()).take(8000).collect();
         for &cell in &cells {
             let zero = |number: &std::sync::atomic::AtomicU32| number.load(Ordering::Relaxed) == 0;
             assert!(arena.view().slots(cell).unwrap().iter().all(zero), "{cell:?}");

@@ -351,7 +351,9 @@ impl Drop for WakesHeldBack {
         HOLDERS.set(HOLDERS.get() - 1);
         if HOLDERS.get() == 0 {
             let words = HELD_BACK.try_with(RefCell::take).unwrap_or_default();
-            words.into_iter().for_each(Word::grant);
+            if !words.is_empty() {
+                words.into_iter().for_each(Word::grant);
+            }
         }
     }
 }

@@ -459,7 +459,9 @@ impl Fill {
     /// file ends there; or it failed. What follows the file's last byte is zeroed.
     pub fn complete(mut self, result: io::Result<usize>) {
         let result = result.map(|bytes| bytes.min(self.len()));
-        if let Ok(bytes) = result {
+        if let Ok(bytes) = result
+            && bytes < self.len()
+        {
             self.zero_from(bytes);
         }
         if let Some(sink) = self.sink.take() {

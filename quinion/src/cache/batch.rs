@@ -310,9 +310,14 @@ impl BatchRead<'_> {
         let result = match self.answer {
             Answer::Read(_) | Answer::Failed(_) => return,
             Answer::Unread => filemap.read(mapping, reader, patience, position, self.buffer),
-            Answer::Missing(done) => {
-                filemap.finish(mapping, reader, patience, position, self.buffer, Reading { done, hit: false })
-            }
+            Answer::Missing(done) => filemap.finish(
+                mapping,
+                reader,
+                patience,
+                position,
+                self.buffer,
+                Reading { done, hit: false, stopped: None },
+            ),
         };
         self.answer = match result {
             Ok(bytes) => Answer::Read(bytes),

@@ -241,7 +241,9 @@ impl File {
         if let Some(page) = hits.marker {
             filemap.advance(mapping, reader, page, patience);
         }
-        let reading = Reading { done: hits.bytes, hit: true };
+        // (A cache that follows what is read has given the hit no record to look at.)
+        let stopped = Some(hits.stopped).filter(|stopped| *stopped != Stopped::Stale);
+        let reading = Reading { done: hits.bytes, hit: true, stopped };
         let bytes = filemap.finish(mapping, reader, patience, position, buffer, reading)?;
         // The next read may go on in the same folio, by a hit; that is this read still.
         self.touched.remember(position, position + bytes as u64);

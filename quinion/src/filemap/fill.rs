@@ -21,6 +21,9 @@
 //! pages is not an error in the end: a window is a wish. Only the first missing
 //! page of a read is worth waiting for memory.
 //!
+//! A random read misses one page. Its window takes the same steps with a value where others have a list
+//! (`insert_folio`), as long as nothing is short.
+//!
 //! Where the cache has a smallest folio, a window starts and ends at multiples
 //! of it, as do gaps and runs; the last folio may reach over the end of the
 //! file, and its rest is zeros.
@@ -244,6 +247,12 @@ impl Filemap {
         debug_assert!(need != Need::Asked || together.fills.is_empty(), "nobody waits with fills in hand");
         let mapping = together.mapping;
         let window = self.whole_folios(window, mapping.size_pages());
+        if window.pages == self.folio_orders.min.pages()
+            && window.stream.is_none()
+            && let Some(filled) = self.insert_folio(together, window, &wanted, need, patience)
+        {
+            return filled;
+        }
         // 1 What is not there.
         let Some(mut gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
         if gaps.is_empty() {
@@ -269,11 +278,7 @@ impl Filemap {
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let Some(promise) = self.promise_places(mapping, &runs, patience) else {
             self.free_runs(&runs);
-            return if patience == Patience::Wait && self.make_nodes(pool) {
-                Filled::Nothing
-            } else {
-                Filled::NoMemory
-            };
+            return self.nodes_ran_out(pool, patience);
         };
         let (orders, fate) = (self.orders_for(window), together.fate());
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
@@ -288,25 +293,104 @@ impl Filemap {
         }
         if added.inserted.is_empty() {
             return match added.stop {
-                Stop::NoNode if patience != Patience::Wait || !self.make_nodes(pool) => Filled::NoMemory,
+                Stop::NoNode => self.nodes_ran_out(pool, patience),
                 _ => Filled::Nothing,
             };
         }
-        if need == Need::Hinted {
-            self.counters.add(Count::WillNeed, pages_of(&added.inserted));
-        }
         // 4 A request for each run.
-        let batch = Arc::new(Batch::new(Arc::clone(self), Arc::clone(mapping), pool, refaults));
-        self.count_refaults(refaults);
-        self.reclaim.count_inserted(pool, pages_of(&added.inserted), refaults.pages);
-        self.counters.add(Count::WorkingsetWindows, u64::from(batch.refaulted()));
-        self.add_fills(&batch, &added.inserted, &mut together.fills);
+        self.begin_fills(together, &added.inserted, refaults, need)
+    }
+
+    /// As [`Filemap::insert_window`], of a window of one folio, the smallest there is: what random reads miss. It is
+    /// asked for because somebody missed it; whether it is still missing is seen when it is inserted. The same steps,
+    /// with a value where a window has a list. `None` if no page can be had just so, or nothing may be waited for:
+    /// nothing has happened then, and the window goes the long way, which makes room and asks the device for its.
+    fn insert_folio(
+        self: &Arc<Self>,
+        together: &mut Together<'_>,
+        window: Window,
+        wanted: &Range<PageIndex>,
+        need: Need,
+        patience: Patience,
+    ) -> Option<Filled> {
+        let Together { mapping, pool, .. } = *together;
+        if patience.locks() == Locks::Try {
+            return None;
+        }
+        // 2
+        let order = self.folio_orders.min;
+        let charge = self.reclaim.lists().charge(pool, window.pages, order);
+        if charge.pages() == 0 {
+            return None;
+        }
+        let frame = self.arena.alloc(order)?;
+        let run = FillRun { index: window.start, frame, pages: window.pages };
+        // 3
+        together.hold_off(patience);
+        let Some(promise) = self.promise_places(mapping, &[run], patience) else {
+            self.arena.free(frame, order);
+            return Some(self.nodes_ran_out(pool, patience));
+        };
+        let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
+        let (orders, fate) = (Orders { min: order, max: order }, together.fate());
+        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
+        let folio = NewFolio { index: run.index, frame, order };
+        let added = match run.index.0 < mapping.size_pages() {
+            true => mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {}),
+            false => AddedFolio::Present, // the file has become shorter: nothing is missing there
+        };
+        let mut refaults = Refaults::default();
+        match added {
+            AddedFolio::Added { shadow: Some(shadow) } if fate == Fate::Stays => {
+                self.note_refault(pool, frame, shadow, &mut refaults);
+            }
+            AddedFolio::Added { .. } => {}
+            AddedFolio::Present => {
+                self.arena.free(frame, order);
+                return Some(Filled::Nothing);
+            }
+            AddedFolio::NoNode => {
+                self.arena.free(frame, order);
+                return Some(self.nodes_ran_out(pool, patience));
+            }
+        }
+        self.ask_for_room(window);
+        if promise.entries() > 0 {
+            let came = came(run.index, order, window, shape);
+            self.reclaim.list([(frame, came)], promise.with_charge(charge));
+        }
+        if let Some(behind) = together.behind {
+            behind.note_made(run.index..run.index.plus(u64::from(run.pages)));
+        }
+        // 4
+        Some(self.begin_fills(together, &[run], refaults, need))
+    }
+
+    /// Makes a request for each run that went into the tree, and counts what went.
+    fn begin_fills(
+        self: &Arc<Self>,
+        together: &mut Together<'_>,
+        runs: &[FillRun],
+        refaults: Refaults,
+        need: Need,
+    ) -> Filled {
+        let (pool, pages) = (together.pool, pages_of(runs));
+        let batch =
+            Arc::new(Batch::new(Arc::clone(self), Arc::clone(together.mapping), pool, runs[0], refaults));
+        self.reclaim.count_inserted(pool, pages, refaults.pages);
+        self.counters.add(Count::Inserted, pages);
+        if need == Need::Hinted {
+            self.counters.add(Count::WillNeed, pages);
+        }
+        if refaults.pages > 0 {
+            self.count_refaults(refaults);
+        }
+        self.add_fills(&batch, runs, &mut together.fills);
         Filled::Submitted(batch)
     }
 
     /// What of `window` no folio covers, as (first page, pages). `None` if the lock is busy and the caller does not
-    /// wait. A window of one folio is asked for because somebody missed it; whether it is still missing is seen when
-    /// it is inserted, and one way down is enough.
+    /// wait. A window of one folio comes here only if memory is short: one way down is enough for it.
     fn gaps(&self, mapping: &Mapping, window: Window, patience: Patience) -> Option<Vec<(PageIndex, u32)>> {
         if window.pages == self.folio_orders.min.pages() {
             return Some(vec![(window.start, window.pages)]);
@@ -590,15 +674,8 @@ impl Filemap {
         }
         let folios = runs.iter().flat_map(|&run| {
             folios_in(self.arena.view(), run).map(move |(page, order)| {
-                let came = match () {
-                    () if shape.fate == Fate::DropsBehind => policy::Came::Uncached,
-                    () if window.stream.is_some() => policy::Came::Stream,
-                    () if shape.wanted.meets(run.index.plus(u64::from(page)), order.pages()) => {
-                        policy::Came::Asked
-                    }
-                    () => policy::Came::Ahead,
-                };
-                (run.frame.plus(page), came)
+                let index = run.index.plus(u64::from(page));
+                (run.frame.plus(page), came(index, order, window, shape))
             })
         });
         self.reclaim.list(folios, promise);
@@ -606,23 +683,32 @@ impl Filemap {
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
-        self.counters.add(Count::Inserted, pages_of(runs));
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
         self.reclaim.fills_begin(batch.pool, runs.len() as u64);
-        fills.extend(runs.iter().map(|&run| {
+        let requests = runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
             let sink = Arc::clone(batch) as Arc<dyn FillSink>;
             // SAFETY: the run's folios are locked by us, with a hold until `fill_completed`, so their
             // frames are this fill's alone; the batch keeps the arena alive.
             unsafe { Fill::new(run, buffer, sink) }
-        }));
+        });
+        match fills.is_empty() {
+            true => *fills = requests.collect(), // of just that length
+            false => fills.extend(requests),
+        }
     }
 
     pub(super) fn free_runs(&self, runs: &[FillRun]) {
         for run in runs {
             self.arena.free_run(run.frame, run.pages);
         }
+    }
+
+    /// There is no cell for a node or a chunk: the caller looks again if one can be made.
+    fn nodes_ran_out(&self, pool: PoolNumber, patience: Patience) -> Filled {
+        let made = patience == Patience::Wait && self.make_nodes(pool);
+        if made { Filled::Nothing } else { Filled::NoMemory }
     }
 
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
@@ -731,6 +817,16 @@ impl<'m> Together<'m> {
             let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
             behind.for_each(|fill| fill.complete(Ok(0)));
         }
+    }
+}
+
+/// How the folio of `order` at `index` came, which was made for `window` in that shape.
+fn came(index: PageIndex, order: Order, window: Window, shape: Shape) -> policy::Came {
+    match () {
+        () if shape.fate == Fate::DropsBehind => policy::Came::Uncached,
+        () if window.stream.is_some() => policy::Came::Stream,
+        () if shape.wanted.meets(index, order.pages()) => policy::Came::Asked,
+        () => policy::Came::Ahead,
     }
 }
 
@@ -853,13 +949,27 @@ pub(crate) struct Batch {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     pool: PoolNumber,
+    /// The first of its runs.
+    first: FillRun,
     failures: Mutex<Vec<(FillRun, io::Error)>>,
     refaults: Refaults,
 }
 
 impl Batch {
-    fn new(filemap: Arc<Filemap>, mapping: Arc<Mapping>, pool: PoolNumber, refaults: Refaults) -> Self {
-        Self { filemap, mapping, pool, failures: Mutex::default(), refaults }
+    fn new(
+        filemap: Arc<Filemap>,
+        mapping: Arc<Mapping>,
+        pool: PoolNumber,
+        first: FillRun,
+        refaults: Refaults,
+    ) -> Self {
+        Self { filemap, mapping, pool, first, failures: Mutex::default(), refaults }
+    }
+
+    /// Where the folio is likely to begin that covers `index`: a hint, right for the first of the window.
+    pub(crate) fn likely_frame(&self, index: PageIndex) -> Frame {
+        let page = index.0.wrapping_sub(self.first.index.0).min(u64::from(self.first.pages));
+        self.first.frame.plus(page as u32)
     }
 
     /// Whether a folio of this window had been in the working set and was evicted not long ago: whoever
@@ -891,7 +1001,7 @@ impl Batch {
                 (Came::Landed, landed as usize * PAGE_SIZE)
             }
         };
-        counters.add(Count::DeviceBytes, bytes as u64);
+        counters.add_all([(Count::DeviceReads, 1), (Count::DeviceBytes, bytes as u64)]);
         if came != Came::Before(wanted) {
             let mut guard = self.mapping.lock();
             // The file ends here: first its size, then the pages that may be looked at. But what a fill

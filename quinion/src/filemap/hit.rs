@@ -82,18 +82,28 @@ pub unsafe fn read_hits(
     let Some(record) = grown.record(cell) else { return Hits::none(Stopped::Stale) };
     // SAFETY: the caller's promise.
     match unsafe { read_within_page(grown, record, id, position, to, len) } {
-        Some(frame) => {
+        Within::Read(frame) => {
             touch(grown, frame);
             Hits { bytes: len, stopped: Stopped::Full, marker: None }
         }
+        Within::Absent => Hits::none(Stopped::Absent),
         // SAFETY: the caller's promise.
-        None => unsafe { read_folios(grown, record, id, position, to, len, touch) },
+        Within::Unclear => unsafe { read_folios(grown, record, id, position, to, len, touch) },
     }
 }
 
+/// What the short way through the commonest hit found.
+enum Within {
+    /// The range was copied, out of the folio that this frame heads.
+    Read(Frame),
+    /// Nothing stands there.
+    Absent,
+    /// This is no answer: the long way gives one.
+    Unclear,
+}
+
 /// The commonest hit, a range within one page that the file has, in as few steps as there can be: the fewer
-/// they are, the more of the next reads' waiting for memory the processor begins meanwhile. `None` is no
-/// answer: the long way gives one.
+/// they are, the more of the next reads' waiting for memory the processor begins meanwhile.
 ///
 /// # Safety
 /// That of [`read_hits`].
@@ -105,29 +115,28 @@ unsafe fn read_within_page(
     position: u64,
     to: *mut u8,
     len: usize,
-) -> Option<Frame> {
+) -> Within {
     let in_page = position as usize % PAGE_SIZE;
-    let end = end_within_page(record, position, len)?;
+    let Some(end) = end_within_page(record, position, len) else { return Within::Unclear };
     let index = PageIndex::of_byte(position);
-    let Kind::Folio(number) = find(&grown, record, index).kind() else { return None };
+    let Kind::Folio(number) = find(&grown, record, index).kind() else {
+        return if is(record, id) { Within::Absent } else { Within::Unclear };
+    };
     let frame = Frame(number);
-    let descriptor = grown.descriptor(frame)?;
-    let ticket = descriptor.begin_read(id, index).ok()?;
-    if ticket.has_marker() {
-        return None;
-    }
-    let from = grown.bytes(frame)?;
+    let Some(descriptor) = grown.descriptor(frame) else { return Within::Unclear };
+    let Ok(ticket) = descriptor.begin_read(id, index) else { return Within::Unclear };
+    let Some(from) = grown.bytes(frame).filter(|_| !ticket.has_marker()) else { return Within::Unclear };
     if ticket.order() == Order::ZERO {
         // Where a single page is read is known before its descriptor has arrived, and in a branch of its
         // own the copy need not wait for that.
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
-        let from = page_of(grown, frame, ticket, index)?;
+        let Some(from) = page_of(grown, frame, ticket, index) else { return Within::Unclear };
         // SAFETY: as above, and the range is within the page.
         unsafe { copy_out(from.add(in_page), to, len) };
     }
-    is_still(descriptor, ticket, record, id, end).then_some(frame)
+    if is_still(descriptor, ticket, record, id, end) { Within::Read(frame) } else { Within::Unclear }
 }
 
 /// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.

@@ -86,7 +86,7 @@ impl Filemap {
                 if self.arena.pinned_pages() >= pages_max {
                     return Err(self.too_much_pinned(rest as u64));
                 }
-                let first = batch.pop();
+                let first = batch.pop().into();
                 match self.hold_folio(mapping, reader, Patience::Wait, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
@@ -105,7 +105,7 @@ impl Filemap {
                 return Err(self.too_much_pinned(reach));
             }
         }
-        self.count_read(Reading { done: pinned.len(), hit });
+        self.count_read(Reading { done: pinned.len(), hit, stopped: None });
         if let Some((behind, pages)) = reader.met() {
             pinned.tell(behind, pages);
         }

@@ -14,6 +14,9 @@
 //!                           +-- and again, until it is held, an error is its own, or the file ends
 //! ```
 //!
+//! A caller that has tried the hit already says why that ended, and it is not tried again; who was told that nothing
+//! is there goes straight to the judge, who looks once more with his lock held.
+//!
 //! Who reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped behind it
 //! at the end (`uncached.rs`). How far a caller goes for its bytes is its [`Patience`]; each step that may
 //! wait asks it first.
@@ -147,16 +150,11 @@ impl Filemap {
     ) -> Result<(), Error> {
         let mut end_checked = reader.is_sure_of_size();
         while run.done < to.len() {
-            let view = self.arena.view();
-            let rest = &mut to[run.done..];
-            let at = position + run.done as u64;
-            let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
-            let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
-            run.done += hits.bytes;
-            if let Some(page) = hits.marker {
-                self.advance(mapping, reader, page, patience);
-            }
-            match hits.stopped {
+            let stopped = match run.stopped.take() {
+                Some(stopped) => stopped,
+                None => self.read_hits(mapping, reader, patience, position, to, run),
+            };
+            match stopped {
                 Stopped::Full => return Ok(()),
                 Stopped::EndOfFile(_) if run.done > 0 || end_checked || patience != Patience::Wait => {
                     return Ok(());
@@ -166,23 +164,43 @@ impl Filemap {
                     self.look_at_the_end(mapping)?;
                 }
                 Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {
-                    debug_assert_ne!(hits.stopped, Stopped::Stale, "an open handle keeps its mapping");
+                    debug_assert_ne!(stopped, Stopped::Stale, "an open handle keeps its mapping");
                     run.hit = false;
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
-                    run.done += self.read_slowly(mapping, reader, patience, at, rest)?;
+                    run.done += self.read_slowly(mapping, reader, patience, at, rest, stopped)?;
                 }
             }
         }
         Ok(())
     }
 
-    pub(crate) fn count_read(&self, Reading { done, hit }: Reading) {
-        self.counters.add(Count::Bytes, done as u64);
-        self.counters.add(if hit { Count::Hits } else { Count::Misses }, 1);
+    /// Reads on as far as the cache gives it, and says why it gives no more.
+    fn read_hits(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+        run: &mut Reading,
+    ) -> Stopped {
+        let (view, at, rest) = (self.arena.view(), position + run.done as u64, &mut to[run.done..]);
+        let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
+        let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+        run.done += hits.bytes;
+        if let Some(page) = hits.marker {
+            self.advance(mapping, reader, page, patience);
+        }
+        hits.stopped
     }
 
-    /// Reads some of `to` at `position`, where the hit found nothing to read: what is ready by now, else
+    pub(crate) fn count_read(&self, Reading { done, hit, .. }: Reading) {
+        let outcome = if hit { Count::Hits } else { Count::Misses };
+        self.counters.add_all([(Count::Bytes, done as u64), (outcome, 1)]);
+    }
+
+    /// Reads some of `to` at `position`, where the hit `stopped` and found nothing to read: what is ready by now, else
     /// what the first folio holds, filling it first if need be. Returns 0 only if the file ends there.
     fn read_slowly(
         self: &Arc<Self>,
@@ -191,6 +209,7 @@ impl Filemap {
         patience: Patience,
         position: u64,
         to: &mut [u8],
+        stopped: Stopped,
     ) -> Result<usize, Error> {
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
@@ -200,15 +219,15 @@ impl Filemap {
         if to.is_empty() {
             return Ok(0);
         }
-        // 1 What is ready is read without waiting. A read within one page has one folio to ask for, and
-        // needs no batch for that.
+        // 1 What is ready is read without waiting. Where the hit saw nothing there is nothing to gather; and a read
+        // within one page has one folio to ask for, and needs no batch for that.
         let index = PageIndex::of_byte(position);
         let last = PageIndex::of_byte(position + to.len() as u64 - 1);
-        let mut first = None;
-        if index != last {
+        let mut first = if stopped == Stopped::Absent { First::Absent } else { First::Unknown };
+        if index != last && stopped != Stopped::Absent {
             let mut batch = ReadBatch::new();
             match mapping.get_read_batch(index, last, &mut batch) {
-                End::FirstNotReady => first = batch.pop(),
+                End::FirstNotReady => first = batch.pop().into(),
                 _ if batch.is_empty() => {}
                 _ => return Ok(self.read_batch(mapping, reader, patience, position, batch, to)),
             }
@@ -250,7 +269,7 @@ impl Filemap {
     }
 
     /// Holds the readable folio that covers `position`, filling it first if need be; a read of `len` bytes
-    /// is going on there. `first` is what the caller holds there already. `None` if the file ends there.
+    /// is going on there. `first` is what the caller has found there. `None` if the file ends there.
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
@@ -258,7 +277,7 @@ impl Filemap {
         patience: Patience,
         position: u64,
         len: usize,
-        first: Option<Held<'m>>,
+        first: First<'m>,
     ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len, reach: Reach::Window };
@@ -288,7 +307,7 @@ impl Filemap {
     ) -> Result<Option<Held<'m>>, Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len: 1, reach: Reach::Page };
-        self.hold_reaching(mapping, reader, Patience::Wait, miss, None)
+        self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown)
     }
 
     /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
@@ -298,14 +317,19 @@ impl Filemap {
         reader: Reader<'_>,
         patience: Patience,
         mut miss: Miss,
-        mut first: Option<Held<'m>>,
+        mut first: First<'m>,
     ) -> Result<Option<Held<'m>>, Error> {
         let position = miss.position;
         for _ in 0..SEEKS {
             if position >= mapping.size() {
                 return Ok(None);
             }
-            match first.take().map_or_else(|| mapping.try_hold(miss.index), Ok) {
+            let held = match std::mem::take(&mut first) {
+                First::Held(held) => Ok(held),
+                First::Absent => Err(HoldRefused::Mismatch), // who judges the miss looks once more
+                First::Unknown => mapping.try_hold(miss.index),
+            };
+            match held {
                 Ok(held) => match self.wait_readable(mapping, &held, miss, patience) {
                     Readable::Yes => return Ok(Some(held)),
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
@@ -354,12 +378,13 @@ impl Filemap {
             return Err(would_block());
         }
         // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
-        let judged = judge_miss(mapping, reader, patience, miss)?.filter(|judged| !judged.windows.is_empty());
-        let Some(Judged { windows, judge }) = judged else { return Ok(Missed::Again(reach)) };
+        let mut windows = Windows::none();
+        let judge = judge_miss(mapping, reader, patience, miss, &mut windows)?;
         // 2 The first window, with the page that is waited for.
+        let Some(&window) = windows.first() else { return Ok(Missed::Again(reach)) };
         let is_all = windows.len() == 1;
         let next = if patience == Patience::Wait && is_all { Next::Reap(index) } else { Next::Anything };
-        let filled = self.begin_miss(mapping, reader, patience, Judged { windows, judge }, next);
+        let filled = self.begin_miss(mapping, reader, patience, (window, windows.wanted(), judge), next);
         if matches!(filled, Filled::Busy | Filled::NoMemory | Filled::PoolFull)
             && let Some(mut state) = reader.readahead().lock_as(patience.locks())
         {
@@ -373,9 +398,11 @@ impl Filemap {
             Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             Filled::Submitted(batch) => {
                 // 3 Those that nobody waits for.
-                let mut together = Together::of(mapping, reader.pool(), reader.behind());
-                let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), patience);
-                together.submit(Next::Anything);
+                if !is_all {
+                    let mut together = Together::of(mapping, reader.pool(), reader.behind());
+                    let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), patience);
+                    together.submit(Next::Anything);
+                }
                 // 4 The page.
                 self.await_miss(mapping, reader, patience, miss, &batch, next)
             }
@@ -389,12 +416,12 @@ impl Filemap {
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
         patience: Patience,
-        Judged { windows, judge }: Judged<'_>,
+        (window, wanted, judge): (Window, Range<PageIndex>, Option<RankedGuard<'_, Readahead>>),
         next: Next,
     ) -> Filled {
         let begin = |need, judge: Option<RankedGuard<'_, Readahead>>| {
             let mut together = Together::of(mapping, reader.pool(), reader.behind());
-            let filled = self.insert_window(&mut together, windows[0], windows.wanted(), need, patience);
+            let filled = self.insert_window(&mut together, window, wanted.clone(), need, patience);
             drop(judge); // a fill may end inside the call, and whoever it wakes may want it
             together.submit(next);
             filled
@@ -417,16 +444,18 @@ impl Filemap {
         next: Next,
     ) -> Result<Missed<'m>, Error> {
         let Miss { index, position, reach, .. } = miss;
-        if let Ok(held) = mapping.try_hold(index) {
-            let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
-            if next != Next::Anything && held.is_readable_at(index) != Readable::NotYet {
-                // Ours was dropped, and somebody else has brought it: we shall not wait, and so not reap, below.
-                mapping.backend().reap(Reap::Ready, &mut || false);
-            }
-            let readable = self.wait_readable(mapping, &held, miss, patience);
-            if let Some(since) = stalled {
-                self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
-            }
+        if let Ok(held) = mapping.try_hold_at(batch.likely_frame(index), index) {
+            let readable = match held.is_readable_at(index) {
+                Readable::NotYet => self.wait_for_fill(mapping, &held, miss, patience, batch),
+                there => {
+                    if next != Next::Anything {
+                        // It came inside the call; or ours was dropped, and somebody else has brought it: we shall
+                        // not wait, and so not reap.
+                        mapping.backend().reap(Reap::Ready, &mut || false);
+                    }
+                    there
+                }
+            };
             match readable {
                 Readable::Yes => return Ok(Missed::Ready(held)),
                 Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
@@ -443,6 +472,23 @@ impl Filemap {
             state.into_iter().for_each(|mut state| state.on_failure());
         }
         judge_failure(failure, miss).map(Missed::Again)
+    }
+
+    /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
+    fn wait_for_fill(
+        &self,
+        mapping: &Mapping,
+        held: &Held<'_>,
+        miss: Miss,
+        patience: Patience,
+        batch: &Batch,
+    ) -> Readable {
+        let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
+        let readable = self.wait_readable(mapping, held, miss, patience);
+        if let Some(since) = stalled {
+            self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
+        }
+        readable
     }
 
     /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
@@ -502,7 +548,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len, reach: Reach::Window };
-        let held = self.hold_reaching(mapping, reader, Patience::Wait, miss, None)?;
+        let held = self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown)?;
         if let Some(held) = held {
             reader.touch(self.arena.view().grown(), held.frame());
             // A viewer cannot take the page's lock. It looks again when whoever had it is through.
@@ -587,11 +633,31 @@ pub(crate) struct Reading {
     pub done: usize,
     /// Whether the cache alone has given them.
     pub hit: bool,
+    /// Why the cache gave no more, if it has just been asked: then it is not asked again.
+    pub stopped: Option<Stopped>,
 }
 
 impl Default for Reading {
     fn default() -> Self {
-        Self { done: 0, hit: true }
+        Self { done: 0, hit: true, stopped: None }
+    }
+}
+
+/// What a reader has found at the first page that it wants.
+#[derive(Debug, Default)]
+pub(crate) enum First<'m> {
+    /// It has not looked.
+    #[default]
+    Unknown,
+    /// No folio, as far as could be seen without a lock.
+    Absent,
+    /// This one, which may be being filled.
+    Held(Held<'m>),
+}
+
+impl<'m> From<Option<Held<'m>>> for First<'m> {
+    fn from(held: Option<Held<'m>>) -> Self {
+        held.map_or(Self::Unknown, Self::Held)
     }
 }
 
@@ -630,23 +696,20 @@ enum Missed<'m> {
     Again(Reach),
 }
 
-/// What to fetch for a miss, and the judge that said so, if one was asked.
-struct Judged<'r> {
-    windows: Windows,
-    judge: Option<RankedGuard<'r, Readahead>>,
-}
-
-/// What to fetch for `miss`; `None` if that page has come while the caller waited for his turn to ask.
+/// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for his turn
+/// to ask. Returns the judge that said so, if one was asked.
 fn judge_miss<'r>(
     mapping: &Mapping,
     reader: Reader<'r>,
     patience: Patience,
     miss: Miss,
-) -> Result<Option<Judged<'r>>, Error> {
+    windows: &mut Windows,
+) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
     let Miss { index, position, len, reach, .. } = miss;
     if reach == Reach::Page {
-        let windows = Windows::one(Window::exact(index, 1)).wanting(index..index.plus(1));
-        return Ok(Some(Judged { windows, judge: None }));
+        windows.push(Window::exact(index, 1));
+        windows.want(index..index.plus(1));
+        return Ok(None);
     }
     let Some(mut guard) = reader.readahead().lock_as(patience.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
@@ -658,8 +721,8 @@ fn judge_miss<'r>(
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
     let pages = pages.min(u64::from(u32::MAX)) as u32;
-    let windows = guard.on_miss(Asked { index, pages, file_pages: mapping.size_pages() }, mapping);
-    Ok(Some(Judged { windows, judge: Some(guard) }))
+    guard.on_miss_into(Asked { index, pages, file_pages: mapping.size_pages() }, mapping, windows);
+    Ok(Some(guard))
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.

@@ -69,7 +69,10 @@ impl Filemap {
 
     /// Counts what came back with a window that is being submitted.
     pub(super) fn count_refaults(&self, seen: Refaults) {
-        self.counters.add(Count::Refaults, seen.pages);
-        self.counters.add(Count::Activated, seen.activated);
+        self.counters.add_all([
+            (Count::Refaults, seen.pages),
+            (Count::Activated, seen.activated),
+            (Count::WorkingsetWindows, u64::from(seen.working_set > 0)),
+        ]);
     }
 }

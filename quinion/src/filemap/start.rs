@@ -98,7 +98,7 @@ impl Filemap {
         match hits.stopped {
             Stopped::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
             Stopped::Full | Stopped::EndOfFile(_) => {
-                self.count_read(Reading { done: hits.bytes, hit: true });
+                self.count_read(Reading { done: hits.bytes, ..Reading::default() });
                 Progress::Read(hits.bytes)
             }
             Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {

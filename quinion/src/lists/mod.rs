@@ -301,6 +301,10 @@ impl ListsGuard<'_> {
     pub fn pages(&self, ring: usize) -> u64 {
         self.rings.pages(ring)
     }
+    /// Pages listed in each of `N` rings from `first` on.
+    pub fn pages_from<const N: usize>(&self, first: usize) -> [u64; N] {
+        self.rings.pages_from(first)
+    }
     /// Folios listed in all rings.
     pub fn listed(&self) -> u64 {
         self.rings.listed()

@@ -79,6 +79,8 @@ pub struct Rings<const SLOTS: usize> {
     spare: u32,
     spares: u64,
     chunks: u64,
+    /// Entries of all rings, living and dead.
+    occupied: u64,
 }
 
 fn entry_of(frame: Frame, order: Order) -> u32 {
@@ -96,7 +98,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     pub fn new(rings: usize, rings_max: usize) -> Self {
         let mut list = Vec::with_capacity(rings_max);
         list.resize(rings, Ring::default());
-        Self { rings: list, spare: NIL, spares: 0, chunks: 0 }
+        Self { rings: list, spare: NIL, spares: 0, chunks: 0, occupied: 0 }
     }
     /// Adds empty rings, until they are `rings`. Each takes from the room what its two chunks can hold.
     pub fn grow_to(&mut self, rings: usize) {
@@ -111,15 +113,19 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     pub fn pages(&self, ring: usize) -> u64 {
         self.rings[ring].pages
     }
+    /// Pages listed in each of `N` rings from `first` on.
+    pub fn pages_from<const N: usize>(&self, first: usize) -> [u64; N] {
+        let rings = self.rings[first..].first_chunk::<N>().expect("there are so many rings");
+        std::array::from_fn(|at| rings[at].pages)
+    }
     /// Frames listed in all rings.
     pub fn listed(&self) -> u64 {
         self.rings.iter().map(|ring| ring.live).sum()
     }
     /// How many entries more may join; below 0 if chunks are missing to what every step of what is there needs.
     pub fn room(&self) -> i64 {
-        let occupied: u64 = self.rings.iter().map(|ring| ring.live + ring.dead).sum();
         let chunks = self.chunks as i64 - 2 * self.rings.len() as i64;
-        chunks * Self::ENTRIES as i64 - occupied as i64
+        chunks * Self::ENTRIES as i64 - self.occupied as i64
     }
 
     /// Adds a chunk that nobody else uses.
@@ -149,6 +155,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         keeper.set_position(frame, Some((at.tail, at.end)));
         at.end += 1;
         at.live += 1;
+        self.occupied += 1;
         at.pages += u64::from(order.pages());
     }
 
@@ -215,6 +222,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         let (chunk, last) = (at.head, at.head == at.tail);
         let found = entry(keeper, chunk, at.first).load(Ordering::Relaxed);
         at.first += 1;
+        self.occupied -= 1;
         if found == DEAD {
             at.dead -= 1;
         } else {
@@ -300,6 +308,10 @@ impl<const SLOTS: usize> Rings<SLOTS> {
             if ring.dead > ring.live + Self::ENTRIES {
                 return Err(format!("ring {number} is more dead than alive: {ring:?}"));
             }
+        }
+        let occupied: u64 = self.rings.iter().map(|ring| ring.live + ring.dead).sum();
+        if occupied != self.occupied {
+            return Err(format!("{occupied} entries are occupied, {} counted", self.occupied));
         }
         if chunks != self.chunks {
             return Err(format!("{chunks} chunks are linked, {} counted", self.chunks));

@@ -425,6 +425,10 @@ impl Mapping {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
         Held::take(&self.arena, frame, self.id, index)
     }
+    /// As [`Mapping::try_hold`], of a folio that `likely` heads: if it does, it need not be sought.
+    pub fn try_hold_at(&self, likely: Frame, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
+        Held::take(&self.arena, likely, self.id, index).or_else(|_| self.try_hold(index))
+    }
 
     #[inline]
     fn find_frame(&self, index: PageIndex) -> Option<Frame> {
@@ -635,7 +639,7 @@ impl<'a> MappingGuard<'a> {
         while forgotten < max
             && let Some(node) = self.mapping.shadow_nodes.oldest_of(self.mapping.id, reach)
         {
-            let done = self.xarray(&nodes).forget(node, |_, _| {});
+            let done = self.xarray(&nodes).forget(node);
             assert_ne!(done, Forgotten::Kept, "a node that is listed holds shadows only");
             forgotten += 1;
         }

@@ -48,6 +48,8 @@ mod tests;
 
 pub use window::{Asked, Cached, NothingCached, Passed, Window, Windows};
 
+use std::ops::Range;
+
 use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
@@ -180,6 +182,15 @@ enum Judge {
     KernelLike(KernelLike),
 }
 
+impl Judge {
+    fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
+        match self {
+            Judge::Streams(streams) => streams.on_miss(limits, asked, cached, windows),
+            Judge::KernelLike(kernel) => *windows = kernel.on_miss(limits, asked, cached),
+        }
+    }
+}
+
 /// The readahead state of one open handle.
 #[derive(Clone, Copy, Debug)]
 pub struct Readahead {
@@ -232,15 +243,18 @@ impl Readahead {
     /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
     /// and nobody waits for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
-        if asked.index.0 >= asked.file_pages {
-            return Windows::none();
+        let mut windows = Windows::none();
+        self.on_miss_into(asked, cached, &mut windows);
+        windows
+    }
+
+    /// As [`Readahead::on_miss`], into `windows`, which is empty: there is room for many, and mostly one is written.
+    pub fn on_miss_into(&mut self, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
+        if asked.index.0 < asked.file_pages {
+            let (limits, clamped) = (self.limits(), asked.clamped());
+            self.judge.on_miss(&limits, clamped, cached, windows);
+            self.note(windows, clamped.index..clamped.end());
         }
-        let (limits, clamped) = (self.limits(), asked.clamped());
-        let windows = match &mut self.judge {
-            Judge::Streams(streams) => streams.on_miss(&limits, clamped, cached),
-            Judge::KernelLike(kernel) => kernel.on_miss(&limits, clamped, cached),
-        };
-        self.note(windows.wanting(clamped.index..clamped.end()))
     }
 
     /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
@@ -250,7 +264,7 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let windows = match &mut self.judge {
+        let mut windows = match &mut self.judge {
             Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
             Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
@@ -258,7 +272,8 @@ impl Readahead {
             Judge::Streams(streams) => streams.wanted_end(),
             Judge::KernelLike(_) => clamped.end(),
         };
-        self.note(windows.wanting(clamped.index..wanted_end))
+        self.note(&mut windows, clamped.index..wanted_end);
+        windows
     }
 
     /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
@@ -282,11 +297,13 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
-        let windows = match &mut self.judge {
-            Judge::Streams(streams) => streams.on_miss(&limits, asked, cached),
-            Judge::KernelLike(kernel) => kernel.on_fault(&limits, asked, cached),
-        };
-        self.note(windows.wanting(index..asked.end()))
+        let mut windows = Windows::none();
+        match &mut self.judge {
+            Judge::Streams(streams) => streams.on_miss(&limits, asked, cached, &mut windows),
+            Judge::KernelLike(kernel) => windows = kernel.on_fault(&limits, asked, cached),
+        }
+        self.note(&mut windows, index..asked.end());
+        windows
     }
 
     /// A page fault found its page in the cache.
@@ -320,10 +337,10 @@ impl Readahead {
         Limits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
     }
 
-    /// Counts what was judged, and hands it on.
-    fn note(&mut self, mut windows: Windows) -> Windows {
+    /// Counts what was judged, for a request of `wanted`.
+    fn note(&mut self, windows: &mut Windows, wanted: Range<PageIndex>) {
         windows.set_order_min(self.config.order_min);
-        let wanted = windows.wanted();
+        windows.want(wanted.clone());
         if !windows.is_empty() {
             self.done.window_pages = windows.pages();
         }
@@ -341,7 +358,6 @@ impl Readahead {
             }
         }
         self.adapt();
-        windows
     }
 
     /// The largest window follows trouble, and its absence.

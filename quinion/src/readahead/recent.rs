@@ -58,20 +58,20 @@ pub(super) enum Hunch {
 /// The requests that no stream expected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recent {
-    requests: [Option<Request>; RECENT_MAX],
+    requests: [Request; RECENT_MAX],
     oldest: usize,
 }
 
 impl Recent {
     pub fn new() -> Self {
-        Self { requests: [None; RECENT_MAX], oldest: 0 }
+        Self { requests: [Request::NONE; RECENT_MAX], oldest: 0 }
     }
 
     /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. What
     /// becomes a stream is not noted, and what it grew from is forgotten.
     pub fn note(&mut self, asked: Asked, links_min: u8) -> Hunch {
         if let Some((at, hunch)) = self.touching(asked) {
-            let request = self.requests[at].take().expect("it was just found");
+            let request = std::mem::replace(&mut self.requests[at], Request::NONE);
             if request.links + 1 >= links_min {
                 return hunch;
             }
@@ -82,7 +82,7 @@ impl Recent {
             });
             return Hunch::None;
         }
-        if let Some((age, Request { distance, repeats, .. })) = self.in_step(asked.index) {
+        if let Some((age, &Request { distance, repeats, .. })) = self.in_step(asked.index) {
             let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
             if repeats + 1 >= repeats_min {
                 return Hunch::Strided(distance);
@@ -95,33 +95,34 @@ impl Recent {
     }
 
     fn touching(&self, asked: Asked) -> Option<(usize, Hunch)> {
-        let end = asked.end();
-        self.requests.iter().enumerate().find_map(|(at, request)| {
-            let request = request.as_ref()?;
-            match () {
-                () if request.end == asked.index => Some((at, Hunch::Forward(request.origin))),
-                // Requests of odd lengths share a page.
-                () if asked.index < request.first && end >= request.first && end <= request.end => {
-                    Some((at, Hunch::Backward))
-                }
-                () => None,
+        let (first, end) = (asked.index.0, asked.end().0);
+        // Nearly always all of them are far away, and that is seen in two steps for each.
+        if self.requests.iter().all(|request| (request.first.0 > end) | (request.end.0 < first)) {
+            return None;
+        }
+        self.requests.iter().enumerate().find_map(|(at, request)| match () {
+            () if request.end.0 == first => Some((at, Hunch::Forward(request.origin))),
+            // Requests of odd lengths share a page.
+            () if first < request.first.0 && request.first.0 <= end && end <= request.end.0 => {
+                Some((at, Hunch::Backward))
             }
+            () => None,
         })
     }
 
     /// The newest request from which it is as far to `index` as it was to that request, and its place among
     /// the newest, 0 for the very last.
-    fn in_step(&self, index: PageIndex) -> Option<(usize, Request)> {
-        let expects = |request: &Request| {
+    fn in_step(&self, index: PageIndex) -> Option<(usize, &Request)> {
+        let expects = |request: &&Request| {
             request.distance != 0 && request.first.0.checked_add_signed(request.distance) == Some(index.0)
         };
         self.newest().enumerate().find(|(_, request)| expects(request))
     }
 
     /// The newest requests, the newest first.
-    fn newest(&self) -> impl Iterator<Item = Request> {
+    fn newest(&self) -> impl Iterator<Item = &Request> {
         let places = (1..=DISTANCE_LOOKS).map(|age| (self.oldest + RECENT_MAX - age) % RECENT_MAX);
-        places.filter_map(|at| self.requests[at])
+        places.map(|at| &self.requests[at]).filter(|request| !request.is_none())
     }
 
     /// The distance from the nearest of the newest requests; 0 if there is none.
@@ -131,12 +132,20 @@ impl Recent {
     }
 
     fn remember(&mut self, request: Request) {
-        self.requests[self.oldest] = Some(request);
+        self.requests[self.oldest] = request;
         self.oldest = (self.oldest + 1) % RECENT_MAX;
     }
 }
 
 impl Request {
+    /// None: it touches nothing that can be asked for.
+    const NONE: Self = {
+        let nowhere = PageIndex(u64::MAX);
+        Self { first: nowhere, end: nowhere, distance: 0, repeats: 0, links: 0, origin: nowhere }
+    };
+    fn is_none(&self) -> bool {
+        self.first == Self::NONE.first
+    }
     /// A request that has nothing to do with others.
     fn alone(asked: Asked) -> Self {
         let (first, end) = (asked.index, asked.end());

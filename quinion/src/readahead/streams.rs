@@ -71,45 +71,54 @@ impl Streams {
         self.wanted_end
     }
 
-    pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    /// Puts into `windows`, which is empty, what to fetch.
+    pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
         self.clock += 1;
         self.wanted_end = asked.end();
+        match self.windows_of_stream(limits, asked, cached) {
+            Some(found) => *windows = found,
+            // 6 What was asked for: so it is for who reads at random, and one window is all that is written then.
+            None => windows.push(self.exact(limits, asked)),
+        }
+    }
+
+    /// What a stream wants that is known, or seen now; `None` if there is none.
+    fn windows_of_stream(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<Windows> {
         let streams =
             if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
         // 1 A stream expects it.
         if let Some(at) = self.expecting(streams, limits, asked, cached) {
-            return self.go_on(at, limits, asked, cached);
+            return Some(self.go_on(at, limits, asked, cached));
         }
         if streams == Follow::Requests {
-            return self.exact(limits, asked, cached);
+            return self.in_pieces(limits, asked, cached);
         }
         // 2, 3 It goes with requests before it.
         let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
         let short = asked.pages <= piece_pages(limits);
         let hunch = if short { self.recent.note(asked, links_min) } else { Hunch::None };
         match hunch {
-            Hunch::Forward(origin) => return self.resume(origin, limits, asked, cached),
+            Hunch::Forward(origin) => return Some(self.resume(origin, limits, asked, cached)),
             Hunch::Backward => {
                 let stream = Stream::begin(Way::Backward, asked.end(), asked, limits);
-                return self.start(stream, limits, asked, cached);
+                return Some(self.start(stream, limits, asked, cached));
             }
             Hunch::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
                 let way = Way::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
                 let stream = Stream::begin(way, asked.index, asked, limits);
-                return self.start(stream, limits, asked, cached);
+                return Some(self.start(stream, limits, asked, cached));
             }
             Hunch::Strided(_) | Hunch::None => {}
         }
         // 4 A stream began there.
         if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
-            return self.lap(at, limits, asked, cached);
+            return Some(self.lap(at, limits, asked, cached));
         }
         // 5 Nothing but the place speaks for a stream.
         if self.looks_like_a_start(limits, asked, cached) {
-            return self.resume(asked.index, limits, asked, cached);
+            return Some(self.resume(asked.index, limits, asked, cached));
         }
-        // 6 What was asked for.
-        self.exact(limits, asked, cached)
+        self.in_pieces(limits, asked, cached)
     }
 
     pub fn on_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
@@ -222,26 +231,29 @@ impl Streams {
             && cached.cached_before(asked.index, looks) >= looks
     }
 
-    /// Exactly what was asked for. What is longer than a piece is fetched like a stream that ends.
-    fn exact(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    /// What is longer than a piece is fetched like a stream that ends.
+    fn in_pieces(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<Windows> {
         self.randoms = self.randoms.saturating_add(1);
         if self.randoms > 1 {
             self.class = Class::Random;
         }
-        if asked.pages > piece_pages(limits) {
+        (asked.pages > piece_pages(limits)).then(|| {
             let mut stream = Stream::long_request(asked, limits);
             let windows = stream.after_miss(limits, asked, cached);
             self.insert(stream);
-            return windows;
-        }
-        let order = asked_order(asked.pages, limits);
-        Windows::one(Window { order, ..Window::exact(asked.index, asked.pages) })
+            windows
+        })
+    }
+
+    /// Exactly what was asked for.
+    fn exact(&self, limits: &Limits, asked: Asked) -> Window {
+        Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
 
     // ---- the table -------------------------------------------------------------------------------
 
     fn known(&self, is_it: impl Fn(&Stream) -> bool) -> Option<usize> {
-        self.table.iter().position(|stream| stream.as_ref().is_some_and(&is_it))
+        self.table.iter().map_while(Option::as_ref).position(is_it) // from the front on, and none is taken out
     }
 
     /// Puts a stream in, for the one used longest ago if there is no room.

@@ -109,11 +109,9 @@ impl Windows {
         self.list[..self.count].iter_mut().for_each(|window| window.stream = stream);
     }
 
-    /// The same, for a request of `wanted`.
-    #[must_use]
-    pub fn wanting(mut self, wanted: Range<PageIndex>) -> Self {
+    /// They are for a request of `wanted`.
+    pub fn want(&mut self, wanted: Range<PageIndex>) {
         self.wanted = (wanted.start, wanted.end);
-        self
     }
 
     /// The pages that were asked for; what the windows have besides is fetched ahead.

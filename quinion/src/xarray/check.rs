@@ -131,7 +131,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
         ensure!(count > 0, "{here}: it is empty");
         ensure!(node.count() == count, "{here}: its count is {}, not {count}", node.count());
-        ensure!(node.shadows() == shadows, "{here}: its shadows are {}, not {shadows}", node.shadows());
+        let (_, counted) = node.counts();
+        ensure!(counted == shadows, "{here}: its shadows are {counted}, not {shadows}");
         ensure!(node.is_listed() == (count == shadows), "{here}: the keeper was not told what it holds");
         Ok(sum)
     }

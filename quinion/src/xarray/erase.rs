@@ -31,8 +31,8 @@ pub enum Revision {
 /// What became of a node that held shadows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forgotten {
-    /// Its shadows are gone, so many, and the node is given back.
-    Shadows(u32),
+    /// Its shadows are gone, and the node is given back.
+    Done,
     /// It holds something else as well; it is as it was.
     Kept,
 }
@@ -94,18 +94,18 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 decide(nth, Entry::EMPTY);
                 continue;
             };
-            let (at, fate) = (cursor.at, decide(nth, entry));
-            if fate == Revision::Keep {
-                continue;
-            }
-            // The node left behind goes before anything here does, as in `erase_range`.
-            match last.replace(at.home) {
-                Some(home) if home != at.home => self.prune(home),
-                _ => {}
-            }
-            match fate {
+            let at = cursor.at;
+            match decide(nth, entry) {
+                Revision::Keep => {}
                 Revision::Replace(value) => self.swap_run(at, entry, Entry::value(value)),
-                Revision::Keep | Revision::Erase => self.clear_run(at, entry),
+                Revision::Erase => {
+                    // The node left behind goes before anything here does, as in `erase_range`.
+                    match last.replace(at.home) {
+                        Some(home) if home != at.home => self.prune(home),
+                        _ => {}
+                    }
+                    self.clear_run(at, entry);
+                }
             }
         }
         if let Some(home) = last {
@@ -148,29 +148,39 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Drops all shadows of a node that holds nothing else, and the node. `node` is one of this tree: the
-    /// slab was told that it [became shadow-only](Slab::shadow_only), and not yet that it ceased.
-    /// `dropped` is told of each: first index, shadow.
-    pub fn forget(&mut self, number: u32, mut dropped: impl FnMut(u64, Value)) -> Forgotten {
+    /// slab was told that it [became shadow-only](Slab::shadow_only), and not yet that it ceased. Looks at none of
+    /// them: [`shadows_in`](XArray::shadows_in) tells what there is to forget.
+    pub fn forget(&mut self, number: u32) -> Forgotten {
         let node = self.node(number);
         if !node.is_shadow_only() {
             return Forgotten::Kept;
         }
-        let (mut slot, shift, base) = (0, node.shift(), self.base(number));
-        let mut count = 0;
-        while slot < Self::SLOTS {
-            let entry = node.get(slot);
-            let Kind::Value(value) = entry.kind() else {
-                slot += 1;
-                continue;
-            };
-            self.clear_run(At { home: Home::Node(number), shift, slot }, entry);
-            dropped(base + (u64::from(slot) << shift), value);
-            slot += Self::run_of(value.order());
-            count += 1;
-        }
+        // Its slots stay as they are: a late reader finds shadows there, which are no folios.
+        let slots = node.count() as i32;
+        node.account(-slots, -slots);
+        self.unmark_all(At { home: Home::Node(number), shift: node.shift(), slot: 0 }, Self::SLOTS);
         self.prune(Home::Node(number));
         self.shrink();
-        Forgotten::Shadows(count)
+        Forgotten::Done
+    }
+
+    /// The shadows that stand in a node of this tree, and nowhere below it, in rising order: first index, shadow.
+    pub fn shadows_in(&self, number: u32) -> impl Iterator<Item = (u64, Value)> {
+        let (node, base) = (self.node(number), self.base(number));
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            while next < Self::SLOTS {
+                let (slot, entry) = (next, node.get(next));
+                match entry.kind() {
+                    Kind::Value(value) if is_shadow(entry) => {
+                        next += Self::run_of(value.order());
+                        return Some((base + (u64::from(slot) << node.shift()), value));
+                    }
+                    _ => next += 1,
+                }
+            }
+            None
+        })
     }
 
     /// The first index that a node covers.
@@ -209,8 +219,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
         self.put_run(first, run, new);
-        self.account(at.home, 0, run as i32 * (i32::from(is_shadow(new)) - i32::from(is_shadow(old))));
-        self.settle(at.home);
+        self.account_and_settle(
+            at.home,
+            0,
+            run as i32 * (i32::from(is_shadow(new)) - i32::from(is_shadow(old))),
+        );
     }
 
     /// Unlinks and gives back the node and those above it, as far as they are empty.

@@ -450,11 +450,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let run = Self::run_of(order);
         self.announce(index, order, entry);
         self.put_run(low, run, entry);
-        self.account(low.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
-        self.settle(low.home);
+        self.account_and_settle(low.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
         self.put(at, Entry::node(numbers[0]));
-        self.account(at.home, 1, 0);
-        self.settle(at.home);
+        self.account_and_settle(at.home, 1, 0);
         Ok(low)
     }
 
@@ -531,8 +529,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             node.set_marks(mark, if marks & mark.bit() != 0 { both } else { 0 });
         }
         self.put(at, Entry::node(number));
-        self.account(at.home, 0, -1);
-        self.settle(at.home);
+        self.account_and_settle(at.home, 0, -1);
         Ok(())
     }
 
@@ -553,8 +550,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         if self.is_vacant(at, run) {
             self.announce(index, order, entry);
             self.put_run(at, run, entry);
-            self.account(at.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
-            self.settle(at.home);
+            self.account_and_settle(at.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
             return Ok(at);
         }
         // 3
@@ -578,8 +574,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 self.free_below(node, shift - BITS);
             }
         }
-        self.account(at.home, slots, shadows);
-        self.settle(at.home);
+        self.account_and_settle(at.home, slots, shadows);
         Ok(at)
     }
 

@@ -10,6 +10,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::{Entry, Kind};
 use super::mark::Mark;
+use super::node::Node;
 use super::tree::{At, Home, Slab, XArray, is_shadow};
 
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
@@ -157,17 +158,17 @@ impl<'a> Cursor<'a> {
                 }
                 Home::Node(_) => {
                     self.at.slot = XArray::<S, BITS>::slot_of(from, self.at.shift);
-                    Entry::from_bits(self.slots[self.at.slot as usize].load(Ordering::Relaxed))
+                    Node::entry(self.slots, self.at.slot)
                 }
                 Home::Root if from >> self.at.shift != 0 => return None,
                 Home::Root => tree.root().entry,
             };
             self.index = from;
-            match entry.kind() {
-                Kind::Node(node) => self.enter(tree, XArray::<S, BITS>::down(self.at, node, from)),
-                Kind::Empty => from = ((from >> self.at.shift) + 1) << self.at.shift,
-                Kind::Folio(_) | Kind::Value(_) => return Some(entry),
+            let entry = self.descend(tree, entry, from);
+            if !entry.is_empty() {
+                return Some(entry);
             }
+            from = ((from >> self.at.shift) + 1) << self.at.shift;
         }
         None
     }
@@ -203,6 +204,22 @@ impl<'a> Cursor<'a> {
             }
         }
         None
+    }
+
+    /// From the slot it is at, which holds `entry`, down to the lowest that covers `index`; what stands there.
+    #[inline]
+    fn descend<S: Slab, const BITS: u32>(
+        &mut self,
+        tree: &XArray<'a, S, BITS>,
+        mut entry: Entry,
+        index: u64,
+    ) -> Entry {
+        while let Kind::Node(node) = entry.kind() {
+            self.at = XArray::<S, BITS>::down(self.at, node, index);
+            self.slots = tree.slab.slots(node);
+            entry = Node::entry(self.slots, self.at.slot);
+        }
+        entry
     }
 
     #[inline]

@@ -64,7 +64,12 @@ impl<'a> Node<'a> {
     /// What stands in `slot`, for a writer: nobody else stores.
     #[inline]
     pub fn get(&self, slot: u32) -> Entry {
-        Entry::from_bits(self.slots[slot as usize].load(Ordering::Relaxed))
+        Self::entry(self.slots, slot)
+    }
+    /// The same, for who has the slots alone.
+    #[inline]
+    pub fn entry(slots: &[AtomicU32], slot: u32) -> Entry {
+        Entry::from_bits(slots[slot as usize].load(Ordering::Relaxed))
     }
     /// Stores `entry` where readers may be looking.
     #[inline]
@@ -99,25 +104,27 @@ impl<'a> Node<'a> {
     /// Slots that are not empty.
     #[inline]
     pub fn count(&self) -> u32 {
-        self.word(COUNTS) as u32
+        self.counts().0
     }
-    /// Slots that hold a shadow.
+    /// Slots that are not empty, and slots that hold a shadow.
     #[inline]
-    pub fn shadows(&self) -> u32 {
-        (self.word(COUNTS) >> 32) as u32
+    pub fn counts(&self) -> (u32, u32) {
+        let counts = self.word(COUNTS);
+        (counts as u32, (counts >> 32) as u32)
     }
     /// Adds to both counts.
     #[inline]
     pub fn account(&self, slots: i32, shadows: i32) {
-        let count = self.count().wrapping_add_signed(slots);
-        let shadows = self.shadows().wrapping_add_signed(shadows);
+        let (count, now) = self.counts();
+        let (count, shadows) = (count.wrapping_add_signed(slots), now.wrapping_add_signed(shadows));
         debug_assert!(count as usize <= self.slots.len() && shadows <= count);
         self.set(COUNTS, u64::from(shadows) << 32 | u64::from(count));
     }
     /// Whether there is something in it and all of it is shadows.
     #[inline]
     pub fn is_shadow_only(&self) -> bool {
-        self.count() > 0 && self.count() == self.shadows()
+        let (count, shadows) = self.counts();
+        count > 0 && count == shadows
     }
 
     /// The node above and the slot there; `None` for the topmost.

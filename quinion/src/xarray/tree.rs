@@ -129,7 +129,11 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         let levels_now = u32::from(self.root().levels); // once: without the lock it may be another next time
         let levels = self.levels_for(last, 0).max(levels_now).max(1);
         let on_level = |level: u32| (last >> (level * BITS)) - (index >> (level * BITS)) + 1;
-        let path: u64 = (1..=levels).map(on_level).sum();
+        let path = if index >> BITS == last >> BITS {
+            levels.into()
+        } else {
+            (1..=levels).map(on_level).sum::<u64>()
+        };
         let growth = levels - levels_now;
         u32::try_from(path).unwrap_or(u32::MAX).saturating_add(growth)
     }
@@ -183,7 +187,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn get(&self, at: At) -> Entry {
         match at.home {
             Home::Root => self.root().entry,
-            Home::Node(node) => self.node(node).get(at.slot),
+            Home::Node(node) => Node::entry(self.slab.slots(node), at.slot),
         }
     }
     /// Stores at one position; counts and marks are the caller's.
@@ -282,8 +286,21 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// Tells the keeper if `home` came to hold shadows only, or ceased to.
     #[inline]
     pub(super) fn settle(&self, home: Home) {
-        let Home::Node(number) = home else { return };
-        let node = self.node(number);
+        if let Home::Node(number) = home {
+            self.settle_node(number, self.node(number));
+        }
+    }
+    /// As [`account`](XArray::account), and then [`settle`](XArray::settle).
+    #[inline]
+    pub(super) fn account_and_settle(&self, home: Home, slots: i32, shadows: i32) {
+        if let Home::Node(number) = home {
+            let node = self.node(number);
+            node.account(slots, shadows);
+            self.settle_node(number, node);
+        }
+    }
+    #[inline]
+    fn settle_node(&self, number: u32, node: Node<'_>) {
         if node.is_shadow_only() != node.is_listed() {
             let change = if node.is_listed() { ShadowOnly::Ceased } else { ShadowOnly::Became };
             node.flip_listed();

@@ -482,9 +482,8 @@ impl<const BITS: u32> Pair<BITS> {
     fn forget(&mut self, which: usize) {
         let nodes = self.forest.keeper.shadow_only_nodes();
         let Some(&node) = nodes.get(which) else { return };
-        let mut gone = Vec::new();
-        let got = self.tree().forget(node, |first, value| gone.push((first, value)));
-        assert_eq!(got, Forgotten::Shadows(gone.len() as u32));
+        let gone: Vec<_> = self.tree().shadows_in(node).collect();
+        assert_eq!(self.tree().forget(node), Forgotten::Done);
         for (first, value) in gone {
             let (entry, ..) = self.twin.entries.remove(&first).expect("a shadow was there");
             assert_eq!(entry, Entry::value(value));

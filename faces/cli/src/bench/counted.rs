@@ -26,6 +26,7 @@ use quinion::{Cache, OpenOptions};
 
 use super::harness::Unmeasured;
 use super::index::{Index, made_up};
+use super::pages::{PAGE, Pages, shuffled};
 use super::ready::Ready;
 
 /// What is counted, by its name.
@@ -46,11 +47,15 @@ const PAGES: u64 = 256;
 const READS: u64 = 1 << 12;
 const BATCHES: u64 = 1 << 10;
 const FOLIOS: u64 = 1 << 12;
+/// log2 of the pages of a file that is read at random: there are some 64 for each that is cached, a leaf of the tree
+/// for each folio.
+const SPARSE_LOG2: u32 = 19;
 
 /// All that is counted.
-pub const SNIPPETS: [Snippet; 14] = [
+pub const SNIPPETS: [Snippet; 15] = [
     snippet("hit 64 B", READS, || hits(64)),
     snippet("hit 4 KiB", READS, || hits(4096)).moving(4096),
+    snippet("miss of 64 B, evicting", READS, misses).moving(4096),
     snippet("overwrite 64 B", READS, || overwrites(64)),
     snippet("overwrite 4 KiB", READS, || overwrites(4096)).moving(4096),
     snippet("single insert", FOLIOS, || inserts(1)),
@@ -66,9 +71,10 @@ pub const SNIPPETS: [Snippet; 14] = [
 ];
 
 /// What may not become dearer unnoticed.
-const RECORDED: [&str; 9] = [
+const RECORDED: [&str; 10] = [
     "hit 64 B",
     "hit 4 KiB",
+    "miss of 64 B, evicting",
     "overwrite 64 B",
     "overwrite 4 KiB",
     "batch read of 1",
@@ -140,6 +146,25 @@ fn hits(bytes: usize) -> Result<Work, Unmeasured> {
         }
         std::hint::black_box(&buffer);
     }))
+}
+
+/// Reads of 64 bytes, each of a page that nobody has read, in a full cache: so small a one evicts on the reader's own
+/// thread, which is the one that is counted.
+fn misses() -> Result<Work, Unmeasured> {
+    let memory = 2 * Cache::MEMORY_MIN;
+    let cache = Cache::builder().memory(memory).build()?;
+    let file = cache.open_backend(Arc::new(Pages(1 << SPARSE_LOG2)))?;
+    let (mut next, mut buffer) = (0, [0; 64]);
+    let mut read = move |pages: u64| {
+        for page in next..next + pages {
+            let got =
+                file.read_at(&mut buffer, shuffled(page, SPARSE_LOG2) * PAGE as u64).expect("it is memory");
+            assert_eq!(got, buffer.len());
+        }
+        next += pages;
+    };
+    read(memory / PAGE as u64 * 3 / 2); // full, and with as much history as there may be
+    Ok(Box::new(move || read(READS)))
 }
 
 /// Insertions into an index, and their removal, in batches of `batch`.

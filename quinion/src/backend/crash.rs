@@ -54,6 +54,8 @@ pub struct CrashDisk {
 struct State {
     log: CrashLog,
     replay: Replay,
+    /// Events that changed the file: what its times are made of. A sync is none.
+    changes: i64,
 }
 
 /// What was done to a [`CrashDisk`], in the order in which it was done.
@@ -82,7 +84,10 @@ impl CrashDisk {
         let start = bytes.into();
         let replay = Replay::new(&start);
         let inode = LAST_INODE.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { inode, state: Mutex::new(State { log: CrashLog { start, events: Vec::new() }, replay }) }
+        Self {
+            inode,
+            state: Mutex::new(State { log: CrashLog { start, events: Vec::new() }, replay, changes: 0 }),
+        }
     }
 
     /// A copy of the log so far.
@@ -130,7 +135,7 @@ impl CrashDisk {
 
     pub(super) fn attributes(&self) -> Attributes {
         let state = self.lock();
-        let changes = state.log.events.len() as i64;
+        let changes = state.changes;
         Attributes {
             identity: Identity { device: DEVICE, inode: self.inode, born: 0 },
             version: Version { modified: changes, changed: changes, settled: true },
@@ -142,6 +147,7 @@ impl CrashDisk {
         let mut state = self.lock();
         let number = state.log.events.len() + 1;
         state.replay.apply(number, &event);
+        state.changes += i64::from(!matches!(event, Event::Synced(_) | Event::SyncFailed(_)));
         state.log.events.push(event);
     }
 
@@ -699,6 +705,23 @@ mod tests {
             disk.content()[0]
         };
         assert!((0..20).any(|seed| lost(seed) == 0) && (0..20).any(|seed| lost(seed) == 1));
+    }
+
+    /// 1. Somebody syncs, and the file looks as if others had changed it.
+    /// 2. Its reader forgets what he has, which is not durable yet, and a later sync that fails takes it away.
+    #[test]
+    fn a_sync_does_not_change_the_files_times() {
+        let disk = CrashDisk::new(vec![0; SECTOR]);
+        let version = || disk.attributes().version;
+        let first = version();
+        write(&disk, 0, &[1; SECTOR]);
+        let second = version();
+        assert_ne!(first, second);
+        disk.sync(0..u64::MAX);
+        disk.fail_sync(1);
+        assert_eq!(version(), second);
+        disk.punch(0..1);
+        assert_ne!(version(), second);
     }
 
     #[test]

@@ -23,16 +23,21 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use cache_pair::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use common::{Dice, PAGE, fill_content, generations, page_content};
+use quinion::backend::{
+    Attributes, Backend, CrashDisk, Faults, Fill, Flush, Reap, Reaped, Simulated, SyncKind, WaitRoom,
+};
 use quinion::{Cache, File, Mechanism, OpenOptions, WriteOptions};
 use tempfile::TempDir;
 
@@ -240,6 +245,83 @@ fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
         assert_eq!(pages, wanted);
         file.sync_all().unwrap();
         assert!(fs::read(&path).unwrap() == bytes, "the file has both");
+    }
+}
+
+/// A device whose writes are held until somebody has asked how long the file is so many times, and end just after he
+/// was told. Its times say nothing.
+#[derive(Debug)]
+struct Slow {
+    inner: Simulated,
+    questions: AtomicU32,
+}
+
+impl Backend for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.inner.attach(room);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        let mut told = self.inner.attributes()?;
+        told.version.settled = false;
+        let less = |left: u32| left.checked_sub(1);
+        if self.questions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1) {
+            self.inner.resume();
+            while self.inner.held() > 0 {
+                self.inner.reap(Reap::Ready, &mut || false);
+            }
+        }
+        Ok(told)
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.inner.submit(fills);
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.inner.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.inner.wants_leader()
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.inner.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.inner.sync(kind, range)
+    }
+}
+
+/// 1. A file is made longer, and its new end is on its way to the device.
+/// 2. Somebody opens it, and asks the device how long it is: as long as before.
+/// 3. The flush ends: its pages are clean.
+/// 4. He who opened it keeps what is dirty, which is nothing, and takes the file for as long as he was told.
+#[test]
+fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
+    let disk = Arc::new(CrashDisk::new(vec![1; 3 * PAGE]));
+    let slow =
+        Slow { inner: Simulated::of_crash_disk(disk, Faults::default()), questions: AtomicU32::new(0) };
+    let slow = Arc::new(slow);
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let open = || {
+        let backend = Arc::clone(&slow) as Arc<dyn Backend>;
+        cache.open_backend_with(backend, OpenOptions::new().write(true)).unwrap()
+    };
+    let file = open();
+    for round in 1..20 {
+        slow.inner.pause();
+        file.append(&[2; 2 * PAGE]).unwrap();
+        file.write_back().unwrap();
+        slow.questions.store(2, Ordering::Relaxed); // one to open it, and one to forget what is cached
+        let other = open();
+        slow.inner.resume();
+        let mut bytes = vec![0; (3 + 2 * round) * PAGE];
+        assert_eq!((file.len(), other.len()), (bytes.len() as u64, bytes.len() as u64));
+        other.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes[3 * PAGE..].iter().all(|&byte| byte == 2));
     }
 }
 

@@ -700,7 +700,8 @@ impl Pair {
         }
         self.files.clear();
         self.cache = None;
-        self.changed = vec![0..self.size];
+        self.changed.clear();
+        self.changed.push(0..self.size);
         self.compare_changed()
     }
 }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A folio belongs to the pool of the handle whose read or write brought it; a hit from another pool, or a write over
-//! it, changes nothing of that, and charges nothing. A pool with a **limit** makes room for itself out of itself when it
-//! is there; a pool's **protected** minimum is left to it by all others (`policy/pools.rs`).
+//! it, changes nothing of that, and charges nothing. A pool with a **limit** makes room for itself out of itself when
+//! it is there; a pool's **protected** minimum is left to it by all others (`policy/pools.rs`).
 //!
 //! A pool lives as long as somebody has it: a [`Pool`], or a [`File`] opened by one. Then its pages are the default
 //! pool's, as if they had been brought there, the oldest first.

@@ -293,6 +293,29 @@ fn a_batch_and_pieces_are_as_writes_by_themselves() {
     pair.check();
 }
 
+/// 1 W writes a page in two pieces; R reads it between them, and has half of it.
+/// 2 Nor need such a page be read before it is written.
+#[test]
+fn pieces_in_one_page_are_one_write_of_it() {
+    let lens = [2048, 2048, 1, 0, 3 * PAGE, 5000, 1, 1, PAGE - 3, 2 * PAGE + 100, 0, 96, 700, PAGE - 700, 0];
+    for start in [0, PAGE, 1000] {
+        let mut pair = Pair::new(16 * PAGE);
+        let parts: Vec<Vec<u8>> = lens.iter().enumerate().map(|(nth, &len)| bytes(nth as u64, len)).collect();
+        let pieces: Vec<_> = parts.iter().map(|part| std::io::IoSlice::new(part)).collect();
+        let all = parts.concat();
+        assert_eq!(pair.file.write_vectored_at(&pieces, start as u64).expect("a write"), all.len());
+        pair.note(start, &all);
+        let edges = usize::from(start % PAGE > 0) + usize::from((start + all.len()) % PAGE > 0);
+        assert_eq!(pair.memory.reads(), edges as u64, "no page is read but those at the edges");
+        pair.check();
+    }
+    let pair = Pair::new(0);
+    assert_eq!(pair.file.write_vectored_at(&[], 7).expect("nothing"), 0);
+    let empty = [std::io::IoSlice::new(&[]), std::io::IoSlice::new(&[])];
+    assert_eq!(pair.file.write_vectored_at(&empty, 7).expect("nothing"), 0);
+    pair.check();
+}
+
 #[test]
 fn writes_of_a_durable_handle_are_in_the_file_when_they_return() {
     for durability in [Durability::Data, Durability::All] {

@@ -6,8 +6,8 @@
 mod common;
 
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -631,6 +631,101 @@ fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
     pair.twin[2 * PAGE..3 * PAGE].copy_from_slice(&mine);
     assert_same(&again, &pair.twin);
     pair.check();
+}
+
+/// A device on which something happens while it is asked.
+#[derive(Debug)]
+struct Eventful {
+    memory: MemoryFile,
+    fills: Mutex<Vec<quinion::backend::Fill>>,
+    flushes: Mutex<Vec<quinion::backend::Flush>>,
+    /// How often it is asked what it is until its flushes end, right after the answer is known.
+    looks: AtomicUsize,
+    /// What others do while a fill is waited for.
+    event: Mutex<Option<Event>>,
+}
+
+struct Event(Box<dyn FnOnce(&MemoryFile) + Send>);
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+impl Eventful {
+    fn new(bytes: Vec<u8>) -> Arc<Self> {
+        let memory = MemoryFile::new(bytes);
+        let (fills, flushes) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { memory, fills, flushes, looks: AtomicUsize::new(0), event: Mutex::default() })
+    }
+    fn end_flushes(&self) {
+        let flushes = std::mem::take(&mut *self.flushes.lock().expect("ours"));
+        self.memory.flush(flushes);
+    }
+}
+
+impl Backend for Eventful {
+    fn name(&self) -> &'static str {
+        "eventful"
+    }
+    fn attributes(&self) -> std::io::Result<quinion::backend::Attributes> {
+        let mut known = self.memory.attributes()?;
+        known.version.settled = false; // as if it had been written just now
+        if self.looks.load(Ordering::Relaxed) > 0 && self.looks.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.end_flushes();
+        }
+        Ok(known)
+    }
+    fn submit(&self, fills: Vec<quinion::backend::Fill>) {
+        self.fills.lock().expect("ours").extend(fills);
+    }
+    fn wants_leader(&self) -> bool {
+        !self.fills.lock().expect("ours").is_empty()
+    }
+    fn reap(&self, how: quinion::backend::Reap, _: &mut dyn FnMut() -> bool) -> quinion::backend::Reaped {
+        if how == quinion::backend::Reap::Wait {
+            self.end_flushes(); // so that the end of a cache does not wait for ever
+        }
+        let event = self.event.lock().expect("ours").take();
+        if let Some(Event(event)) = event {
+            event(&self.memory);
+        }
+        let fills = std::mem::take(&mut *self.fills.lock().expect("ours"));
+        let count = fills.len();
+        self.memory.submit(fills);
+        if count > 0 { quinion::backend::Reaped::Some(count) } else { quinion::backend::Reaped::Elsewhere }
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<quinion::backend::Flush>) {
+        self.flushes.lock().expect("ours").extend(flushes);
+    }
+    fn sync(&self, kind: quinion::backend::SyncKind, range: std::ops::Range<u64>) -> std::io::Result<()> {
+        self.memory.sync(kind, range)
+    }
+}
+
+/// 1 A flush that makes the file longer is under way; R opens the file, and asks how long it is.
+/// 2 The answer is known, and the flush ends: nothing is dirty any more, and the file is longer on its device.
+/// 3 R believes the answer: the file is short for all, and the next append goes over what was written.
+#[test]
+fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
+    let cache = cache();
+    let device = Eventful::new(Vec::new());
+    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let twin = bytes(3, PAGE + 5);
+    file.write_all_at(&twin, 0).expect("a write");
+    file.write_back().expect("ours");
+    assert_eq!(device.flushes.lock().expect("ours").len(), 1, "it is under way");
+    device.looks.store(2, Ordering::Relaxed); // by the look whether it has changed, and by who forgets it
+    file.revalidate().expect("a look");
+    assert_eq!(device.looks.load(Ordering::Relaxed), 0, "it happened");
+    assert_same(&file, &twin);
+    assert_eq!(file.append(b"x").expect("an append"), twin.len() as u64);
+    file.write_back().expect("ours");
+    device.end_flushes();
 }
 
 #[test]

@@ -451,11 +451,7 @@ impl Mapping {
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
-        // Asked for under the lock: of two who come here at once, the one that asks later stores later.
-        let attributes = self.backend.attributes()?;
-        // The tree's lock before the size: a fill that ends between the two must not find its folios still
-        // in their places and cut the new size off.
-        let mut tree = self.lock();
+        let (attributes, mut tree) = self.look_and_lock()?;
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
         let unwritten = tree.unwritten();
@@ -470,6 +466,22 @@ impl Mapping {
         self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)
+    }
+
+    /// The file as it is, and the tree's lock, for who has the invalidate lock alone: so of two who come here at once, the
+    /// one that asks later stores later. The lock comes before the size is stored: a fill that ends between the two
+    /// must not find its folios still in their places and cut the new size off. A flush that ends between the look and
+    /// the lock may have made the file longer, and leaves nothing dirty that says so: then the file is looked at again.
+    /// No flush begins meanwhile, so that ends.
+    fn look_and_lock(&self) -> io::Result<(Attributes, MappingGuard<'_>)> {
+        loop {
+            let before = self.device().flushes();
+            let attributes = self.backend.attributes()?;
+            let tree = self.lock();
+            if self.device().flushes() == before {
+                return Ok((attributes, tree));
+            }
+        }
     }
 
     /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows

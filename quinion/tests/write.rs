@@ -728,6 +728,35 @@ fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
     device.end_flushes();
 }
 
+/// 1 W writes three pages inside the file, and waits for the first, of which it writes a part.
+/// 2 Others cut the file, and somebody sees it.
+/// 3 W goes on: the other two pages are new, and dirty, behind the end. They are never written, and nobody is told.
+#[test]
+fn a_write_that_others_cut_the_file_under_is_still_in_the_file() {
+    let cache = cache();
+    let device = Eventful::new(bytes(1, 8 * PAGE));
+    let open =
+        || cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let (file, other) = (open(), Arc::new(open()));
+    let sees = Arc::clone(&other); // and stays open: a handle is not closed in the middle of a write
+    *device.event.lock().expect("ours") = Some(Event(Box::new(move |memory| {
+        memory.change(|content| content.truncate(100));
+        sees.revalidate().expect("a look");
+        assert_eq!(sees.len(), 100);
+    })));
+    let mine = bytes(2, 3 * PAGE - 50);
+    assert_eq!(file.write_at(&mine, 50).expect("a write"), mine.len());
+    assert!(device.event.lock().expect("ours").is_none(), "it happened");
+    drop(other);
+    let mut twin = bytes(1, 50);
+    twin.extend(&mine);
+    assert_same(&file, &twin);
+    file.write_back().expect("ours");
+    device.end_flushes();
+    assert_eq!(file.dirty_bytes().expect("ours"), 0);
+    cache.check().expect("a sound cache");
+}
+
 #[test]
 fn a_handle_that_truncates_empties_the_file_for_all() {
     let pair = Pair::new(8 * PAGE);

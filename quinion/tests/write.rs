@@ -633,6 +633,29 @@ fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
     pair.check();
 }
 
+/// 1 A folio of many pages is read, and one of them written.
+/// 2 Others change the file; somebody opens it: the folio stays, as it is dirty.
+/// 3 The version is known anew, so nobody ever asks again, and all readers get the other pages as they were.
+#[test]
+fn of_a_large_folio_that_is_dirty_in_part_the_rest_is_forgotten() {
+    let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().expect("a cache");
+    for pin in [false, true] {
+        let mut pair = Pair::of(cache.clone(), 512 * PAGE);
+        assert_same(&pair.file, &pair.twin);
+        let stays = pair.file.pin(300 * PAGE as u64, 10).expect("a pin");
+        let stays = pin.then_some(stays);
+        pair.write(2, 100 * PAGE + 7, 3);
+        let mine = pair.twin[100 * PAGE..101 * PAGE].to_vec();
+        pair.memory.change(|content| content.fill(0xaa));
+        let again = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
+        pair.twin.fill(0xaa);
+        pair.twin[100 * PAGE..101 * PAGE].copy_from_slice(&mine);
+        assert_same(&again, &pair.twin);
+        pair.check();
+        drop(stays);
+    }
+}
+
 /// A device on which something happens while it is asked.
 #[derive(Debug)]
 struct Eventful {

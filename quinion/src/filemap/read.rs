@@ -42,11 +42,11 @@ use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced
 use crate::backend::{Attributes, Reap};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
-use crate::mapping::{End, Mapping, ReadBatch};
+use crate::mapping::{Content, End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
-use crate::units::{Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
@@ -559,7 +559,7 @@ impl Filemap {
 
     /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
     /// whether it did.
-    pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
+    pub fn revalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
         if !changed && !settled {
@@ -569,7 +569,7 @@ impl Filemap {
     }
 
     /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
-    pub(crate) fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<(), Error> {
+    pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
         if !mapping.is_as_in(now) || !mapping.is_settled() {
             self.invalidate(mapping)?;
         }
@@ -578,7 +578,7 @@ impl Filemap {
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
     /// file that was just written would be forgotten each time its end is met.
-    pub(crate) fn look_at_the_end(&self, mapping: &Mapping) -> Result<bool, Error> {
+    pub(crate) fn look_at_the_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
         let changed = !mapping.is_as_in(&now);
         if changed {
@@ -587,8 +587,16 @@ impl Filemap {
         Ok(changed)
     }
 
-    /// Forgets what is cached of a file and takes its attributes anew.
-    pub fn invalidate(&self, mapping: &Mapping) -> Result<(), Error> {
+    /// Forgets what is cached of a file and takes its attributes anew. What is dirty stays, and where a folio is dirty in
+    /// part, it is waited for what is in flight, and the rest of it goes before the attributes are believed: a page that
+    /// stayed would pass for the file as it is now, for good.
+    ///
+    /// # Errors
+    /// The file cannot be looked at; or as [`Filemap::invalidate_range`].
+    pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
+        if mapping.keeps_clean() {
+            self.invalidate_range(mapping, 0..FILE_BYTES_MAX, Content::Clean)?;
+        }
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);
         Ok(())

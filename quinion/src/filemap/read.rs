@@ -557,8 +557,8 @@ impl Filemap {
         Ok(())
     }
 
-    /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
-    /// whether it did.
+    /// Looks at the file again; if it may not be what the folios were filled from, forgets them, but for pages that are
+    /// yet to be written. Returns whether it did. The caller holds no lock of the index.
     pub fn revalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
@@ -568,7 +568,8 @@ impl Filemap {
         Ok(changed || !settled)
     }
 
-    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
+    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that, as
+    /// [`Filemap::revalidate`].
     pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
         if !mapping.is_as_in(now) || !mapping.is_settled() {
             self.invalidate(mapping)?;

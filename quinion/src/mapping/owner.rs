@@ -451,7 +451,19 @@ impl Mapping {
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
-        let (attributes, mut tree) = self.look_and_lock()?;
+        // Asked for under the lock: of two who come here at once, the one that asks later stores later. A flush that
+        // ended between the question and the tree's lock has made the file longer than was said, and its pages are
+        // no longer among those that are kept: then it is asked again. (None begins under this lock.)
+        // The tree's lock before the size: a fill that ends between the two must not find its folios still
+        // in their places and cut the new size off.
+        let (attributes, mut tree) = loop {
+            let (_, ended) = self.device().flushes();
+            let attributes = self.backend.attributes()?;
+            let tree = self.lock();
+            if self.device().flushes().1 == ended {
+                break (attributes, tree);
+            }
+        };
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
         let unwritten = tree.unwritten();
@@ -466,22 +478,6 @@ impl Mapping {
         self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)
-    }
-
-    /// The file as it is, and the tree's lock, for who has the invalidate lock alone: so of two who come here at once, the
-    /// one that asks later stores later. The lock comes before the size is stored: a fill that ends between the two
-    /// must not find its folios still in their places and cut the new size off. A flush that ends between the look and
-    /// the lock may have made the file longer, and leaves nothing dirty that says so: then the file is looked at again.
-    /// No flush begins meanwhile, so that ends.
-    fn look_and_lock(&self) -> io::Result<(Attributes, MappingGuard<'_>)> {
-        loop {
-            let before = self.device().flushes();
-            let attributes = self.backend.attributes()?;
-            let tree = self.lock();
-            if self.device().flushes() == before {
-                return Ok((attributes, tree));
-            }
-        }
     }
 
     /// Whether an invalidation would leave pages of which none of the bytes are ours: others of a folio of which some

@@ -192,8 +192,8 @@ impl File {
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 
-    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of all of them, also
-    /// where several lie in one page.
+    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of all of them,
+    /// also where several lie in one page.
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -427,8 +427,8 @@ struct Pieces<'a, 'b> {
 }
 
 impl<'a> Pieces<'a, '_> {
-    /// What comes next, for byte `position` of the file, so that each page is written once: what one piece has up to the
-    /// end of a page, or what several have of one page, in `page`. Empty: nothing is left.
+    /// What comes next, for byte `position` of the file, so that each page is written once: what one piece has up to
+    /// the end of a page, or what several have of one page, in `page`. Empty: nothing is left.
     fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
     where
         'a: 'p,

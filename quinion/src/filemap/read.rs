@@ -588,9 +588,9 @@ impl Filemap {
         Ok(changed)
     }
 
-    /// Forgets what is cached of a file and takes its attributes anew. What is dirty stays, and where a folio is dirty in
-    /// part, it is waited for what is in flight, and the rest of it goes before the attributes are believed: a page that
-    /// stayed would pass for the file as it is now, for good.
+    /// Forgets what is cached of a file and takes its attributes anew. What is dirty stays. Where a folio is dirty in
+    /// part, what is in flight is waited for, and the rest of it goes before the attributes are believed: a page
+    /// that stayed would pass for the file as it is now, for good.
     ///
     /// # Errors
     /// The file cannot be looked at; or as [`Filemap::invalidate_range`].

@@ -35,8 +35,8 @@
 //!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
-//!  5. Only who has the Write lock alone makes the size larger; but a write that others have cut the file under gives it
-//!     back the size that its bytes need.
+//!  5. Only who has the Write lock alone makes the size larger; but a write that others have cut the file under gives
+//!     it back the size that its bytes need.
 //!
 //! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
 //! none behind these was written.
@@ -565,7 +565,8 @@ impl Filemap {
     }
 
     /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and lets the file reach as far as they
-    /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to which page they are in the tree without a gap.
+    /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to
+    /// which page they are in the tree without a gap.
     fn mark_new(&self, mapping: &Arc<Mapping>, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.folio_orders.min);

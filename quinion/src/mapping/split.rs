@@ -262,7 +262,7 @@ mod tests {
     use crate::tuning::Tuning;
     use crate::units::MappingId;
 
-    /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who wants to write page 0, copies what is dirty.
+    /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
     /// 2 The flush fails: page 1 is dirty again.
     /// 3 W puts his copies in the folio's place: page 1 is nowhere any more, and nobody is told.
     #[test]

@@ -212,7 +212,8 @@ impl From<Error> for io::Error {
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
             ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
-            ErrorKind::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            // Nothing is wrong with the file system if it is the handle that does not write.
+            ErrorKind::ReadOnly if error.raw_os_error().is_none() => io::ErrorKind::PermissionDenied,
             ErrorKind::Busy => io::ErrorKind::ResourceBusy,
             ErrorKind::NoSpace if error.raw_os_error().is_none() => io::ErrorKind::StorageFull,
             _ => error

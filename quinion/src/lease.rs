@@ -216,10 +216,13 @@ impl Leases {
         let mut book = self.room.lock();
         book.is_closed = true;
         let threads = std::mem::replace(&mut book.threads, Threads::Never);
+        if let Threads::Running { summoned, .. } = threads {
+            // Under the lock that the fetcher takes before it ends: it is there, and its number is no other thread's.
+            lease::call(summoned);
+        }
         drop(book);
         self.room.bell.notify_all();
-        let Threads::Running { fetcher, worker, summoned } = threads else { return };
-        lease::call(summoned);
+        let Threads::Running { fetcher, worker, .. } = threads else { return };
         for thread in [fetcher, worker] {
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join(); // it catches what holders throw

@@ -18,10 +18,24 @@
 //! # }
 //! ```
 //!
+//! Files are written through it, too. A write is in the cache when it returns, and durable when a sync has said so:
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let cache = quinion::Cache::builder().build()?;
+//! let options = quinion::OpenOptions::new().write(true).create(true);
+//! let log = cache.open_with("/var/lib/log", options)?;
+//! let position = log.append(b"a record\n")?; // seen by every reader of this cache
+//! log.sync_data()?; // survives the machine
+//! # assert_eq!(position, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The modules below stand in the order of the architecture, from the ground
 //! floor up: a module names only modules declared before it, and a test sees to
-//! that. Programs use what is exported here at the top: [`Cache`], [`File`],
-//! [`BatchRead`], [`ReadOptions`], [`Pinned`], [`Stats`], [`Error`].
+//! that. Programs use what is exported here at the top: [`Cache`], [`File`], [`OpenOptions`],
+//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Ground floor: numbers, errors, locks, system calls, memory.

@@ -7,13 +7,14 @@
 //! an old one, which must do so once it has been told to look again.
 
 use std::fs::{self, File as Plain, OpenOptions};
+use std::io::ErrorKind::{AlreadyExists, InvalidInput, NotFound, PermissionDenied};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use quinion::backend::Mechanism;
-use quinion::{Cache, File};
+use quinion::{Cache, ErrorKind, File, PoolOptions};
 
 mod common;
 use common::fill_content;
@@ -272,4 +273,70 @@ fn every_range_around_every_edge_of_every_size() {
         }
     }
     cache.check().unwrap();
+}
+
+#[test]
+fn what_is_printed_for_debugging_is_a_line_and_not_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, [7; 5000]).unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let pool = cache.add_pool("some", PoolOptions::default()).unwrap();
+    let file = pool.open(&path).unwrap();
+    let pinned = file.pin(0, 100).unwrap();
+    let said = format!("{cache:?} {pool:?} {file:?} {pinned:?} {:?}", file.read_at_async(&mut [0; 10], 0));
+    assert!(said.len() < 1000, "{} bytes", said.len());
+    assert!(said.contains("len: 5000") && said.contains("16777216") && said.contains("\"some\""), "{said}");
+}
+
+#[test]
+fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: usize| folder.path().join(format!("table {number}"));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    // A log-structured store: tables are written, read, closed, and removed.
+    for number in 0..20 {
+        let options = quinion::OpenOptions::new().write(true).create_new(true);
+        let table = cache.open_with(path(number), options).unwrap();
+        table.write_all_at(&[7; 50_000], 0).unwrap();
+        table.sync_data().unwrap();
+    }
+    let kept = cache.open(path(19)).unwrap();
+    assert_eq!(cache.stats().files, 20, "what nobody has open is known for its pages");
+    let is_open = |link: PathBuf| fs::read_link(link).is_ok_and(|name| name.ends_with("table 3 (deleted)"));
+    let any_open = || fs::read_dir("/proc/self/fd").unwrap().any(|entry| is_open(entry.unwrap().path()));
+    for number in 0..20 {
+        fs::remove_file(path(number)).unwrap();
+    }
+    assert!(any_open());
+    fs::write(folder.path().join("other"), "other").unwrap();
+    for _ in 0..5 {
+        cache.open(folder.path().join("other")).unwrap();
+    }
+    assert!(!any_open(), "nobody has it open, so it takes no space");
+    assert_eq!(cache.stats().files, 1, "the one that somebody has open");
+    let mut bytes = [0; 10];
+    kept.read_exact_at(&mut bytes, 49_990).unwrap();
+    assert_eq!(bytes, [7; 10]);
+    drop(kept);
+    cache.check().unwrap();
+    assert_eq!(cache.stats().files, 0, "its last handle is gone, too");
+}
+
+#[test]
+fn an_error_is_of_the_kind_that_std_would_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "content").unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let kind = |error: quinion::Error| std::io::Error::from(error).kind();
+    let writes = quinion::OpenOptions::new().write(true);
+    let refused = cache.open(&path).unwrap().write_at(b"x", 0).unwrap_err();
+    assert_eq!((refused.kind(), kind(refused)), (ErrorKind::ReadOnly, PermissionDenied));
+    assert_eq!(kind(cache.open_with(&path, writes.create_new(true)).unwrap_err()), AlreadyExists);
+    assert_eq!(kind(cache.open_with(folder.path().join("none"), writes).unwrap_err()), NotFound);
+    let file = cache.open_with(&path, writes).unwrap();
+    let too_long = file.set_len(u64::MAX).unwrap_err();
+    assert!(too_long.to_string().starts_with("18446744073709551615 bytes at byte 0 "), "{too_long}");
+    assert_eq!(kind(too_long), InvalidInput);
 }

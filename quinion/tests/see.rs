@@ -113,6 +113,16 @@ fn what_came_less_what_went_is_what_is_there() {
     }
 }
 
+#[test]
+fn every_number_has_its_name_in_a_report() {
+    let stats = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap().stats();
+    let names: Vec<_> =
+        stats.numbers().into_iter().map(|(name, number)| format!("{name}: {number}")).collect();
+    let printed = format!("{stats:?}").replace("Stats { ", "");
+    let fields: Vec<_> = printed.split(", ").filter(|field| !field.starts_with("mechanism")).collect();
+    assert_eq!(names, fields);
+}
+
 const REASONS: [&str; 9] = [
     "asked_pages",
     "guessed_pages",

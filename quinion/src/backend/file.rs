@@ -27,7 +27,6 @@
 //!  1. Opening never waits for somebody at the other end of a pipe and never opens a character device.
 //!  2. The descriptor's description is ours alone: changing its flags changes nobody else's.
 //!  3. `Way` goes from direct to buffered, never back.
-//!
 //!  4. A file that is read only is never changed: it has no [`Writing`].
 //!
 //! Not an invariant: that the size is what it was. Every short read asks for it again.
@@ -230,6 +229,13 @@ impl Backend for LocalFile {
     }
     fn can_grow(&self) -> bool {
         self.file.kind == Kind::Regular
+    }
+    /// Asked of local file systems alone: others may have to wait for another machine.
+    fn is_removed(&self) -> bool {
+        let stat = || rustix::fs::fstat(&self.file.descriptor);
+        self.file.kind == Kind::Regular
+            && self.file.clock.local.is_some()
+            && stat().is_ok_and(|stat| stat.st_nlink == 0)
     }
     fn flush(&self, flushes: Vec<Flush>) {
         if self.can_write() {
@@ -667,7 +673,7 @@ const LEASE_ENDS: Duration = Duration::from_secs(60);
 fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));
     loop {
-        match open(path, flags, mode) {
+        match rustix::io::retry_on_intr(|| open(path, flags, mode)) {
             Err(Errno::AGAIN) if begun.elapsed() < LEASE_ENDS => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(50));

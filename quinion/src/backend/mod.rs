@@ -43,8 +43,9 @@
 //!
 //! Invariants:
 //!  1. A backend completes each fill and each flush exactly once; the type sees to it.
-//!  2. No lock of the index is held when a backend is called, so completing inside `submit` or `flush` is
-//!     allowed.
+//!  2. No lock that the end of a fill or of a flush takes is held when a backend is called, so completing inside
+//!     `submit` or `flush` is allowed. (A mapping's invalidate lock is held then, and its write lock while it is cut
+//!     or punched.)
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`Reap::Wait`]; and
 //!     `sync`, for the device.
 //!  4. What has landed is not written again.
@@ -232,6 +233,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Whether the file becomes longer by what is written behind its end. A device has the size it has.
     fn can_grow(&self) -> bool {
         true
+    }
+
+    /// Whether the file has lost its last name, and its space is free when nobody has it open any more. Waits for no
+    /// device. `false` if that cannot be told.
+    fn is_removed(&self) -> bool {
+        false
     }
 
     /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills

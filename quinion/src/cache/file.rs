@@ -5,6 +5,7 @@
 //! starts another stream at the same position; threads that each read their
 //! own way should each have a clone, though one `File` may be shared.
 
+use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -89,7 +90,6 @@ impl ReadOptions {
 }
 
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
-#[derive(Debug)]
 pub struct File {
     // What a hit needs, side by side.
     pub(super) view: KeepingView,
@@ -518,8 +518,8 @@ impl File {
         Ok(shared.filemap.dont_need(mapping, position, len))
     }
 
-    /// The file's size in bytes, as last known: it is looked at when the file is opened and when a read
-    /// meets its end.
+    /// The file's size in bytes, as last known: what was written through the cache counts at once, and what others did
+    /// is looked at when the file is opened and when a read meets its end.
     /// In a forked child it is 0: what is known stands in memory that a child does not have.
     pub fn len(&self) -> u64 {
         if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
@@ -530,9 +530,10 @@ impl File {
         self.len() == 0
     }
 
-    /// Looks at the file again; if it changed since its pages were cached, they are forgotten. Returns
-    /// whether it had. Waits for the file system. Of a file that has a lease ([`Outside::Lease`](crate::Outside)) it is
-    /// known that it has not changed.
+    /// Looks at the file again; if it changed since its pages were cached, they are forgotten, but for those that were
+    /// written here and not written back. Returns whether it had, or whether that cannot be told: so soon after a
+    /// change that another one might carry the same time. Waits for the file system. Of a file that has a lease
+    /// ([`Outside::Lease`](crate::Outside)) it is known that it has not changed.
     ///
     /// # Errors
     /// The backend cannot say what the file is now.
@@ -585,6 +586,16 @@ impl File {
     /// Pages of this file that are in the cache.
     pub fn cached_pages(&self) -> u64 {
         if self.handle.shared.process.is_forked() { 0 } else { self.handle.mapping.lock().pages() }
+    }
+}
+
+impl fmt::Debug for File {
+    /// What a program knows of it, and nothing of the cache behind it, which would be a book.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("File");
+        text.field("len", &self.len()).field("position", &self.position);
+        text.field("is_writable", &self.is_writable()).field("mechanism", &self.mechanism());
+        text.finish_non_exhaustive()
     }
 }
 

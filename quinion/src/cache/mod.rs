@@ -16,7 +16,9 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open. If it was written, what is dirty of it is written back when it is closed, and it stays until that has ended.
+//! open. One whose file was removed goes soon, for its space is not free before: each open, and each end of a handle,
+//! looks at some of them. If it was written, what is dirty of it is written back when it is closed, and it stays until
+//! that has ended.
 //!
 //! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
 //! to be sure syncs while he has the file open, and is told of errors, too.
@@ -29,6 +31,7 @@
 //!  2. No call of a forked child reaches the arena, a lock or a ring.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,13 +80,26 @@ pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
 pub use write::{BatchWrite, WriteOptions};
 
+/// How many files that nobody has open are looked at at a time, whether they were removed.
+const LOOKED_AT: usize = 4;
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
 /// A page cache of this process. Cheap to clone; clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Cache {
+    /// Its size alone; [`Cache::stats`] says the rest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Cache");
+        if !self.shared.process.is_forked() {
+            text.field("memory_bytes", &self.shared.filemap.arena.stats().bound_bytes);
+        }
+        text.finish_non_exhaustive()
+    }
 }
 
 /// What the clones of a cache share.
@@ -111,6 +127,8 @@ struct Table {
     /// Mappings without handles, by when they became so.
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
+    /// From which on idle mappings have not been looked at, whether their files were removed.
+    looked_from: u64,
     last_id: u32,
 }
 
@@ -213,8 +231,10 @@ impl Builder {
         self.readahead_style = style;
         self
     }
-    /// How many files that nobody has open keep their pages, and a descriptor of the system each. The
-    /// default is 1024, or a quarter of the descriptors this process may have.
+    /// How many files that nobody has open keep their pages, and a descriptor of the system each, or up to three if
+    /// they were written: for writing, too, so that other processes get no lease on them. One that was removed, on a
+    /// local file system, is let go a few opens and closes later, and its space is free then. With 0 none is kept, but
+    /// for what is still to be written. The default is 1024, or a quarter of the descriptors this process may have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
         self.idle_files_max = files;
@@ -448,6 +468,7 @@ impl Cache {
         }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
+        self.shared.look_for_removed();
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
@@ -635,6 +656,26 @@ impl Shared {
         for mapping in gone {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
+        if is_idle {
+            self.look_for_removed();
+        }
+    }
+
+    /// Looks at some files that nobody has open, and forgets those that were removed.
+    fn look_for_removed(&self) {
+        let mut removed = self.table.lock().some_idle();
+        // The file system is asked with no lock held. Nobody dirties what nobody has open.
+        removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
+        if removed.is_empty() {
+            return;
+        }
+        let mut table = self.table.lock();
+        // One that was opened meanwhile is not idle, or since another time.
+        removed.retain(|&(since, _)| table.forget(since).is_some());
+        drop(table);
+        for (_, mapping) in removed {
+            self.filemap.reclaim.remove_mapping(mapping.id());
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -776,6 +817,15 @@ impl Table {
         gone
     }
 
+    /// The idle mappings whose turn it is, each with the time since when.
+    fn some_idle(&mut self) -> Vec<(u64, Arc<Mapping>)> {
+        let idle = self.idle.range(self.looked_from..).take(LOOKED_AT);
+        let some: Vec<_> =
+            idle.map(|(&since, identity)| (since, Arc::clone(&self.files[identity].mapping))).collect();
+        self.looked_from = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |&(since, _)| since + 1);
+        some
+    }
+
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
         self.files.remove(&identity).map(|known| known.mapping)
@@ -904,7 +954,8 @@ pub struct Stats {
     pub failed_pages: u64,
     /// Pages that went because the file ended before them when they were read.
     pub undelivered_pages: u64,
-    /// Pages forgotten with their file, which nobody had open when there were too many such files.
+    /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
+    /// removed.
     pub forgotten_pages: u64,
     /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
     pub dropped_behind_pages: u64,
@@ -934,9 +985,8 @@ pub struct Stats {
 
 impl Stats {
     /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
-    /// undelivered
-    /// and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less these
-    /// is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
+    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
+    /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
         let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
@@ -944,7 +994,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 41] {
+    pub fn numbers(&self) -> [(&'static str, u64); 53] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -964,6 +1014,18 @@ impl Stats {
             ("device_reads", self.device_reads),
             ("device_bytes", self.device_bytes),
             ("device_errors", self.device_errors),
+            ("dirty_pages", self.dirty_pages),
+            ("writeback_pages", self.writeback_pages),
+            ("written_pages", self.written_pages),
+            ("device_writes", self.device_writes),
+            ("device_written_bytes", self.device_written_bytes),
+            ("device_write_errors", self.device_write_errors),
+            ("syncs", self.syncs),
+            ("sync_errors", self.sync_errors),
+            ("device_syncs", self.device_syncs),
+            ("device_sync_errors", self.device_sync_errors),
+            ("lost_pages", self.lost_pages),
+            ("throttled_us", self.throttled_us),
             ("cached_pages", self.cached_pages),
             ("inserted_pages", self.inserted_pages),
             ("asked_pages", self.asked_pages),

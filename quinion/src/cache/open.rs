@@ -63,7 +63,8 @@ impl OpenOptions {
     pub fn new() -> Self {
         Self::default()
     }
-    /// Whether the handle may write, too.
+    /// Whether the handle may write, too. The cache has the file open for writing from then on, as long as it knows
+    /// the file: also when the handle is closed.
     #[must_use]
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;

@@ -93,9 +93,11 @@ pub enum Outside {
     /// call, and is never stale. (One way to change a file asks for no lease: an open with `O_RDONLY | O_TRUNC`.)
     ///
     /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and which
-    /// nobody has open for writing. Without one, reads are as with `CheckEvery` zero, and it is asked for
-    /// again; what is so, and why, tells [`File::outside`]. `nowait` reads wait for locks and the file system then. A
-    /// file that this cache has open for writing has no lease, and reads are as with [`Outside::Check`].
+    /// nobody has open for writing; another cache that has written it keeps it open so for as long as it knows the file
+    /// ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with `CheckEvery` zero,
+    /// and it is asked for again; what is so, and why, tells [`File::outside`]. `nowait` reads wait for locks and the
+    /// file system then. A file that this cache has open for writing has no lease, and reads are as with
+    /// [`Outside::Check`].
     ///
     /// In a forked child that goes on without `exec` the descriptor stays open; should the parent be killed, writers
     /// wait until `/proc/sys/fs/lease-break-time` is over.

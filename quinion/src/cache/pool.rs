@@ -7,9 +7,9 @@
 //!   cache.open(a)    the same file: hits what the index brought, and what it brings itself is the default pool's
 //! ```
 //!
-//! A folio belongs to the pool of the handle whose read brought it; a hit from another pool changes nothing of
-//! that, and charges nothing. A pool with a **limit** makes room for itself out of itself when it is there; a pool's
-//! **protected** minimum is left to it by all others (`policy/pools.rs`).
+//! A folio belongs to the pool of the handle whose read or write brought it; a hit from another pool, or a write over
+//! it, changes nothing of that, and charges nothing. A pool with a **limit** makes room for itself out of itself when
+//! it is there; a pool's **protected** minimum is left to it by all others (`policy/pools.rs`).
 //!
 //! A pool lives as long as somebody has it: a [`Pool`], or a [`File`] opened by one. Then its pages are the default
 //! pool's, as if they had been brought there, the oldest first.
@@ -21,6 +21,7 @@
 //! Not an invariant: that the second holds after pressure has made the cache smaller; it gives way to no less than
 //! that, as far as its bounds allow.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -93,11 +94,16 @@ pub struct Pool {
 }
 
 /// What keeps a pool alive.
-#[derive(Debug)]
 pub(crate) struct PoolShare {
     shared: Arc<Shared>,
     pub(super) number: PoolNumber,
     pub(super) name: Arc<str>,
+}
+
+impl fmt::Debug for PoolShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolShare").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Drop for PoolShare {

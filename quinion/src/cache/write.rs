@@ -296,7 +296,7 @@ impl File {
     /// [`ErrorKind::Write`](crate::ErrorKind::Write) and its like: the file system refuses; the size is what it was.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         self.check_writes()?;
-        check_range(bytes, 0)?;
+        check_range(0, bytes)?;
         let Handle { shared, mapping, access, .. } = &*self.handle;
         shared.filemap.truncate(mapping, bytes, access.on_pinned)
     }

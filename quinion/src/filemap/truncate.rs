@@ -72,6 +72,7 @@ const MEMORY_TRIES: u32 = 100;
 
 /// What a change of this cache's own does with bytes that a user has pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub enum OnPinned {
     /// The pinned bytes stay what they were, for as long as they are pinned; new reads find what is new.
     #[default]

@@ -52,7 +52,8 @@
 //!
 //! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and whoever
 //! ends its write-back drops it then (`mapping/dirty.rs`).
-//! Pieces of a folio that is split go as it would have (`mapping/split.rs`).
+//!
+//! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
 //!
 //! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
 //! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the upkeep's

@@ -1,8 +1,8 @@
 //! Pinned: bytes of the cache without a copy, for as long as the caller likes.
 //!
 //! A pin keeps its folios' bytes: they are not evicted, not reused and not
-//! changed while it lives. If the file changes outside, the folios leave the
-//! index, new readers read anew, and the pinned bytes stay what they were.
+//! changed while it lives. If the file changes, outside or by a writer of this cache that does not wait for pins,
+//! the folios leave the index, new readers read anew, and the pinned bytes stay what they were.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,6 @@ use crate::units::{Frame, PageIndex};
 use super::held::{Held, unpin};
 
 /// A pinned range of a file.
-#[derive(Debug)]
 pub struct Pinned {
     arena: Arc<Arena>,
     frames: Vec<Frame>,
@@ -35,10 +34,16 @@ pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
 }
 
 /// Consecutive bytes of a pinned range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Extent {
     first: *const u8,
     len: usize,
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the extents are bytes that nobody writes while the pins last; the rest is Send and Sync.

@@ -6,8 +6,8 @@
 mod common;
 
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -290,6 +290,29 @@ fn a_batch_and_pieces_are_as_writes_by_themselves() {
     assert_eq!(pair.file.write_vectored_at(&pieces, 7 * PAGE as u64).expect("a write"), 5010);
     pair.note(7 * PAGE, &one);
     pair.note(7 * PAGE + 5000, &two);
+    pair.check();
+}
+
+/// 1 W writes a page in two pieces; R reads it between them, and has half of it.
+/// 2 Nor need such a page be read before it is written.
+#[test]
+fn pieces_in_one_page_are_one_write_of_it() {
+    let lens = [2048, 2048, 1, 0, 3 * PAGE, 5000, 1, 1, PAGE - 3, 2 * PAGE + 100, 0, 96, 700, PAGE - 700, 0];
+    for start in [0, PAGE, 1000] {
+        let mut pair = Pair::new(16 * PAGE);
+        let parts: Vec<Vec<u8>> = lens.iter().enumerate().map(|(nth, &len)| bytes(nth as u64, len)).collect();
+        let pieces: Vec<_> = parts.iter().map(|part| std::io::IoSlice::new(part)).collect();
+        let all = parts.concat();
+        assert_eq!(pair.file.write_vectored_at(&pieces, start as u64).expect("a write"), all.len());
+        pair.note(start, &all);
+        let edges = usize::from(start % PAGE > 0) + usize::from((start + all.len()) % PAGE > 0);
+        assert_eq!(pair.memory.reads(), edges as u64, "no page is read but those at the edges");
+        pair.check();
+    }
+    let pair = Pair::new(0);
+    assert_eq!(pair.file.write_vectored_at(&[], 7).expect("nothing"), 0);
+    let empty = [std::io::IoSlice::new(&[]), std::io::IoSlice::new(&[])];
+    assert_eq!(pair.file.write_vectored_at(&empty, 7).expect("nothing"), 0);
     pair.check();
 }
 
@@ -608,6 +631,153 @@ fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
     pair.twin[2 * PAGE..3 * PAGE].copy_from_slice(&mine);
     assert_same(&again, &pair.twin);
     pair.check();
+}
+
+/// 1 A folio of many pages is read, and one of them written.
+/// 2 Others change the file; somebody opens it: the folio stays, as it is dirty.
+/// 3 The version is known anew, so nobody ever asks again, and all readers get the other pages as they were.
+#[test]
+fn of_a_large_folio_that_is_dirty_in_part_the_rest_is_forgotten() {
+    let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().expect("a cache");
+    for pin in [false, true] {
+        let mut pair = Pair::of(cache.clone(), 512 * PAGE);
+        assert_same(&pair.file, &pair.twin);
+        let stays = pair.file.pin(300 * PAGE as u64, 10).expect("a pin");
+        let stays = pin.then_some(stays);
+        pair.write(2, 100 * PAGE + 7, 3);
+        let mine = pair.twin[100 * PAGE..101 * PAGE].to_vec();
+        pair.memory.change(|content| content.fill(0xaa));
+        let again = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
+        pair.twin.fill(0xaa);
+        pair.twin[100 * PAGE..101 * PAGE].copy_from_slice(&mine);
+        assert_same(&again, &pair.twin);
+        pair.check();
+        drop(stays);
+    }
+}
+
+/// A device on which something happens while it is asked.
+#[derive(Debug)]
+struct Eventful {
+    memory: MemoryFile,
+    fills: Mutex<Vec<quinion::backend::Fill>>,
+    flushes: Mutex<Vec<quinion::backend::Flush>>,
+    /// How often it is asked what it is until its flushes end, right after the answer is known.
+    looks: AtomicUsize,
+    /// What others do while a fill is waited for.
+    event: Mutex<Option<Event>>,
+}
+
+struct Event(Box<dyn FnOnce(&MemoryFile) + Send>);
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+impl Eventful {
+    fn new(bytes: Vec<u8>) -> Arc<Self> {
+        let memory = MemoryFile::new(bytes);
+        let (fills, flushes) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { memory, fills, flushes, looks: AtomicUsize::new(0), event: Mutex::default() })
+    }
+    fn end_flushes(&self) {
+        let flushes = std::mem::take(&mut *self.flushes.lock().expect("ours"));
+        self.memory.flush(flushes);
+    }
+}
+
+impl Backend for Eventful {
+    fn name(&self) -> &'static str {
+        "eventful"
+    }
+    fn attributes(&self) -> std::io::Result<quinion::backend::Attributes> {
+        let mut known = self.memory.attributes()?;
+        known.version.settled = false; // as if it had been written just now
+        if self.looks.load(Ordering::Relaxed) > 0 && self.looks.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.end_flushes();
+        }
+        Ok(known)
+    }
+    fn submit(&self, fills: Vec<quinion::backend::Fill>) {
+        self.fills.lock().expect("ours").extend(fills);
+    }
+    fn wants_leader(&self) -> bool {
+        !self.fills.lock().expect("ours").is_empty()
+    }
+    fn reap(&self, how: quinion::backend::Reap, _: &mut dyn FnMut() -> bool) -> quinion::backend::Reaped {
+        if how == quinion::backend::Reap::Wait {
+            self.end_flushes(); // so that the end of a cache does not wait for ever
+        }
+        let event = self.event.lock().expect("ours").take();
+        if let Some(Event(event)) = event {
+            event(&self.memory);
+        }
+        let fills = std::mem::take(&mut *self.fills.lock().expect("ours"));
+        let count = fills.len();
+        self.memory.submit(fills);
+        if count > 0 { quinion::backend::Reaped::Some(count) } else { quinion::backend::Reaped::Elsewhere }
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<quinion::backend::Flush>) {
+        self.flushes.lock().expect("ours").extend(flushes);
+    }
+    fn sync(&self, kind: quinion::backend::SyncKind, range: std::ops::Range<u64>) -> std::io::Result<()> {
+        self.memory.sync(kind, range)
+    }
+}
+
+/// 1 A flush that makes the file longer is under way; R opens the file, and asks how long it is.
+/// 2 The answer is known, and the flush ends: nothing is dirty any more, and the file is longer on its device.
+/// 3 R believes the answer: the file is short for all, and the next append goes over what was written.
+#[test]
+fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
+    let cache = cache();
+    let device = Eventful::new(Vec::new());
+    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let twin = bytes(3, PAGE + 5);
+    file.write_all_at(&twin, 0).expect("a write");
+    file.write_back().expect("ours");
+    assert_eq!(device.flushes.lock().expect("ours").len(), 1, "it is under way");
+    device.looks.store(2, Ordering::Relaxed); // by the look whether it has changed, and by who forgets it
+    file.revalidate().expect("a look");
+    assert_eq!(device.looks.load(Ordering::Relaxed), 0, "it happened");
+    assert_same(&file, &twin);
+    assert_eq!(file.append(b"x").expect("an append"), twin.len() as u64);
+    file.write_back().expect("ours");
+    device.end_flushes();
+}
+
+/// 1 W writes three pages inside the file, and waits for the first, of which it writes a part.
+/// 2 Others cut the file, and somebody sees it.
+/// 3 W goes on: the other two pages are new, and dirty, behind the end. They are never written, and nobody is told.
+#[test]
+fn a_write_that_others_cut_the_file_under_is_still_in_the_file() {
+    let cache = cache();
+    let device = Eventful::new(bytes(1, 8 * PAGE));
+    let open =
+        || cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let (file, other) = (open(), Arc::new(open()));
+    let sees = Arc::clone(&other); // and stays open: a handle is not closed in the middle of a write
+    *device.event.lock().expect("ours") = Some(Event(Box::new(move |memory| {
+        memory.change(|content| content.truncate(100));
+        sees.revalidate().expect("a look");
+        assert_eq!(sees.len(), 100);
+    })));
+    let mine = bytes(2, 3 * PAGE - 50);
+    assert_eq!(file.write_at(&mine, 50).expect("a write"), mine.len());
+    assert!(device.event.lock().expect("ours").is_none(), "it happened");
+    drop(other);
+    let mut twin = bytes(1, 50);
+    twin.extend(&mine);
+    assert_same(&file, &twin);
+    file.write_back().expect("ours");
+    device.end_flushes();
+    assert_eq!(file.dirty_bytes().expect("ours"), 0);
+    cache.check().expect("a sound cache");
 }
 
 #[test]

@@ -192,8 +192,8 @@ impl File {
         if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
     }
 
-    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of each, and
-    /// counted together.
+    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`File::write_at`] of all of them,
+    /// also where several lie in one page.
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -202,16 +202,18 @@ impl File {
         let len = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.check_writes()?;
         check_range(position, len)?;
-        let (mut done, mut wanted) = (0, 0);
-        for piece in pieces {
-            wanted += piece.len();
-            match self.write_at_with(piece, position + done as u64, later) {
-                Ok(bytes) => done += bytes,
+        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Pieces { pieces, at: 0 });
+        loop {
+            let bytes = rest.next(position + done as u64, &mut page);
+            match self.write_at_with(bytes, position + done as u64, later) {
+                Ok(written) => {
+                    done += written;
+                    if written < bytes.len() || bytes.is_empty() {
+                        break; // something went wrong in the middle of this one; or it was the last
+                    }
+                }
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break, // the next call tells
-            }
-            if done < wanted {
-                break; // something went wrong in the middle of this one
             }
         }
         self.make_durable(self.handle.access.durability, position..position + done as u64)?;
@@ -415,6 +417,58 @@ impl File {
     #[inline]
     fn check_process(&self) -> Result<()> {
         if self.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
+    }
+}
+
+/// Pieces that follow each other, of which `at` bytes of the first have been handed out.
+struct Pieces<'a, 'b> {
+    pieces: &'a [IoSlice<'b>],
+    at: usize,
+}
+
+impl<'a> Pieces<'a, '_> {
+    /// What comes next, for byte `position` of the file, so that each page is written once: what one piece has up to
+    /// the end of a page, or what several have of one page, in `page`. Empty: nothing is left.
+    fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
+    where
+        'a: 'p,
+    {
+        self.pass_ended();
+        let to_page_end = PAGE_SIZE - position as usize % PAGE_SIZE;
+        let left = self.first().len();
+        if self.pieces.len() <= 1 {
+            return self.take(left);
+        }
+        if left >= to_page_end {
+            return self.take(left - (left - to_page_end) % PAGE_SIZE);
+        }
+        let mut len = 0;
+        while len < to_page_end && !self.pieces.is_empty() {
+            let some = self.take(self.first().len().min(to_page_end - len));
+            page[len..len + some.len()].copy_from_slice(some);
+            len += some.len();
+            self.pass_ended();
+        }
+        &page[..len]
+    }
+
+    fn pass_ended(&mut self) {
+        while let Some(piece) = self.pieces.first()
+            && self.at == piece.len()
+        {
+            (self.pieces, self.at) = (&self.pieces[1..], 0);
+        }
+    }
+
+    /// What is left of the first piece.
+    fn first(&self) -> &'a [u8] {
+        self.pieces.first().map_or(&[], |piece| &piece[self.at..])
+    }
+
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let taken = &self.first()[..len];
+        self.at += len;
+        taken
     }
 }
 

@@ -46,7 +46,7 @@ use crate::mapping::{Content, End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
-use crate::units::{Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
 use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
 use super::hit::{Stopped, read_hits_into};
@@ -565,9 +565,6 @@ impl Filemap {
         if !changed && !settled {
             self.invalidate(mapping)?;
         }
-        if changed || !settled {
-            self.forget_beside_dirty(mapping)?;
-        }
         Ok(changed || !settled)
     }
 
@@ -576,23 +573,13 @@ impl Filemap {
     pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
         if !mapping.is_as_in(now) || !mapping.is_settled() {
             self.invalidate(mapping)?;
-            self.forget_beside_dirty(mapping)?;
-        }
-        Ok(())
-    }
-
-    /// The folios that stayed have pages that are yet to be written, and perhaps others, which somebody else may have
-    /// changed: these go.
-    fn forget_beside_dirty(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
-        if mapping.dirty_pages().total() > 0 {
-            self.invalidate_range(mapping, 0..u64::MAX, Content::Clean)?;
         }
         Ok(())
     }
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
     /// file that was just written would be forgotten each time its end is met.
-    pub(crate) fn look_at_the_end(&self, mapping: &Mapping) -> Result<bool, Error> {
+    pub(crate) fn look_at_the_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
         let changed = !mapping.is_as_in(&now);
         if changed {
@@ -601,8 +588,16 @@ impl Filemap {
         Ok(changed)
     }
 
-    /// Forgets what is cached of a file and takes its attributes anew.
-    pub fn invalidate(&self, mapping: &Mapping) -> Result<(), Error> {
+    /// Forgets what is cached of a file and takes its attributes anew. What is dirty stays. Where a folio is dirty in
+    /// part, what is in flight is waited for, and the rest of it goes before the attributes are believed: a page
+    /// that stayed would pass for the file as it is now, for good.
+    ///
+    /// # Errors
+    /// The file cannot be looked at; or as [`Filemap::invalidate_range`].
+    pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
+        if mapping.keeps_clean() {
+            self.invalidate_range(mapping, 0..FILE_BYTES_MAX, Content::Clean)?;
+        }
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);
         Ok(())

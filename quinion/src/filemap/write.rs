@@ -35,7 +35,8 @@
 //!  2. What is inserted here is complete before it is unlocked, and zeros behind the bytes.
 //!  3. No page that is overwritten as a whole is read from the device, and no other page but those at the two edges.
 //!  4. No lock but Write is held while the device or memory is waited for.
-//!  5. Only who has the Write lock alone makes the size larger.
+//!  5. Only who has the Write lock alone makes the size larger; but a write that others have cut the file under gives
+//!     it back the size that its bytes need.
 //!
 //! Not an invariant: that a write of several pages is seen whole, or in order. Nor, if it fails after some bytes, that
 //! none behind these was written.
@@ -406,7 +407,8 @@ impl Filemap {
         self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
     }
 
-    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for who is alone.)
+    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for who is alone, or
+    /// if others have cut the file since the write began.)
     #[inline(never)]
     fn mark_slowly(
         &self,
@@ -455,7 +457,7 @@ impl Filemap {
     ) -> Result<usize, Stop> {
         let pages = self.whole_pages(piece, mapping.size());
         if !pages.is_empty() {
-            return self.write_new(mapping, author, hand, piece, pages);
+            return self.write_new(mapping, author, piece, pages);
         }
         // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
         let first = PageIndex::of_byte(piece.position).align_down(self.folio_orders.min).first_byte();
@@ -486,7 +488,6 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         author: Author<'_>,
-        hand: Hand,
         piece: Piece<'_>,
         pages: Range<PageIndex>,
     ) -> Result<usize, Stop> {
@@ -523,7 +524,7 @@ impl Filemap {
         let added = mapping.add_window(&runs, shape, Locks::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
         self.free_runs(&added.left);
-        let end = self.mark_new(mapping, hand, piece, &added.inserted);
+        let end = self.mark_new(mapping, piece, &added.inserted);
         self.list(&added.inserted, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, pages_of(&added.inserted));
         self.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
@@ -564,8 +565,9 @@ impl Filemap {
     }
 
     /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and lets the file reach as far as they
-    /// do. Returns up to which page they are in the tree without a gap.
-    fn mark_new(&self, mapping: &Arc<Mapping>, hand: Hand, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
+    /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to
+    /// which page they are in the tree without a gap.
+    fn mark_new(&self, mapping: &Arc<Mapping>, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.folio_orders.min);
         let mut end = begin;
@@ -580,7 +582,7 @@ impl Filemap {
                 end = if is_in && first == end { behind } else { end };
             }
         }
-        if hand == Hand::Alone && end > begin {
+        if end > begin {
             tree.grow_size(end.first_byte().min(piece.end()));
         }
         drop(tree);

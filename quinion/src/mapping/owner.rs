@@ -480,6 +480,26 @@ impl Mapping {
         Ok(pages)
     }
 
+    /// Whether an invalidation would leave pages of which none of the bytes are ours: others of a folio of which some
+    /// page is not in the file yet.
+    pub fn keeps_clean(&self) -> bool {
+        if self.dirty_pages().total() == 0 {
+            return false;
+        }
+        let (guard, nodes) = (self.lock(), self.nodes());
+        let tree = guard.xarray(&nodes);
+        tree.range(0, INDICES_MAX - 1).any(|(_, entry, order)| {
+            let (Kind::Folio(frame), pages) = (entry.kind(), Order(order).pages()) else { return false };
+            let head = Frame(frame);
+            let is_clean = |page: u32| {
+                let at = head.plus(page);
+                self.view().count_bits(Bits::Dirty, at, 1) + self.view().count_bits(Bits::Writeback, at, 1)
+                    == 0
+            };
+            self.view().own(head).word().has(Flags::UNWRITTEN) && (0..pages).any(is_clean)
+        })
+    }
+
     /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows
     /// that it is about to change. Waits for no file system.
     pub fn distrust(&self) -> u64 {

@@ -73,7 +73,8 @@ pub enum Copied {
     },
     /// It is not there any more: look again.
     Gone,
-    /// It is being filled or written: wait for that. Nothing was changed.
+    /// It is being filled or written, or was while the copies were made, and pages are dirty again of which there is
+    /// none: wait for that, and try again. Nothing was changed.
     InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
@@ -101,8 +102,8 @@ impl Mapping {
     /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
     /// for locks.
     pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
-        let (dirty, unit) = (self.dirty_of(held, &unwanted), unit.min(held.order()));
-        // 1 The copies: what is dirty now is, or is clean, when the lock is had.
+        let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
+        // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
         let mut copies: Vec<Copy<'_>> = Vec::new();
         for &page in &dirty {
             let first = page.align_down(unit);
@@ -117,15 +118,7 @@ impl Mapping {
         let (first, pages) = (held.first(), u64::from(held.order().pages()));
         let Some(mut guard) = self.lock_to_add(first, pages, Locks::Wait) else { return Copied::NoMemory };
         // 2 The folio goes, and they come.
-        guard.exchange(held, copies, unit, promise.as_mut())
-    }
-
-    /// The dirty pages of a held folio that are not in `unwanted`.
-    fn dirty_of(&self, held: &Held<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
-        let _tree = self.lock();
-        let is_dirty = |page: &u32| self.view().count_bits(Bits::Dirty, held.frame().plus(*page), 1) == 1;
-        let pages = (0..held.order().pages()).filter(is_dirty);
-        pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
+        guard.exchange(held, copies, (unit, &unwanted), promise.as_mut())
     }
 }
 
@@ -192,12 +185,21 @@ impl MappingGuard<'_> {
         Divided::Done
     }
 
-    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was.
+    /// The dirty pages of a held folio that are not in `unwanted`, in rising order.
+    fn dirty_of(&self, held: &Held<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
+        let view = self.mapping.view();
+        let is_dirty = |page: &u32| view.count_bits(Bits::Dirty, held.frame().plus(*page), 1) == 1;
+        let pages = (0..held.order().pages()).filter(is_dirty);
+        pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
+    }
+
+    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was. Of each dirty page that is
+    /// not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
         held: &Held<'_>,
         copies: Vec<Copy<'_>>,
-        unit: Order,
+        (unit, unwanted): (Order, &Range<PageIndex>),
         promise: Option<&mut Promise<'_>>,
     ) -> Copied {
         let mapping = self.mapping;
@@ -208,6 +210,10 @@ impl MappingGuard<'_> {
             return Copied::Gone;
         }
         if view.own(head).word().has(Flags::LOCKED | Flags::WRITEBACK) {
+            return Copied::InFlight;
+        }
+        let mut copied = copies.iter().flat_map(|copy| &copy.dirty);
+        if !self.dirty_of(held, unwanted).iter().all(|page| copied.any(|other| other == page)) {
             return Copied::InFlight;
         }
         let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
@@ -241,5 +247,57 @@ impl MappingGuard<'_> {
             frames.iter().for_each(|&frame| listed.list(frame, ring, promise));
         }
         Copied::Done { pages: frames.len() as u32 * unit.pages() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::arena::{Arena, ArenaOptions};
+    use crate::backend::{Backend, MemoryFile};
+    use crate::mapping::{AddedFolio, Marked, NewFolio, Purpose};
+    use crate::sys::fork::ForkGuard;
+    use crate::tuning::Tuning;
+    use crate::units::MappingId;
+
+    /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
+    /// 2 The flush fails: page 1 is dirty again.
+    /// 3 W puts his copies in the folio's place: page 1 is nowhere any more, and nobody is told.
+    #[test]
+    fn a_page_that_gets_dirty_again_while_the_others_are_copied_is_not_lost() {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let memory = Arc::new(MemoryFile::new(vec![7; 4 << 12]));
+        let (backend, known) = (Arc::clone(&memory) as Arc<dyn Backend>, memory.attributes().unwrap());
+        let (id, tuning) = (MappingId(1), Tuning::default());
+        let mapping =
+            Mapping::new(Arc::clone(&arena), id, backend, &known, ForkGuard::new(), tuning).unwrap();
+        let (first, order) = (PageIndex(0), Order(2));
+        let frame = arena.alloc(order).unwrap();
+        let added = mapping.add_folio(NewFolio { index: first, frame, order }, Purpose::Read, Locks::Wait);
+        assert_eq!(added, AddedFolio::Added { shadow: None });
+        arena.view().own(frame).complete(true);
+        let held = mapping.try_hold(first).unwrap();
+        let dirty = |page: u64| {
+            let marked = mapping.lock().mark_dirty(&held, PageIndex(page)..PageIndex(page + 1), Millis(1));
+            assert_eq!(marked, Marked::Done { newly: 1 });
+        };
+        dirty(0);
+        let none = first..first;
+        let before = mapping.lock().dirty_of(&held, &none);
+        dirty(1);
+        let copies = |pages: &[PageIndex]| -> Vec<Copy<'_>> {
+            let fresh = |_: &PageIndex| Fresh::alloc(&arena, Order(0)).unwrap();
+            pages.iter().map(|page| Copy { first: *page, fresh: fresh(page), dirty: vec![*page] }).collect()
+        };
+        let exchange = |copies, unwanted: &Range<PageIndex>| {
+            let mut guard = mapping.lock_to_add(first, 4, Locks::Wait).unwrap();
+            guard.exchange(&held, copies, (Order(0), unwanted), None)
+        };
+        assert_eq!(exchange(copies(&before), &none), Copied::InFlight, "there is no copy of page 1");
+        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (2, Ok(())), "nothing was changed");
+        assert_eq!(exchange(copies(&before), &(PageIndex(1)..PageIndex(9))), Copied::Done { pages: 1 });
+        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (1, Ok(())));
     }
 }

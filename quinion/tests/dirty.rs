@@ -292,7 +292,7 @@ fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device
     let folio = rig.plain(0, 3);
     rig.mark(0..8);
     let (_, runs) = rig.begin(2..4, Which::Dirty, 100);
-    assert_eq!(rig.mapping.invalidate().unwrap(), 8);
+    assert_eq!(rig.mapping.lock().remove_all(), 8);
     assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((0, 2, 0), 2));
     assert_eq!(rig.take_all(), []);
     assert_eq!(rig.mapping.lock().next_writeback(pages(0..100)), None);

@@ -991,7 +991,6 @@ impl Batch {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
         let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
-        counters.add(Count::DeviceReads, u64::from(!is_zeros));
         let (came, bytes) = match result {
             Ok(bytes) => (Came::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
@@ -1001,7 +1000,7 @@ impl Batch {
                 (Came::Landed, landed as usize * PAGE_SIZE)
             }
         };
-        counters.add_all([(Count::DeviceReads, 1), (Count::DeviceBytes, bytes as u64)]);
+        counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
         if came != Came::Before(wanted) {
             let mut guard = self.mapping.lock();
             // The file ends here: first its size, then the pages that may be looked at. But what a fill

@@ -944,7 +944,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 41] {
+    pub fn numbers(&self) -> [(&'static str, u64); 53] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -964,6 +964,18 @@ impl Stats {
             ("device_reads", self.device_reads),
             ("device_bytes", self.device_bytes),
             ("device_errors", self.device_errors),
+            ("dirty_pages", self.dirty_pages),
+            ("writeback_pages", self.writeback_pages),
+            ("written_pages", self.written_pages),
+            ("device_writes", self.device_writes),
+            ("device_written_bytes", self.device_written_bytes),
+            ("device_write_errors", self.device_write_errors),
+            ("syncs", self.syncs),
+            ("sync_errors", self.sync_errors),
+            ("device_syncs", self.device_syncs),
+            ("device_sync_errors", self.device_sync_errors),
+            ("lost_pages", self.lost_pages),
+            ("throttled_us", self.throttled_us),
             ("cached_pages", self.cached_pages),
             ("inserted_pages", self.inserted_pages),
             ("asked_pages", self.asked_pages),

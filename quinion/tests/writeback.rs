@@ -306,6 +306,46 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
     }
 }
 
+/// A backend is a stranger's. What it was to make durable is not, and whoever comes next has his turn.
+#[test]
+fn a_device_that_panics_in_a_sync_keeps_nobody_from_the_next() {
+    let stage = Stage::new(by_hand());
+    let device = Watched::new(memory(64));
+    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let (one, other) = (file.handle(), file.handle());
+    file.write(0..4, 1);
+    let first = AtomicBool::new(true);
+    device.before_sync(move || assert!(!first.swap(false, Ordering::Relaxed), "the first one panics"));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| file.sync(&one)));
+    assert!(panicked.is_err(), "it is not kept from who called");
+    assert!(!file.mapping.device().is_syncing(), "nobody waits for it");
+    assert_eq!(file.dirty(), 4, "nothing of it is durable");
+    assert_eq!(file.sync(&other), Err(EIO), "each handle hears of it");
+    assert_eq!((file.sync(&one), file.dirty()), (Err(EIO), 0));
+    assert_eq!((file.sync(&one), file.sync(&other)), (Ok(()), Ok(())));
+}
+
+/// 1 A flush of one page is under way. 2 A sync of another page fails, and the handle is told. 3 The handle syncs all:
+/// the flush from before ends while it waits, and does not count. `Ok` is of that page, too.
+#[test]
+fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
+    let stage = Stage::new(by_hand());
+    let early = Early::new(memory(64));
+    let device = Watched::new(Arc::clone(&early) as Arc<dyn Backend>);
+    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let handle = file.handle();
+    file.write(0..1, 1);
+    stage.writeback.start(&file.mapping, pages(0..1));
+    assert_eq!(file.under_way(), 1);
+    early.fail_sync(EIO);
+    assert_eq!(file.sync_range(pages(8..9), &handle), Err(EIO));
+    assert_eq!((file.under_way(), file.dirty()), (1, 0), "nobody has fetched its end");
+    assert_eq!(file.sync(&handle), Ok(()));
+    let flushes = device.take_flushes();
+    assert_eq!((file.dirty(), flushes), (0, vec![(0, PAGE_SIZE); 2]), "it was written anew, and then synced");
+    file.mapping.check().unwrap();
+}
+
 #[test]
 fn many_who_sync_at_once_share_the_devices_syncs() {
     let stage = Stage::new(by_hand());

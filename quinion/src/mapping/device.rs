@@ -96,6 +96,8 @@ struct Account {
     ended: u64,
     /// Flushes below this number were under way when a sync failed.
     tainted: u64,
+    /// How many of these have ended well, and did not count.
+    voided: u64,
     unsynced: PageRanges,
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
@@ -179,6 +181,8 @@ impl Device {
         if let Some(errno) = errno {
             self.errors.record(errno);
             account.fail(errno, now, Some(number.0));
+        } else if number.0 < account.tainted {
+            account.voided += 1;
         } else if written > 0 && account.failing.is_some_and(|failing| number.0 > failing.number) {
             account.failing = None;
         }
@@ -199,6 +203,11 @@ impl Device {
     /// The number of the next flush: those with lower numbers have begun.
     pub fn next_flush(&self) -> FlushNumber {
         FlushNumber(self.account().next)
+    }
+
+    /// How many flushes have ended well and do not count, as [`Device::judge_flush`] says: their pages are dirty again.
+    pub fn flushes_voided(&self) -> u64 {
+        self.account().voided
     }
 
     /// Whether a flush of some of `pages` is under way, with a number below `before`, if there is one.

@@ -258,11 +258,16 @@ pub struct Early {
     pub file: Arc<MemoryFile>,
     room: Mutex<Option<Arc<WaitRoom>>>,
     taken: Mutex<Vec<Flush>>,
+    sync_fails: Mutex<Option<i32>>,
 }
 
 impl Early {
     pub fn new(file: Arc<MemoryFile>) -> Arc<Self> {
-        Arc::new(Self { file, room: Mutex::default(), taken: Mutex::default() })
+        Arc::new(Self { file, room: Mutex::default(), taken: Mutex::default(), sync_fails: Mutex::default() })
+    }
+    /// The next sync fails with this number.
+    pub fn fail_sync(&self, errno: i32) {
+        *self.sync_fails.lock().unwrap() = Some(errno);
     }
 }
 
@@ -309,6 +314,6 @@ impl Backend for Early {
         room.iter().for_each(|room| room.wake());
     }
     fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
-        Ok(())
+        self.sync_fails.lock().unwrap().take().map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 }

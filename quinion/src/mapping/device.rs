@@ -94,6 +94,8 @@ struct Account {
     next: u64,
     under_way: BTreeMap<u64, Range<u64>>,
     ended: u64,
+    /// So many flushes had begun, and ended, when the file was looked at last after one.
+    looked: u64,
     /// Flushes below this number were under way when a sync failed.
     tainted: u64,
     /// How many of these have ended well, and did not count.
@@ -223,11 +225,23 @@ impl Device {
         self.account().under_way.len()
     }
 
-    /// How many flushes have begun, and how many have ended: equal before and after a look at the file's attributes,
-    /// if none of ours has changed them meanwhile.
-    pub fn flushes(&self) -> (u64, u64) {
+    /// How many flushes have begun, if all of them have ended.
+    pub fn all_ended(&self) -> Option<u64> {
         let account = self.account();
-        (account.next, account.ended)
+        (account.next == account.ended).then_some(account.next)
+    }
+
+    /// The same, if the file was looked at since: what it is like by our doing is known. The same number before and
+    /// after a look at the file's attributes says that no flush of ours has changed them meanwhile.
+    pub fn quiet(&self) -> Option<u64> {
+        let account = self.account();
+        (account.next == account.looked).then_some(account.next)
+    }
+
+    /// The file was looked at when so many flushes had begun, and all of them had ended.
+    pub fn note_look(&self, flushes: u64) {
+        let account = &mut self.account();
+        account.looked = account.looked.max(flushes);
     }
 
     // ---- failures ------------------------------------------------------------------------------
@@ -413,7 +427,11 @@ mod tests {
         assert!(!device.is_under_way(&pages(0, 100), before));
         device.end_flush(second, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), None));
-        assert_eq!(device.flushes(), (2, 2));
+        assert_eq!((device.all_ended(), device.quiet()), (Some(2), None));
+        device.note_look(2);
+        assert_eq!(device.quiet(), Some(2));
+        device.begin_flush(pages(0, 4));
+        assert_eq!((device.all_ended(), device.quiet()), (None, None));
     }
 
     #[test]

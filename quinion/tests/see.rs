@@ -117,7 +117,8 @@ fn what_came_less_what_went_is_what_is_there() {
 fn every_number_of_a_cache_is_in_the_list_of_them() {
     let text = format!("{:?}", quinion::Stats::default());
     let fields = text.trim_start_matches("Stats {").trim_end_matches('}').split(',');
-    let names = fields.map(|field| field.split(':').next().unwrap().trim()).filter(|name| *name != "mechanism");
+    let names =
+        fields.map(|field| field.split(':').next().unwrap().trim()).filter(|name| *name != "mechanism");
     let numbers = quinion::Stats::default().numbers();
     assert_eq!(numbers.map(|(name, _)| name).to_vec(), names.collect::<Vec<_>>());
 }

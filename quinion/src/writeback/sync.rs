@@ -136,10 +136,26 @@ impl Writeback {
         self.close();
         let mut failed = 0;
         for mapping in self.listed() {
-            failed += u64::from(self.write_out(&mapping).is_err());
+            // What the background had under way and failed was not this call's to try: it is now.
+            let is_written = self.write_out(&mapping).is_ok() && mapping.dirty_pages().dirty() == 0;
+            failed += u64::from(!is_written && self.write_out(&mapping).is_err());
             self.counters.add(Count::LostPages, mapping.dirty_pages().dirty());
         }
         failed
+    }
+
+    /// Starts writing what is dirty of every file, and waits for nothing: for the end of a cache where nobody can wait.
+    /// What is under way then keeps what it needs.
+    pub fn start_all(&self) {
+        for mapping in self.listed() {
+            let mut at = PageIndex(0);
+            while let Begun::More(next) | Begun::Busy(next) =
+                self.write_some(&mapping, at..whole_file().end, Which::Dirty, u32::MAX, Locks::Try)
+                && next > at
+            {
+                at = next;
+            }
+        }
     }
 
     /// Waits until no flush of `pages` is under way, also of folios that have left the index: for who takes their

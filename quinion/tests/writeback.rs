@@ -334,6 +334,7 @@ fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
     let device = Watched::new(Arc::clone(&early) as Arc<dyn Backend>);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
+    stage.writeback.close(); // it would fetch what ends
     file.write(0..1, 1);
     stage.writeback.start(&file.mapping, pages(0..1));
     assert_eq!(file.under_way(), 1);
@@ -755,6 +756,7 @@ fn what_fails_under_way_when_the_cache_ends_is_tried_once_more() {
     let device = Simulated::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
     device.fail_write(0, EIO);
     let file = stage.open(1, Arc::new(device));
+    stage.writeback.close(); // it would fetch what ends
     file.write(0..4, 1);
     stage.writeback.start(&file.mapping, ALL);
     assert_eq!((file.dirty(), file.under_way()), (0, 4));

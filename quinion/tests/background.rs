@@ -77,9 +77,10 @@ fn a_stream_leaves_the_room_that_was_made_to_others() {
         let bytes = scan.read_at(&mut buffer, position).unwrap();
         verify(&buffer[..bytes], &scanned, position);
     }
-    // What it brought, it made room for itself: about as much was evicted as was brought.
+    // What it brought, it made room for itself: as much was evicted as was brought, besides what was being made for
+    // others when it began.
     let evicted = cache.stats().evicted_pages - evicted_for_all;
-    assert!(evicted <= 4 * MEMORY / PAGE, "{evicted} {:?}", cache.stats());
+    assert!(evicted <= (4 * MEMORY + MEMORY / 64) / PAGE, "{evicted} {:?}", cache.stats());
     // At its beginning it has nothing behind it, and takes its turn with the others.
     let twice = scanned.times_read().iter().filter(|&&times| times > 1).count() as u64;
     assert!(twice <= 4 * MEMORY / PAGE / 200, "{twice} pages were read twice");

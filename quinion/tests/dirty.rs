@@ -465,7 +465,7 @@ fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
             rig.mapping.lock().forget_dirty(pages(0..4));
         }),
         ("a change from outside", |rig, _| {
-            rig.mapping.invalidate().unwrap();
+            rig.mapping.lock().remove_all();
         }),
         ("a plain overwrite", |rig, _| {
             let held = rig.mapping.try_hold(page(0)).unwrap();

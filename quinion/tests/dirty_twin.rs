@@ -51,7 +51,7 @@ enum Op {
     Evict(Range<u64>),
     DropBehind(Range<u64>),
     Adopt(u64),
-    Invalidate,
+    RemoveAll,
 }
 
 fn at() -> impl Strategy<Value = u64> {
@@ -77,7 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => range().prop_map(Op::Evict),
         2 => range().prop_map(Op::DropBehind),
         1 => at().prop_map(Op::Adopt),
-        1 => Just(Op::Invalidate),
+        1 => Just(Op::RemoveAll),
     ]
 }
 
@@ -172,7 +172,7 @@ impl Rig {
                 }
                 self.met(&(at..at + 1)).for_each(|folio| folio.behind = false);
             }
-            Op::Invalidate => self.invalidate(),
+            Op::RemoveAll => self.remove_all(),
         }
         self.settle(before);
     }
@@ -313,8 +313,8 @@ impl Rig {
         assert_eq!(before - self.stage.pages(), gone);
     }
 
-    fn invalidate(&mut self) {
-        self.stage.mapping.invalidate().unwrap();
+    fn remove_all(&mut self) {
+        self.stage.mapping.lock().remove_all();
         for folio in std::mem::take(&mut self.folios).into_values() {
             let left = folio.written.iter().map(|&page| (page, folio.frame(page)));
             self.detached.extend(left);
@@ -368,7 +368,7 @@ proptest! {
             rig.step(op);
             rig.check();
         }
-        rig.step(Op::Invalidate);
+        rig.step(Op::RemoveAll);
         rig.check();
         while !rig.runs.is_empty() {
             rig.step(Op::End { run: 0, cut: 3 });

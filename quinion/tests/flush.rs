@@ -254,7 +254,7 @@ impl ReadAt for Grudging {
     fn attributes(&self) -> io::Result<Attributes> {
         Ok(Attributes {
             identity: Identity { device: 1, inode: 1, born: 0 },
-            version: Version { modified: 0, changed: 0, settled: false },
+            version: Version { modified: 0, changed: 0, settled: false, steps: false },
             size: self.bytes.lock().unwrap().len() as u64,
         })
     }

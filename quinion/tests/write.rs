@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::Dice;
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Backend, MemoryFile, WaitRoom};
+use quinion::backend::{Backend, Engine, EngineOptions, MemoryFile, WaitRoom};
 use quinion::filemap::{Filemap, Patience, Reader};
 use quinion::mapping::{Mapping, ReadBatch};
 use quinion::readahead::{Config, Readahead};
@@ -692,6 +692,40 @@ fn a_flush_of_our_own_is_no_change_by_others_and_theirs_are_seen_beside_it() {
     pair.twin[6 * PAGE] ^= 1;
     assert!(pair.file.revalidate().expect("a look"));
     pair.check();
+}
+
+fn times_step(path: &std::path::Path) -> bool {
+    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
+    engine.open(path).expect("it opens").attributes().expect("it is there").version.steps
+}
+
+/// A table is made, written, closed and opened again: nothing of it comes from the device.
+#[test]
+fn what_was_written_to_a_new_file_is_still_cached_when_it_is_opened_again_at_once() {
+    for folder in [tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")), tempfile::tempdir_in("/dev/shm")] {
+        let folder = folder.expect("a folder");
+        let (path, cache) = (folder.path().join("table"), cache());
+        let table = cache.open_with(&path, writing().create_new(true)).expect("it is made");
+        let twin = bytes(3, 64 * PAGE + 5);
+        table.write_all_at(&twin, 0).expect("a write");
+        table.sync_all().expect("a sync");
+        drop(table);
+        let again = cache.open(&path).expect("it opens");
+        if !times_step(&path) {
+            eprintln!("not tested: times of {} do not step before Linux 6.13", path.display());
+            continue;
+        }
+        assert_same(&again, &twin);
+        assert_eq!(cache.stats().device_reads, 0);
+        drop(again);
+        // Others write one byte, at once.
+        let other = std::fs::File::options().write(true).open(&path).expect("it opens");
+        std::os::unix::fs::FileExt::write_all_at(&other, &[!twin[0]], 0).expect("a write");
+        let again = cache.open(&path).expect("it opens");
+        let mut first = [0];
+        again.read_exact_at(&mut first, 0).expect("a read");
+        assert_eq!(first, [!twin[0]]);
+    }
 }
 
 /// A file of which one page cannot be read, and that may be one that does not grow.

@@ -20,7 +20,7 @@ const NIGHTLY_CASES: &str = "5120";
 /// The oldest compiler the project promises to build with.
 const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
-const PROGRAMS: [&str; 5] = ["cc", "c++", "sqlite3", "python3", "valgrind"];
+const PROGRAMS: [&str; 6] = ["cc", "c++", "sqlite3", "python3", "valgrind", "fsx"];
 /// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
 /// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -61,7 +61,8 @@ pub fn test() -> Vec<Step> {
                  --target-dir target/model",
             )),
         ),
-        fuzz("fuzz", FUZZ_SECONDS),
+        fuzz("fuzz", "xarray_ops", FUZZ_SECONDS),
+        fuzz("fuzz-cache", "cache_ops", FUZZ_SECONDS),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
@@ -77,7 +78,8 @@ pub fn nightly() -> Vec<Step> {
             Action::Run(with("PROPTEST_CASES", NIGHTLY_CASES, cargo("test --workspace --release"))),
         ),
         Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
-        fuzz("fuzz-hour", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-hour", "xarray_ops", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
     ]
@@ -253,23 +255,23 @@ fn tsan_host() -> Result<String, String> {
     if has_runtime { Ok(host) } else { Err(format!("this compiler has no ThreadSanitizer for {host}")) }
 }
 
-/// Runs the fuzz target for so many seconds. What it learns stays in target/fuzz/corpus, for the next run; an
+/// Runs a fuzz target for so many seconds. What it learns stays in target/fuzz/corpus, for the next run; an
 /// input that fails is left in target/fuzz/failures, and the output says how to run it again.
 ///
 /// The host is named as the target, so that the counters stay out of build scripts.
-fn fuzz(name: &'static str, seconds: u32) -> Step {
+fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
     let step = |action| Step::new(name, action);
     let Some(host) = rustc_line("-vV", "host: ") else {
         return step(Action::Skip("rustc does not say what it runs on".to_owned()));
     };
-    let (corpus, failures) = ("target/fuzz/corpus/xarray_ops", "target/fuzz/failures/");
+    let (corpus, failures) = (&*format!("target/fuzz/corpus/{target}"), "target/fuzz/failures/");
     for folder in [corpus, failures] {
         if let Err(error) = fs::create_dir_all(repository().join(folder)) {
             return step(Action::Fail(Failure::new(format!("{folder} cannot be made: {error}"))));
         }
     }
     let arguments = format!(
-        "run --release --locked --manifest-path fuzz/Cargo.toml --bin xarray_ops --target {host} \
+        "run --release --locked --manifest-path fuzz/Cargo.toml --bin {target} --target {host} \
          --target-dir target/fuzz -- -max_total_time={seconds} -rss_limit_mb=1024 -verbosity=0 \
          -print_final_stats=1 -artifact_prefix={failures} {corpus}"
     );

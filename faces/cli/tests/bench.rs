@@ -24,8 +24,8 @@ const KEYS: [&str; 12] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 10] =
-    ["hit", "insert", "split", "readbatch", "cold", "readseq", "evict", "thrash", "stream", "ratio"];
+const EXPERIMENTS: [&str; 11] =
+    ["hit", "insert", "split", "readbatch", "cold", "readseq", "evict", "thrash", "stream", "write", "ratio"];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));

@@ -16,9 +16,10 @@
 //! are the file system's, which keeps a journal: of them, and only of them, a state has those before some point
 //! of the log and none after it. What the journal has cut off does not come back.
 //!
-//! **A sync that fails** is as on Linux. What was not durable by then may be, or not, for good: a later sync that
-//! succeeds says nothing of it, unless it was written again. And some of it is lost at once: reading gives what
-//! the device has, old or in part.
+//! **A sync that fails** is as on Linux. Bytes that were not durable by then may be, or not, for good: a later sync
+//! that succeeds says nothing of them, unless they were written again. And some of them are lost at once: reading
+//! gives what the device has, old or in part. The journal forgets nothing: it is written by a later sync, or that
+//! one fails too. So of sizes and holes a sync that succeeds tells the truth, whatever failed before.
 //!
 //! Invariants:
 //!  1. What completed before a sync that succeeded is in every later state, or what was written over it.
@@ -53,6 +54,8 @@ pub struct CrashDisk {
 struct State {
     log: CrashLog,
     replay: Replay,
+    /// Events that changed the file: what its times are made of. A sync is none.
+    changes: i64,
 }
 
 /// What was done to a [`CrashDisk`], in the order in which it was done.
@@ -81,7 +84,10 @@ impl CrashDisk {
         let start = bytes.into();
         let replay = Replay::new(&start);
         let inode = LAST_INODE.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { inode, state: Mutex::new(State { log: CrashLog { start, events: Vec::new() }, replay }) }
+        Self {
+            inode,
+            state: Mutex::new(State { log: CrashLog { start, events: Vec::new() }, replay, changes: 0 }),
+        }
     }
 
     /// A copy of the log so far.
@@ -129,10 +135,10 @@ impl CrashDisk {
 
     pub(super) fn attributes(&self) -> Attributes {
         let state = self.lock();
-        let changes = state.log.events.len() as i64;
+        let changes = state.changes;
         Attributes {
             identity: Identity { device: DEVICE, inode: self.inode, born: 0 },
-            version: Version { modified: changes, changed: changes, settled: true },
+            version: Version { modified: changes, changed: changes, settled: true, steps: true },
             size: state.replay.size(),
         }
     }
@@ -141,6 +147,7 @@ impl CrashDisk {
         let mut state = self.lock();
         let number = state.log.events.len() + 1;
         state.replay.apply(number, &event);
+        state.changes += i64::from(!matches!(event, Event::Synced(_) | Event::SyncFailed(_)));
         state.log.events.push(event);
     }
 
@@ -207,7 +214,7 @@ struct History<T> {
     was: Vec<(usize, T)>,
     /// The oldest that a crash may leave.
     lowest: usize,
-    /// The last sync that failed and concerned it; no later one makes up for that.
+    /// The last sync that failed and concerned it; no later one makes up for that, unless it is the journal's.
     failed: usize,
 }
 
@@ -303,7 +310,7 @@ impl Replay {
                 for (&sector, history) in &mut self.sectors {
                     let first = (sector * SECTOR) as u64;
                     if range.start < first + SECTOR as u64 && first < range.end {
-                        history.bytes.sync();
+                        history.sync();
                     }
                 }
             }
@@ -342,9 +349,6 @@ impl Replay {
 
     /// A sync fails: what is not durable stays in doubt, and some of it is no longer read as it was written.
     fn lose(&mut self, event: usize, chance: &mut Chance) {
-        if !self.size.is_durable() {
-            self.size.failed = event;
-        }
         for (&sector, history) in &mut self.sectors {
             if history.bytes.is_durable() {
                 continue;
@@ -396,6 +400,14 @@ impl Replay {
 }
 
 impl Sector {
+    /// A sync succeeds: the bytes are durable, or, if an earlier one has lost them, what the file system did last.
+    fn sync(&mut self) {
+        self.bytes.sync();
+        if let Some(&cut) = self.cuts.last() {
+            self.bytes.lowest = self.bytes.lowest.max(self.bytes.newest_at(cut));
+        }
+    }
+
     /// Which of what it was a crash may leave, if the journal came to this event: nothing from before what it cut off,
     /// and none of what it did not come to. The oldest first.
     fn left_by(&self, journalled: usize) -> Vec<usize> {
@@ -487,8 +499,16 @@ mod tests {
     /// What each byte, and the size, may be after a crash, told plainly and without sectors.
     struct Twin {
         now: Vec<u8>,
-        bytes: Vec<(BTreeSet<u8>, Doubt)>,
-        sizes: (BTreeSet<usize>, Doubt),
+        bytes: Vec<Byte>,
+        sizes: BTreeSet<usize>,
+    }
+
+    #[derive(Clone)]
+    struct Byte {
+        allowed: BTreeSet<u8>,
+        /// What it was since the file system last changed its sector; none if that is durable.
+        since_cut: Option<BTreeSet<u8>>,
+        doubt: Doubt,
     }
 
     /// Whether a sync that failed was the last to be asked for a value.
@@ -500,58 +520,76 @@ mod tests {
 
     impl Twin {
         fn new(start: &[u8]) -> Self {
-            let byte = |at| (BTreeSet::from([start.get(at).copied().unwrap_or(0)]), Doubt::None);
-            let sizes = (BTreeSet::from([start.len()]), Doubt::None);
+            let byte = |at| Byte {
+                allowed: BTreeSet::from([start.get(at).copied().unwrap_or(0)]),
+                since_cut: None,
+                doubt: Doubt::None,
+            };
+            let sizes = BTreeSet::from([start.len()]);
             Self { now: start.to_vec(), bytes: (0..BYTES_MAX).map(byte).collect(), sizes }
         }
         fn set(&mut self, at: usize, value: u8) {
             self.now[at] = value;
-            self.bytes[at].0.insert(value);
-            self.bytes[at].1 = Doubt::None;
+            let byte = &mut self.bytes[at];
+            byte.allowed.insert(value);
+            byte.since_cut.iter_mut().for_each(|since| {
+                since.insert(value);
+            });
+            byte.doubt = Doubt::None;
+        }
+        /// The file system makes zeros, and is the one that changed these sectors last.
+        fn cut(&mut self, range: Range<usize>) {
+            if range.is_empty() {
+                return;
+            }
+            range.clone().for_each(|at| self.set(at, 0));
+            for at in sectors(&range) {
+                let now = self.now.get(at).copied().unwrap_or(0);
+                self.bytes[at].since_cut = Some(BTreeSet::from([now]));
+                self.bytes[at].doubt = Doubt::None;
+            }
         }
         fn resize(&mut self, size: usize) {
-            for at in size..self.now.len() {
-                self.set(at, 0);
-            }
+            self.cut(size..self.now.len());
             if size != self.now.len() {
                 self.now.resize(size, 0);
-                self.sizes.0.insert(size);
-                self.sizes.1 = Doubt::None;
+                self.sizes.insert(size);
             }
         }
         fn sync(&mut self, range: Range<usize>) {
-            // Bytes whose sector is in the range.
-            let sectors = range.start / SECTOR * SECTOR..range.end.next_multiple_of(SECTOR);
-            for at in sectors.start..sectors.end.min(BYTES_MAX) {
-                if self.bytes[at].1 == Doubt::None {
-                    self.bytes[at].0 = BTreeSet::from([self.now.get(at).copied().unwrap_or(0)]);
+            for at in sectors(&range) {
+                let byte = &mut self.bytes[at];
+                if byte.doubt == Doubt::None {
+                    byte.allowed = BTreeSet::from([self.now.get(at).copied().unwrap_or(0)]);
+                    byte.since_cut = None;
+                } else if let Some(since) = &byte.since_cut {
+                    byte.allowed = since.clone();
                 }
             }
-            if self.sizes.1 == Doubt::None {
-                self.sizes.0 = BTreeSet::from([self.now.len()]);
-            }
+            self.sizes = BTreeSet::from([self.now.len()]);
         }
         fn fail_sync(&mut self, found: Vec<u8>) {
             assert_eq!(found.len(), self.now.len());
-            assert!(found.iter().zip(&self.bytes).all(|(byte, (allowed, _))| allowed.contains(byte)));
+            assert!(found.iter().zip(&self.bytes).all(|(byte, twin)| twin.allowed.contains(byte)));
             self.now = found;
-            for (allowed, doubt) in &mut self.bytes {
-                *doubt = if allowed.len() > 1 { Doubt::Lost } else { *doubt };
-            }
-            if self.sizes.0.len() > 1 {
-                self.sizes.1 = Doubt::Lost;
+            for byte in &mut self.bytes {
+                byte.doubt = if byte.allowed.len() > 1 { Doubt::Lost } else { byte.doubt };
             }
         }
         fn allows(&self, state: &[u8]) -> Result<(), String> {
-            if !self.sizes.0.contains(&state.len()) {
-                return Err(format!("{} bytes, not one of {:?}", state.len(), self.sizes.0));
+            if !self.sizes.contains(&state.len()) {
+                return Err(format!("{} bytes, not one of {:?}", state.len(), self.sizes));
             }
-            let wrong =
-                state.iter().zip(&self.bytes).position(|(byte, (allowed, _))| !allowed.contains(byte));
+            let wrong = state.iter().zip(&self.bytes).position(|(byte, twin)| !twin.allowed.contains(byte));
             wrong.map_or(Ok(()), |at| {
-                Err(format!("byte {at} is {}, not of {:?}", state[at], self.bytes[at].0))
+                Err(format!("byte {at} is {}, not of {:?}", state[at], self.bytes[at].allowed))
             })
         }
+    }
+
+    /// Bytes whose sector is in the range.
+    fn sectors(range: &Range<usize>) -> Range<usize> {
+        range.start / SECTOR * SECTOR..range.end.next_multiple_of(SECTOR).min(BYTES_MAX)
     }
 
     fn apply(disk: &CrashDisk, twin: &mut Twin, op: &Op) {
@@ -571,7 +609,7 @@ mod tests {
             }
             Op::Punch { at, len } => {
                 disk.punch(at as u64..(at + len) as u64);
-                (at..(at + len).min(twin.now.len())).for_each(|at| twin.set(at, 0));
+                twin.cut(at..(at + len).min(twin.now.len()));
             }
             Op::Sync => {
                 disk.sync(0..u64::MAX);
@@ -653,6 +691,12 @@ mod tests {
         write(&disk, 0, &[2; SECTOR]);
         disk.sync(0..u64::MAX);
         assert_eq!(states(&disk), BTreeSet::from([[[2; SECTOR], [0; SECTOR]].concat()]));
+        // But the journal's part is made up for: it forgets nothing.
+        disk.punch(0..SECTOR as u64);
+        disk.set_size(SECTOR as u64);
+        disk.fail_sync(4);
+        disk.sync(0..u64::MAX);
+        assert_eq!(states(&disk), BTreeSet::from([vec![0; SECTOR]]));
         // And at once some of what is read is not what was written.
         let lost = |seed| {
             let disk = CrashDisk::new(vec![0; SECTOR]);
@@ -661,6 +705,23 @@ mod tests {
             disk.content()[0]
         };
         assert!((0..20).any(|seed| lost(seed) == 0) && (0..20).any(|seed| lost(seed) == 1));
+    }
+
+    /// 1. Somebody syncs, and the file looks as if others had changed it.
+    /// 2. Its reader forgets what he has, which is not durable yet, and a later sync that fails takes it away.
+    #[test]
+    fn a_sync_does_not_change_the_files_times() {
+        let disk = CrashDisk::new(vec![0; SECTOR]);
+        let version = || disk.attributes().version;
+        let first = version();
+        write(&disk, 0, &[1; SECTOR]);
+        let second = version();
+        assert_ne!(first, second);
+        disk.sync(0..u64::MAX);
+        disk.fail_sync(1);
+        assert_eq!(version(), second);
+        disk.punch(0..1);
+        assert_ne!(version(), second);
     }
 
     #[test]

@@ -273,8 +273,8 @@ pub(super) struct OpenFile {
     is_direct: AtomicBool,
     /// What direct reads must be aligned to, in bytes; a power of two up to 4096.
     direct_align: usize,
-    /// How old a change must be before a later one is sure to carry another time.
-    settling: i64,
+    /// Of its file system.
+    clock: Clock,
     /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
     /// through this kernel.
     lease: Option<FileTimes>,
@@ -382,7 +382,7 @@ impl OpenFile {
             kind,
             is_direct,
             direct_align: direct_align.unwrap_or(1),
-            settling: clock.settling,
+            clock,
             lease: clock.local.filter(|_| description == Description::Ours && kind == Kind::Regular),
             writing: None,
         })
@@ -443,12 +443,7 @@ impl OpenFile {
                     inode: stat.stx_ino,
                     born: if has(&stat, StatxFlags::BTIME) { nanoseconds(stat.stx_btime) } else { 0 },
                 },
-                version: version(
-                    nanoseconds(stat.stx_mtime),
-                    nanoseconds(stat.stx_ctime),
-                    now(),
-                    self.settling,
-                ),
+                version: self.version(&stat),
                 size: stat.stx_size,
             },
             Kind::BlockDevice => Attributes {
@@ -459,10 +454,23 @@ impl OpenFile {
                     born: i64::MIN,
                 },
                 // The times of the node say nothing about the device's bytes.
-                version: Version { modified: 0, changed: 0, settled: false },
+                version: Version { modified: 0, changed: 0, settled: false, steps: false },
                 size: self.size()?,
             },
         })
+    }
+
+    /// The version of a regular file that was looked at just now. A time in the future is not settled.
+    fn version(&self, stat: &Statx) -> Version {
+        let (modified, changed) = (nanoseconds(stat.stx_mtime), nanoseconds(stat.stx_ctime));
+        let age = now().saturating_sub(modified.max(changed));
+        Version {
+            modified,
+            changed,
+            settled: age > self.clock.settling || stat.stx_size == 0,
+            // Old file systems keep whole seconds, whatever this kernel can do.
+            steps: self.clock.steps && stat.stx_ctime.tv_nsec != 0,
+        }
     }
 
     /// Reads a whole fill by calls that block. Returns how many bytes came.
@@ -676,9 +684,12 @@ fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// What is known of a file system's times.
+#[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// How long they take to settle, in nanoseconds.
+    /// How old a change must be before a later one is sure to carry another time, in nanoseconds.
     settling: i64,
+    /// Whether a time that was looked at is not used again.
+    steps: bool,
     /// What they tell, if every change of its files goes through this kernel.
     local: Option<FileTimes>,
 }
@@ -686,10 +697,11 @@ struct Clock {
 impl Clock {
     fn of(magic: u64) -> Self {
         if !LOCAL_FILE_SYSTEMS.contains(&magic) {
-            return Self { settling: SETTLING_REMOTE, local: None };
+            return Self { settling: SETTLING_REMOTE, steps: false, local: None };
         }
         let times = if magic == TMPFS { FileTimes::TellOfWrites } else { FileTimes::TellOfStores };
-        Self { settling: SETTLING_LOCAL, local: Some(times) }
+        let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
+        Self { settling: SETTLING_LOCAL, steps, local: Some(times) }
     }
 }
 
@@ -758,10 +770,12 @@ fn now() -> i64 {
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }
 
-/// A version as seen at `now`: settled if its times lie further back than `settling`. A time in the
-/// future is not.
-fn version(modified: i64, changed: i64, now: i64, settling: i64) -> Version {
-    Version { modified, changed, settled: now.saturating_sub(modified.max(changed)) > settling }
+/// This kernel's version, as far as it says one.
+fn linux() -> (u32, u32) {
+    let names = rustix::system::uname();
+    let mut numbers = names.release().to_str().unwrap_or("").split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse().ok()).unwrap_or(0);
+    (number(), number())
 }
 
 /// The most bytes of a read that its reader makes by itself.
@@ -778,6 +792,11 @@ const SETTLING_REMOTE: i64 = 10_000_000_000;
 /// ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS, bcachefs, overlayfs: clocked by this kernel, to the nanosecond.
 const LOCAL_FILE_SYSTEMS: [u64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
+
+/// ext4, XFS, Btrfs and tmpfs stamp a change with a finer clock if the file's times have been looked at since the last
+/// one ("multigrain timestamps"), since Linux 6.13.
+const STEPPING_FILE_SYSTEMS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, TMPFS];
+const STEPPING_LINUX: (u32, u32) = (6, 13);
 
 /// tmpfs does not hear of stores to mapped memory.
 const TMPFS: u64 = 0x0102_1994;

@@ -127,7 +127,8 @@ impl Backend for MemoryFile {
     }
     fn attributes(&self) -> io::Result<Attributes> {
         let content = self.read();
-        let version = Version { modified: content.version, changed: content.version, settled: true };
+        let version =
+            Version { modified: content.version, changed: content.version, settled: true, steps: true };
         let identity = Identity { device: DEVICE, inode: self.inode, born: 0 };
         Ok(Attributes { identity, version, size: content.bytes.len() as u64 })
     }

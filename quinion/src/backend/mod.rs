@@ -123,8 +123,11 @@ pub struct Version {
     /// Last change of the content or the inode, in nanoseconds since 1970.
     pub changed: i64,
     /// Whether, when this was read, the last change was old enough that a later one cannot carry the
-    /// same time.
+    /// same time. An empty file is settled: no byte of it can be old.
     pub settled: bool,
+    /// Whether a change that begins after this was read carries another time for sure, however soon that is. It says
+    /// nothing of one that had begun before: its time may be this one, and its bytes still to come.
+    pub steps: bool,
 }
 
 /// A file on which a read lease may be asked for.

@@ -496,7 +496,11 @@ impl State {
         let chance = self.below(1000) as u32;
         let (written, reached) =
             (self.below(flush.len() as u64) as usize, self.below(flush.len() as u64 + 1) as usize);
-        let fails = |errno| WriteFate::Fails { errno, written, reached: reached.max(written) };
+        // What lies behind a bad byte is not written, nor is that.
+        let bad = self.bad_writes.iter().map(|(spot, _)| spot).find(|spot| overlap(spot, &bytes));
+        let good = bad.map_or(flush.len(), |spot| spot.start.saturating_sub(bytes.start) as usize);
+        let (written, reached) = (written.min(good), reached.max(written).min(good));
+        let fails = |errno| WriteFate::Fails { errno, written, reached };
         if let Some(errno) = count_down(&mut self.flushes_to_fail) {
             return fails(errno);
         }
@@ -521,9 +525,13 @@ impl State {
     }
 }
 
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
 /// Whether a bad spot is touched; it counts that.
 fn meets(spots: &mut Vec<(Range<u64>, Times)>, asked: Range<u64>) -> bool {
-    let spot = spots.iter().position(|(bytes, _)| bytes.start < asked.end && asked.start < bytes.end);
+    let spot = spots.iter().position(|(bytes, _)| overlap(bytes, &asked));
     let Some(spot) = spot else { return false };
     if let (_, Times::First(times)) = &mut spots[spot] {
         *times = times.saturating_sub(1);
@@ -605,7 +613,7 @@ impl Backend for Simulated {
             Content::Crash(disk) => Ok(disk.attributes()),
             Content::Generated { file, size, .. } => Ok(Attributes {
                 identity: Identity { device: DEVICE, inode: *file, born: 0 },
-                version: Version { modified: 0, changed: 0, settled: true },
+                version: Version { modified: 0, changed: 0, settled: true, steps: true },
                 size: *size,
             }),
         }

@@ -234,6 +234,36 @@ fn a_file_written_just_now_is_not_settled() {
     assert!(!file.attributes().unwrap().version.settled);
 }
 
+/// Who has looked at a file whose times step sees every change after that, however soon it comes.
+#[test]
+fn what_changes_after_a_look_at_times_that_step_has_another_time() {
+    for folder in &folders() {
+        let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+        let path = file_of(folder.path(), 8192);
+        let (file, writer) = (engine.open(&path).unwrap(), File::options().write(true).open(&path).unwrap());
+        let mut seen = file.attributes().unwrap().version;
+        if !seen.steps {
+            eprintln!("not tested: times of {} do not step before Linux 6.13", path.display());
+            continue;
+        }
+        for n in 0..500 {
+            writer.write_all_at(&[n as u8], n).unwrap();
+            let now = file.attributes().unwrap().version;
+            assert_ne!((now.modified, now.changed), (seen.modified, seen.changed), "write {n}");
+            seen = now;
+        }
+    }
+}
+
+#[test]
+fn an_empty_file_is_settled() {
+    let [disk, _] = folders();
+    let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let path = disk.path().join("empty");
+    File::create(&path).unwrap();
+    assert!(engine.open(&path).unwrap().attributes().unwrap().version.settled);
+}
+
 #[test]
 fn many_fills_pass_a_short_queue() {
     for mechanism in MECHANISMS {
@@ -600,7 +630,7 @@ impl ReadAt for Stepwise {
         let identity = Identity { device: u64::MAX - 7, inode: 1, born: 0 };
         Ok(Attributes {
             identity,
-            version: Version { modified: 0, changed: 0, settled: true },
+            version: Version { modified: 0, changed: 0, settled: true, steps: true },
             size: self.size,
         })
     }

@@ -42,7 +42,7 @@ use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced
 use crate::backend::{Attributes, Reap};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
-use crate::mapping::{End, Mapping, ReadBatch};
+use crate::mapping::{Content, End, Mapping, ReadBatch};
 use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
@@ -557,27 +557,40 @@ impl Filemap {
         Ok(())
     }
 
-    /// Looks at the file again; if it may not be what the folios were filled from, forgets them. Returns
-    /// whether it did.
-    pub fn revalidate(&self, mapping: &Mapping) -> Result<bool, Error> {
+    /// Looks at the file again; if it may not be what the folios were filled from, forgets them, but for pages that are
+    /// yet to be written. Returns whether it did. The caller holds no lock of the index.
+    pub fn revalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let settled = mapping.is_settled();
         let changed = self.look_at_the_end(mapping)?;
         if !changed && !settled {
             self.invalidate(mapping)?;
         }
+        if changed || !settled {
+            self.forget_beside_dirty(mapping)?;
+        }
         Ok(changed || !settled)
     }
 
-    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that.
-    pub(crate) fn renew(&self, mapping: &Mapping, now: &Attributes) -> Result<(), Error> {
+    /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that, as
+    /// [`Filemap::revalidate`].
+    pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
         if mapping.is_settled() && mapping.is_as_in(mapping.begin_look(), now) {
             return Ok(());
         }
         // What was looked at before may be what it was before a flush of ours.
-        match mapping.writes_by() {
-            Some(_) => self.revalidate(mapping).map(drop),
-            None => self.invalidate(mapping),
+        if mapping.writes_by().is_some() {
+            return self.revalidate(mapping).map(drop);
         }
+        self.invalidate(mapping)
+    }
+
+    /// The folios that stayed have pages that are yet to be written, and perhaps others, which somebody else may have
+    /// changed: these go.
+    fn forget_beside_dirty(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
+        if mapping.dirty_pages().total() > 0 {
+            self.invalidate_range(mapping, 0..u64::MAX, Content::Clean)?;
+        }
+        Ok(())
     }
 
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a

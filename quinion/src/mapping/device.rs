@@ -225,6 +225,11 @@ impl Device {
         self.account().under_way.len()
     }
 
+    /// How many flushes have ended.
+    pub fn flushes_ended(&self) -> u64 {
+        self.account().ended
+    }
+
     /// How many flushes have begun, if all of them have ended.
     pub fn all_ended(&self) -> Option<u64> {
         let account = self.account();

@@ -451,11 +451,19 @@ impl Mapping {
     /// between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate.write();
-        // Asked for under the lock: of two who come here at once, the one that asks later stores later.
-        let attributes = self.backend.attributes()?;
+        // Asked for under the lock: of two who come here at once, the one that asks later stores later. A flush that
+        // ended between the question and the tree's lock has made the file longer than was said, and its pages are
+        // no longer among those that are kept: then it is asked again. (None begins under this lock.)
         // The tree's lock before the size: a fill that ends between the two must not find its folios still
         // in their places and cut the new size off.
-        let mut tree = self.lock();
+        let (attributes, mut tree) = loop {
+            let ended = self.device().flushes_ended();
+            let attributes = self.backend.attributes()?;
+            let tree = self.lock();
+            if self.device().flushes_ended() == ended {
+                break (attributes, tree);
+            }
+        };
         // A shorter size first, so that no reader takes what is let go for the file's; a longer one last,
         // so that none takes the zeroes after the old end for the file's.
         let unwritten = tree.unwritten();

@@ -115,7 +115,8 @@ impl Mapping {
     /// Whether what is known of its times was old enough, when it was looked at, that a later change has others.
     pub fn is_settled(&self) -> bool {
         let known = self.version();
-        known.settled && self.ours().after.is_none_or(|after| after.settled)
+        // Of a change by others that had begun when our flush had ended we should not have heard anyway.
+        known.settled && self.ours().after.is_none_or(|after| after.settled || after.steps)
     }
 
     /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone.

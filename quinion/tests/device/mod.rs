@@ -133,7 +133,7 @@ impl Backend for Device {
         let generation = self.generation.load(Ordering::Relaxed) as i64;
         Ok(Attributes {
             identity: Identity { device: 0, inode: self.number, born: 0 },
-            version: Version { modified: generation, changed: generation, settled: true },
+            version: Version { modified: generation, changed: generation, settled: true, steps: true },
             size: self.size.load(Ordering::Relaxed),
         })
     }

@@ -109,7 +109,7 @@ impl Backend for Parts {
     fn attributes(&self) -> io::Result<Attributes> {
         Ok(Attributes {
             identity: Identity { device: 7, inode: 1, born: 0 },
-            version: Version { modified: 0, changed: 0, settled: true },
+            version: Version { modified: 0, changed: 0, settled: true, steps: true },
             size: self.size.load(Ordering::Relaxed),
         })
     }

@@ -15,7 +15,7 @@
 //!   worker       work in a process of its own           pages     a file that is nowhere
 //!   places       numbers that look random
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
-//!   evict  thrash  stream  ratio
+//!   evict  thrash  stream  write  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -56,6 +56,7 @@ mod stream;
 mod thrash;
 mod timing;
 mod worker;
+mod write;
 
 use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
@@ -71,7 +72,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 10] = [
+const EXPERIMENTS: [Experiment; 11] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -125,6 +126,12 @@ const EXPERIMENTS: [Experiment; 10] = [
         question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
         starts: Starts::Cold,
         cases: stream::cases,
+    },
+    Experiment {
+        name: "write",
+        question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
+        starts: Starts::Anyhow,
+        cases: write::cases,
     },
     Experiment {
         name: ratio::NAME,

@@ -34,7 +34,7 @@ impl Backend for Pages {
     fn attributes(&self) -> io::Result<Attributes> {
         // No device has the number, and each cache here has one such file.
         let identity = Identity { device: u64::MAX - 1, inode: 1, born: 0 };
-        let version = Version { modified: 0, changed: 0, settled: true };
+        let version = Version { modified: 0, changed: 0, settled: true, steps: true };
         Ok(Attributes { identity, version, size: self.0 * PAGE as u64 })
     }
     fn submit(&self, fills: Vec<Fill>) {

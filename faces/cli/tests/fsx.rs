@@ -1,0 +1,87 @@
+//! Fsx: the file system exerciser writes, cuts, punches, maps and reads a file at random, checks each read, and
+//! finds nothing wrong under `quinion run`; and what it wrote through the kernel is what others read from the cache.
+//!
+//! ```text
+//!   quinion run -- fsx FILE                         a program that writes is left to the kernel, all of it
+//!   quinion run -- sh:  fsx FILE; cat FILE; ...     FILE is written by one program and read by another, again and
+//!                                                   again, by one cache: the same sums as without it
+//! ```
+//!
+//! Its operations follow from a seed, so the file is the same with the cache and without it. `fsx` is a crate, which
+//! `scripts/setup` installs.
+
+use std::fs;
+use std::path::Path;
+
+mod disk;
+use disk::{MEMORY, plain, program, quinion, same_in, scratch};
+
+/// All that it can do on Linux, on a file of up to a MiB.
+const CONFIG: &str = "\
+flen = 1048576
+[opsize]
+max = 100000
+[weights]
+close_open = 2
+read = 10
+write = 10
+mapread = 5
+mapwrite = 5
+invalidate = 1
+truncate = 4
+fsync = 1
+fdatasync = 1
+posix_fallocate = 1
+punch_hole = 3
+sendfile = 2
+posix_fadvise = 2
+copy_file_range = 2
+";
+
+fn configure(folder: &Path) {
+    fs::write(folder.join("fsx.toml"), CONFIG).expect("the folder is ours");
+}
+
+#[test]
+fn it_finds_nothing_wrong() {
+    for seed in ["1", "2", "3"] {
+        let folder = scratch();
+        configure(folder.path());
+        let mut run = quinion();
+        run.args(["run", "--memory", MEMORY, "--"]).arg(program("fsx"));
+        run.args(["-f", "fsx.toml", "-N", "3000", "-S", seed, "file"]);
+        let output = run.current_dir(folder.path()).output().expect("our own command starts");
+        assert!(output.status.success(), "seed {seed}: {output:?}");
+    }
+}
+
+/// It can find something: told to leave out one operation, it does, unless that was none that changes anything.
+#[test]
+fn it_would_find_it() {
+    let folder = scratch();
+    configure(folder.path());
+    let finds = |step: u32| {
+        let mut fsx = plain(program("fsx"));
+        fsx.args(["-f", "fsx.toml", "-N", "3000", "-S", "1", "--inject", &step.to_string(), "file"]);
+        let output = fsx.current_dir(folder.path()).output().expect("fsx starts");
+        !output.status.success()
+    };
+    assert!((500..520).any(finds), "twenty operations were left out, and nobody missed any");
+}
+
+#[test]
+fn what_it_wrote_is_what_another_program_reads_from_the_same_cache() {
+    let folder = scratch();
+    configure(folder.path());
+    let script = "
+        for seed in 1 2 3 4 5 6 7 8; do
+            fsx -f fsx.toml -N 200 -S $seed file || exit 9
+            cat file | cksum
+            cat file | cksum
+            printf x | dd of=file bs=1 seek=$((seed * 50000)) conv=notrunc status=none
+            cat file | cksum
+        done
+        wc -c < file";
+    let report = same_in(folder.path(), &["sh", "-c", script]);
+    assert!(report.served() > 0, "cat was served nothing, so this shows nothing: {report:?}");
+}

@@ -1,0 +1,63 @@
+//! Any bytes as operations on a file through a cache and on its twin through the kernel: both hold the same, and the
+//! cache's own check passes.
+//!
+//! ```text
+//!   byte 0        how files are read and written, the sizes of folios, how the cache ends
+//!   the rest      operations, see `Bytes` in quinion/tests/cache_pair
+//! ```
+//!
+//! The files lie in memory, where a run takes some milliseconds. A failure prints the operations as a list that a
+//! test can be made of, and how to run the same input again.
+#![no_main]
+
+#[path = "../../quinion/tests/cache_pair/mod.rs"]
+mod cache_pair;
+
+use std::cell::RefCell;
+use std::panic;
+use std::path::PathBuf;
+use std::sync::Once;
+
+use cache_pair::{Bytes, Ending, Op, Setting, run};
+use libfuzzer_sys::fuzz_target;
+use quinion::Mechanism;
+
+/// Operations of one run, at most: what a long run finds a short one finds as well.
+const OPS_MAX: usize = 100;
+/// Where the files are.
+const FOLDER: &str = "/dev/shm";
+const ORDERS: [[u8; 2]; 4] = [[0, 0], [0, 9], [2, 9], [0, 4]];
+
+thread_local! {
+    /// What is being tried, for the report.
+    static TRIED: RefCell<Vec<Op>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Says what was tried before the usual report, which ends the process.
+fn report_failures() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        TRIED.with_borrow(|ops| eprintln!("the operations were\nvec!{ops:?}"));
+        eprintln!("to run them again, with the file that is named below (\"Test unit written to\"):");
+        eprintln!("    cargo run --release --manifest-path fuzz/Cargo.toml --bin cache_ops -- FILE");
+        usual(panic);
+    }));
+}
+
+static REPORT: Once = Once::new();
+
+fuzz_target!(|data: &[u8]| {
+    REPORT.call_once(report_failures);
+    let Some((&kind, rest)) = data.split_first() else { return };
+    let ops: Vec<Op> = Bytes(rest).take(OPS_MAX).collect();
+    TRIED.with_borrow_mut(|tried| tried.clone_from(&ops));
+    let setting = Setting {
+        folder: PathBuf::from(FOLDER),
+        mechanism: if kind & 1 == 0 { Mechanism::Ring } else { Mechanism::Threads },
+        orders: ORDERS[usize::from(kind >> 1) % ORDERS.len()],
+        ending: if kind & 8 == 0 { Ending::Synced } else { Ending::Dropped },
+    };
+    if let Err(complaint) = run(&setting, &ops) {
+        panic!("{complaint}\nwith {setting:?}");
+    }
+});

@@ -1,0 +1,393 @@
+//! Crash: what a successful sync has promised is there, wherever power fails afterwards; and nothing is there that
+//! nobody wrote.
+//!
+//! ```text
+//!   operations --through a cache--> a disk that remembers  --each prefix of its log, some samples-->  states
+//!       |                                                                                                |
+//!       '--> images: what the file was after each operation; promises: which bytes a sync was Ok for     |
+//!                                     '---------------- judge each byte of each state -------------------'
+//! ```
+//!
+//! The judge knows nothing of pages, folios or flushes. A byte of a state is right if it is what some image has
+//! there, and no image older than the last promise of this byte. The same goes for the size: while something is
+//! unsynced, the file may have any size between the least and the largest since then, since it grows by pieces.
+//! A sync of a range promises its bytes: where the file ends before, it promised zeros.
+//!
+//! The states are those of `backend/crash.rs`: all that was done, only what is durable, some of the writes, some of
+//! their sectors. So writes are reordered, torn and left out there, and their log is of what the cache truly did.
+//!
+//! A second story has a device that fails: flushes and syncs end in errors. What was changed stays changed, is
+//! read as it was written, and a sync that says `Ok` later promises all of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use quinion::backend::{CrashDisk, CrashLog, Faults, Sequence, Simulated, WriteFaults};
+use quinion::{Cache, Durability, File, OpenOptions, WriteOptions};
+
+const PAGE: usize = 4096;
+/// No file becomes longer.
+const BYTES_MAX: usize = 30 * PAGE;
+/// States of each prefix of a log.
+const SAMPLES: u64 = 6;
+const SECTOR: usize = 512;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { at: usize, len: usize },
+    WriteDurably { at: usize, len: usize },
+    WriteUncached { at: usize, len: usize },
+    Append { len: usize },
+    SetLen(usize),
+    Punch { at: usize, len: usize },
+    SyncData,
+    SyncAll,
+    SyncRange { at: usize, len: usize },
+    WriteBack,
+    DontNeed,
+    Read { at: usize, len: usize },
+}
+
+fn places() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        3 => (0..BYTES_MAX / PAGE).prop_map(|page| page * PAGE),
+        3 => 0..BYTES_MAX,
+        2 => 0..3 * PAGE,
+    ]
+}
+
+fn lens() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(PAGE), Just(1), Just(SECTOR), 1..3 * PAGE, 1..12 * PAGE]
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let range = || (places(), lens());
+    prop_oneof![
+        8 => range().prop_map(|(at, len)| Op::Write { at, len }),
+        1 => range().prop_map(|(at, len)| Op::WriteDurably { at, len }),
+        1 => range().prop_map(|(at, len)| Op::WriteUncached { at, len }),
+        2 => lens().prop_map(|len| Op::Append { len }),
+        2 => places().prop_map(Op::SetLen),
+        2 => range().prop_map(|(at, len)| Op::Punch { at, len }),
+        2 => Just(Op::SyncData),
+        1 => Just(Op::SyncAll),
+        2 => range().prop_map(|(at, len)| Op::SyncRange { at, len }),
+        2 => Just(Op::WriteBack),
+        1 => Just(Op::DontNeed),
+        2 => range().prop_map(|(at, len)| Op::Read { at, len }),
+    ]
+}
+
+/// Bytes that differ from those of other generations and neighbours, and are never 0.
+fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
+    (at..at + len).map(|byte| (byte * 7 + generation * 31 + byte / PAGE) as u8 | 1).collect()
+}
+
+/// What was promised.
+#[derive(Clone, Debug)]
+struct Promise {
+    /// Of how many events the log was when the sync returned.
+    events: usize,
+    /// The image that it promised.
+    image: usize,
+    range: Range<usize>,
+}
+
+/// A file of a cache on a disk that remembers, and what is known of it.
+struct Story {
+    disk: Arc<CrashDisk>,
+    cache: Cache,
+    file: File,
+    /// What the file was after each operation; the first is what it was at the start.
+    images: Vec<Vec<u8>>,
+    /// Of how many events the log was after each operation.
+    events: Vec<usize>,
+    promises: Vec<Promise>,
+    /// Whether flushes and syncs may fail.
+    is_faulty: bool,
+}
+
+const EVERYTHING: Range<usize> = 0..usize::MAX;
+
+impl Story {
+    fn new(start: Vec<u8>, order: u8, seed: u64, write_faults: WriteFaults) -> Self {
+        let disk = Arc::new(CrashDisk::new(start.clone()));
+        let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };
+        let device = Simulated::of_crash_disk(Arc::clone(&disk), faults).with_write_faults(write_faults);
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order).build().unwrap();
+        let options = OpenOptions::new().write(true);
+        let file = cache.open_backend_with(Arc::new(device), options).unwrap();
+        let promised = Promise { events: 0, image: 0, range: EVERYTHING };
+        Self {
+            disk,
+            cache,
+            file,
+            images: vec![start],
+            events: vec![0],
+            promises: vec![promised],
+            is_faulty: write_faults != WriteFaults::default(),
+        }
+    }
+
+    fn now(&self) -> &Vec<u8> {
+        self.images.last().expect("there is the start")
+    }
+
+    /// An operation failed, or it had better not.
+    fn is_ok<T>(&self, told: quinion::Result<T>) -> bool {
+        match told {
+            Ok(_) => true,
+            Err(error) if self.is_faulty => {
+                assert!(matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC) | None), "{error}");
+                false
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn tell(&mut self, op: &Op) {
+        let mut image = self.now().clone();
+        let generation = self.images.len();
+        let mut promised = None;
+        match *op {
+            Op::Write { at, len } => self.write(&mut image, at, len, WriteOptions::new()),
+            Op::WriteUncached { at, len } => {
+                self.write(&mut image, at, len, WriteOptions::new().uncached(!self.is_faulty));
+            }
+            Op::WriteDurably { at, len } => {
+                let bytes = cut(content(generation, at, len), at);
+                let options = WriteOptions::new().durability(Durability::Data);
+                let told = self.file.write_at_with(&bytes, at as u64, options);
+                put(&mut image, at, &bytes);
+                promised = self.is_ok(told).then_some(at..at + bytes.len());
+            }
+            Op::Append { len } => {
+                let at = image.len();
+                let bytes = cut(content(generation, at, len), at);
+                assert_eq!(self.file.append(&bytes).unwrap(), at as u64);
+                put(&mut image, at, &bytes);
+            }
+            Op::SetLen(len) => {
+                self.file.set_len(len as u64).unwrap();
+                image.resize(len, 0);
+            }
+            Op::Punch { at, len } => {
+                self.file.punch_hole(at as u64, len as u64).unwrap();
+                let end = (at + len).min(image.len());
+                image[at.min(end)..end].fill(0);
+            }
+            Op::SyncData => promised = self.is_ok(self.file.sync_data()).then_some(EVERYTHING),
+            Op::SyncAll => promised = self.is_ok(self.file.sync_all()).then_some(EVERYTHING),
+            Op::SyncRange { at, len } => {
+                let told = self.file.sync_range(at as u64, len as u64);
+                promised = self.is_ok(told).then_some(at..at + len);
+            }
+            Op::WriteBack => self.file.write_back().unwrap(),
+            // What a device has lost cannot be read from it again: then nothing is dropped, nor behind a write.
+            Op::DontNeed if self.is_faulty => {}
+            Op::DontNeed => drop(self.file.dont_need(0, u64::MAX).unwrap()),
+            Op::Read { at, len } => self.read(at, len),
+        }
+        self.images.push(image);
+        let events = self.disk.log().len();
+        self.events.push(events);
+        if let Some(range) = promised {
+            self.promises.push(Promise { events, image: self.images.len() - 1, range });
+        }
+        assert_eq!(self.file.len(), self.now().len() as u64);
+    }
+
+    fn write(&self, image: &mut Vec<u8>, at: usize, len: usize, options: WriteOptions) {
+        let bytes = cut(content(self.images.len(), at, len), at);
+        assert_eq!(self.file.write_at_with(&bytes, at as u64, options).unwrap(), bytes.len());
+        put(image, at, &bytes);
+    }
+
+    fn read(&self, at: usize, len: usize) {
+        let mut found = vec![0xee; len];
+        let bytes = self.file.read_at(&mut found, at as u64).unwrap();
+        let image = self.now();
+        let should = &image[at.min(image.len())..(at + len).min(image.len())];
+        let wrong = found[..bytes].iter().zip(should).position(|(is, should)| is != should);
+        assert_eq!((bytes, wrong), (should.len(), None), "a read of {len} bytes at {at}");
+    }
+
+    /// Reads everything, ends the cache, and judges each state that a crash may have left on the way.
+    fn end(mut self, samples: u64, seed: u64) -> Result<(), String> {
+        let (disk, images) = (Arc::clone(&self.disk), std::mem::take(&mut self.images));
+        let judge = Judge { images: &images, events: &self.events, promises: &self.promises };
+        let log = disk.log();
+        judge.judge_all(&log, samples, seed)?;
+        self.cache.check()?;
+        let is_faulty = self.is_faulty;
+        drop((self.file, self.cache));
+        // The end of the cache writes back what is left, though it promises nothing.
+        let last = images.last().expect("there is the start");
+        if !is_faulty && disk.content() != *last {
+            return Err("the end of the cache lost something".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn cut(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
+    bytes.truncate(BYTES_MAX.saturating_sub(at));
+    bytes
+}
+
+fn put(image: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        image.resize(image.len().max(at + bytes.len()), 0);
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+// ---- the judge ----------------------------------------------------------------------------------------
+
+struct Judge<'s> {
+    images: &'s [Vec<u8>],
+    events: &'s [usize],
+    promises: &'s [Promise],
+}
+
+impl Judge<'_> {
+    fn judge_all(&self, log: &CrashLog, samples: u64, seed: u64) -> Result<(), String> {
+        for (events, state) in log.states(samples, seed) {
+            self.judge(events, &state)
+                .map_err(|wrong| format!("after a crash at event {events} of {}: {wrong}", log.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a crash after so many events may leave that.
+    fn judge(&self, events: usize, state: &[u8]) -> Result<(), String> {
+        // The operation that was under way, or the last that had ended.
+        let last = self.events.iter().position(|&after| after >= events).unwrap_or(self.images.len() - 1);
+        let promises: Vec<&Promise> =
+            self.promises.iter().filter(|promise| promise.events <= events).collect();
+        self.judge_size(&promises, last, state.len())?;
+        for promise in promises.iter().filter(|promise| promise.range != EVERYTHING) {
+            let mut behind = state.len().max(promise.range.start)..promise.range.end;
+            behind.end = behind.end.min(self.images[promise.image].len());
+            behind.into_iter().try_for_each(|at| self.judge_byte(&promises, last, at, 0))?;
+        }
+        for (sector, bytes) in state.chunks(SECTOR).enumerate() {
+            let at = sector * SECTOR;
+            let lowest =
+                promises.iter().filter(|promise| promise.range.start < at + SECTOR && at < promise.range.end);
+            let lowest = lowest.map(|promise| promise.image).max().unwrap_or(0);
+            // Nearly always a sector is the newest, or the oldest that may be.
+            if self.has(last, at, bytes)
+                || self.is_promised_whole(&promises, lowest, at) && self.has(lowest, at, bytes)
+            {
+                continue;
+            }
+            (at..).zip(bytes).try_for_each(|(at, &byte)| self.judge_byte(&promises, last, at, byte))?;
+        }
+        Ok(())
+    }
+
+    fn judge_size(&self, promises: &[&Promise], last: usize, size: usize) -> Result<(), String> {
+        let whole =
+            promises.iter().filter(|promise| promise.range == EVERYTHING).map(|promise| promise.image).max();
+        let least = whole.and_then(|whole| self.images[whole..=last].iter().map(Vec::len).min()).unwrap_or(0);
+        let most = self.images[whole.unwrap_or(0)..=last].iter().map(Vec::len).max().unwrap_or(0);
+        if (least..=most).contains(&size) {
+            return Ok(());
+        }
+        Err(format!("the file is {size} bytes long, and between {least} and {most} was possible"))
+    }
+
+    /// Whether the sector at `at` is of this image.
+    fn has(&self, image: usize, at: usize, bytes: &[u8]) -> bool {
+        self.images[image].get(at..at + bytes.len()) == Some(bytes)
+    }
+
+    /// Whether the promise of `image` is of all of this sector.
+    fn is_promised_whole(&self, promises: &[&Promise], image: usize, at: usize) -> bool {
+        let of = promises.iter().find(|promise| promise.image == image);
+        of.is_some_and(|promise| promise.range.start <= at && at + SECTOR <= promise.range.end)
+    }
+
+    fn judge_byte(&self, promises: &[&Promise], last: usize, at: usize, byte: u8) -> Result<(), String> {
+        let lowest = promises.iter().filter(|promise| promise.range.contains(&at));
+        let lowest = lowest.map(|promise| promise.image).max().unwrap_or(0);
+        // Where an image ends before it, the file had nothing, or zeros once it was longer.
+        let was = |image: &Vec<u8>| image.get(at).copied().unwrap_or(0);
+        if self.images[lowest..=last].iter().any(|image| was(image) == byte) {
+            return Ok(());
+        }
+        let whose = self.images.iter().rposition(|image| was(image) == byte);
+        let promised = was(&self.images[lowest]);
+        Err(format!(
+            "byte {at} (page {}) is {byte}, of {}; operation {lowest} promised {promised}, and operation {last} is \
+             the last that may be seen",
+            at / PAGE,
+            whose.map_or("nobody".to_owned(), |image| format!("operation {image}")),
+        ))
+    }
+}
+
+// ---- the tests ----------------------------------------------------------------------------------------
+
+fn starts() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![Just(0), Just(5 * PAGE + 100), 0..BYTES_MAX].prop_map(|len| vec![9; len])
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    let cases = if std::env::var_os("QUINION_SOAK").is_some() { cases * 50 } else { cases };
+    ProptestConfig { cases, max_shrink_iters: 2000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config(60))]
+
+    #[test]
+    fn what_a_sync_has_promised_is_there_after_a_crash(
+        start in starts(), order in prop::sample::select(vec![0u8, 2, 4]), seed: u64,
+        ops in prop::collection::vec(ops(), 1..40),
+    ) {
+        let mut story = Story::new(start, order, seed, WriteFaults::default());
+        ops.iter().for_each(|op| story.tell(op));
+        let told = story.end(SAMPLES, seed);
+        prop_assert!(told.is_ok(), "{}", told.unwrap_err());
+    }
+
+    #[test]
+    fn a_sync_that_is_ok_after_others_failed_promises_everything(
+        start in starts(), order in prop::sample::select(vec![0u8, 4]), seed: u64,
+        errors in 0..300u32, full in 0..200u32, sync_errors in 0..400u32,
+        ops in prop::collection::vec(ops(), 1..40),
+    ) {
+        let faults = WriteFaults { errors, full, sync_errors, drops: errors / 4 };
+        let mut story = Story::new(start, order, seed, faults);
+        ops.iter().for_each(|op| story.tell(op));
+        // What is in memory is right, whatever the device did.
+        story.read(0, BYTES_MAX);
+        let told = story.end(SAMPLES, seed);
+        prop_assert!(told.is_ok(), "{}", told.unwrap_err());
+    }
+}
+
+/// The judge sees what is wrong.
+#[test]
+fn a_lost_an_old_and_an_invented_byte_are_found() {
+    let images = [vec![1; 600], vec![2; 600], vec![3; 700]];
+    let promise = |events, image, range| Promise { events, image, range };
+    let promises = [promise(0, 0, EVERYTHING), promise(5, 1, 0..100)];
+    let judge = Judge { images: &images, events: &[0, 5, 9], promises: &promises };
+    let with = |changes: &[(usize, u8)], len: usize| {
+        let mut state = vec![2; len];
+        changes.iter().for_each(|&(at, byte)| state[at] = byte);
+        state
+    };
+    assert_eq!(judge.judge(9, &with(&[(3, 3), (500, 1)], 600)), Ok(()));
+    assert_eq!(judge.judge(4, &with(&[(3, 1)], 600)), Ok(()), "not yet promised");
+    let wrong = judge.judge(9, &with(&[(3, 1)], 600)).unwrap_err();
+    assert!(wrong.contains("byte 3") && wrong.contains("operation 1 promised 2"), "{wrong}");
+    let wrong = judge.judge(9, &with(&[(550, 7)], 600)).unwrap_err();
+    assert!(wrong.contains("byte 550") && wrong.contains("of nobody"), "{wrong}");
+    assert!(judge.judge(4, &with(&[(3, 3)], 600)).is_err(), "from the future");
+    assert!(judge.judge(9, &with(&[], 599)).is_err() && judge.judge(9, &with(&[], 701)).is_err());
+}

@@ -1,0 +1,528 @@
+//! Differential: whatever is done to a file through the cache, it holds what a file holds to which the kernel
+//! does the same.
+//!
+//! ```text
+//!   seed -> bytes -> operations --run on a pair--> nothing to say         (what is compared: `cache_pair`)
+//!                                     '----------> a complaint --shrink--> a short list that still fails, printed
+//! ```
+//!
+//! The pairs live on a disk, which is written past the kernel's page cache, and in memory, where it is not; with
+//! folios of a page and with large ones; by io_uring and by threads; some caches end after a sync and some
+//! without one.
+//!
+//! A list that was printed can be run again: put it into a test that calls [`check`] with the setting beside it.
+//! (What hangs on the moment at which a thread in the background writes may not come again the same way.)
+//!
+//! Then several threads change and read one file at once, each its own part of it, and contents that tell whose
+//! they are say whether each page was read whole.
+//!
+//! `QUINION_SOAK=1 cargo test --release --test differential -- --nocapture` does a million operations.
+
+mod cache_pair;
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use cache_pair::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
+use common::{Dice, PAGE, fill_content, generations, page_content};
+use quinion::backend::{
+    Attributes, Backend, CrashDisk, Faults, Fill, Flush, Reap, Reaped, Simulated, SyncKind, WaitRoom,
+};
+use quinion::{Cache, File, Mechanism, OpenOptions, WriteOptions};
+use tempfile::TempDir;
+
+/// Operations of all four differential tests together.
+const OPS: u64 = 50_000;
+const OPS_SOAK: u64 = 1_000_000;
+/// Bytes from which the operations of one pair are made: some two hundred of them.
+const BYTES: usize = 1000;
+/// Lists that the search for a shorter one may try, and how often each: some fail only now and then.
+const SHRINKS_MAX: u32 = 400;
+const TRIES: u32 = 3;
+/// A run that has not ended by then hangs.
+const STUCK: Duration = Duration::from_secs(300);
+
+fn is_soak() -> bool {
+    std::env::var_os("QUINION_SOAK").is_some()
+}
+
+fn disk() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+fn memory() -> PathBuf {
+    PathBuf::from("/dev/shm")
+}
+
+// ---- one file and its twin ----------------------------------------------------------------------------
+
+/// Runs the list on a thread of its own, and says what was wrong; a panic is wrong, and so is to hang.
+fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
+    let (sender, receiver) = mpsc::channel();
+    let (setting, ops) = (setting.clone(), ops.to_vec());
+    let runner = thread::spawn(move || {
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(&setting, &ops)));
+        // Whoever asked has waited too long, and is gone.
+        let _ = sender.send(outcome.unwrap_or_else(|panic| Err(words_of(&*panic))));
+    });
+    match receiver.recv_timeout(STUCK) {
+        Ok(told) => {
+            runner.join().expect("it sent what it had to say");
+            told.err()
+        }
+        Err(_) => Some(format!("it hangs, for {} seconds", STUCK.as_secs())),
+    }
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    format!("a panic: {}", words.or(panic.downcast_ref::<&str>().copied()).unwrap_or("of no words"))
+}
+
+/// A list of some of the operations, perhaps simpler ones, that still fails, and how: delta debugging (A. Zeller
+/// and R. Hildebrandt, 2002), pieces first and single operations last.
+fn shrunk(mut ops: Vec<Op>, mut why: String, fails: impl Fn(&[Op]) -> Option<String>) -> (Vec<Op>, String) {
+    let mut runs_left = SHRINKS_MAX;
+    let mut attempt = |shorter: Vec<Op>, ops: &mut Vec<Op>| {
+        if runs_left == 0 {
+            return false;
+        }
+        runs_left -= 1;
+        let failed = fails(&shorter);
+        let is_kept = failed.is_some();
+        if let Some(words) = failed {
+            (*ops, why) = (shorter, words);
+        }
+        is_kept
+    };
+    // 1 Without pieces of it, of half of it at first.
+    let mut piece = ops.len().div_ceil(2);
+    loop {
+        let mut at = 0;
+        while at < ops.len() {
+            let without = [&ops[..at], &ops[(at + piece).min(ops.len())..]].concat();
+            if !attempt(without, &mut ops) {
+                at += piece;
+            }
+        }
+        if piece <= 1 {
+            break;
+        }
+        piece = piece.div_ceil(2);
+    }
+    // 2 With simpler operations in the place of those that are left.
+    for nth in 0..ops.len() {
+        for simple in simpler(ops[nth]) {
+            let mut with = ops.clone();
+            with[nth] = simple;
+            attempt(with, &mut ops);
+        }
+    }
+    (ops, why)
+}
+
+/// Operations of the same kind of which less can be said.
+fn simpler(op: Op) -> Vec<Op> {
+    let start = |at| match at {
+        At::Byte(byte) => At::Byte(byte / PAGE as u64 * PAGE as u64),
+        at @ At::End(_) => at,
+    };
+    match op {
+        Op::Write { by, at, len, .. } => {
+            let plain = |at, len| Op::Write { by, at, len, how: Writing::Plain };
+            vec![plain(at, len), plain(start(at), PAGE as u32), plain(at, 1)]
+        }
+        Op::Read { by, at, len, .. } => {
+            let plain = |at, len| Op::Read { by, at, len, how: Reading::Plain };
+            vec![plain(at, len), plain(start(at), PAGE as u32)]
+        }
+        Op::Pin { by, at, .. } => vec![Op::Pin { by, at: start(at), len: PAGE as u32 }],
+        Op::Punch { by, at, .. } => vec![Op::Punch { by, at: start(at), len: PAGE as u32 }],
+        Op::Append { by, .. } => vec![Op::Append { by, len: 1 }],
+        Op::Sync { by, .. } => vec![Op::Sync { by, how: Syncing::All }],
+        _ => Vec::new(),
+    }
+}
+
+/// The list passes; or it is made shorter, and told.
+#[track_caller]
+fn check(setting: &Setting, ops: &[Op]) {
+    let Some(why) = complaint(setting, ops) else { return };
+    eprintln!("a run of {} operations failed: {why}\nlooking for a shorter one", ops.len());
+    let (ops, why) = shrunk(ops.to_vec(), why, |ops| (0..TRIES).find_map(|_| complaint(setting, ops)));
+    let list: String = ops.iter().map(|op| format!("    Op::{op:?},\n")).collect();
+    panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
+}
+
+/// The share of one test of all operations, in pairs of that folder and those folios.
+fn differ(folder: PathBuf, orders: [u8; 2], seed: u64) {
+    let wanted = if is_soak() { OPS_SOAK } else { OPS } / 4;
+    let (mut done, mut dice) = (0, Dice::new(seed));
+    while done < wanted {
+        let setting = Setting {
+            folder: folder.clone(),
+            mechanism: if dice.below(2) == 0 { Mechanism::Ring } else { Mechanism::Threads },
+            orders,
+            ending: if dice.below(2) == 0 { Ending::Synced } else { Ending::Dropped },
+        };
+        let bytes: Vec<u8> = (0..BYTES).map(|_| dice.roll() as u8).collect();
+        let ops: Vec<Op> = Bytes(&bytes).collect();
+        check(&setting, &ops);
+        done += ops.len() as u64;
+    }
+    println!("{done} operations with folios of orders {orders:?} in {}", folder.display());
+}
+
+#[test]
+fn pages_on_a_disk_are_as_the_kernels() {
+    differ(disk(), [0, 0], 1);
+}
+
+#[test]
+fn large_folios_on_a_disk_are_as_the_kernels() {
+    differ(disk(), [0, 9], 2);
+}
+
+#[test]
+fn pages_in_memory_are_as_the_kernels() {
+    differ(memory(), [0, 0], 3);
+}
+
+#[test]
+fn large_folios_in_memory_are_as_the_kernels() {
+    differ(memory(), [2, 9], 4);
+}
+
+#[test]
+fn a_failing_list_becomes_short() {
+    let mut dice = Dice::new(0);
+    let bytes: Vec<u8> = (0..BYTES).map(|_| dice.roll() as u8).collect();
+    let ops: Vec<Op> = Bytes(&bytes).collect();
+    assert!(ops.len() > 100, "an operation takes few bytes");
+    let kinds: BTreeSet<String> =
+        ops.iter().map(|op| format!("{op:?}").split(' ').next().unwrap_or_default().to_owned()).collect();
+    assert!(kinds.len() > 12, "{kinds:?}");
+    // It fails if an append comes after a punch.
+    let fails = |ops: &[Op]| {
+        let punch = ops.iter().position(|op| matches!(op, Op::Punch { .. }))?;
+        ops[punch..].iter().any(|op| matches!(op, Op::Append { .. })).then(|| "so it is".to_owned())
+    };
+    let (short, why) = shrunk(ops, String::new(), fails);
+    assert!(matches!(short[..], [Op::Punch { .. }, Op::Append { len: 1, .. }]), "{short:?}");
+    assert_eq!(why, "so it is");
+}
+
+/// Another program writes to pages that we have not changed, while we have changed others: ours stay, and
+/// theirs are seen when we look again.
+#[test]
+fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
+    for folder in [disk(), memory()] {
+        let folder = TempDir::new_in(folder).unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, [1; 20 * PAGE]).unwrap();
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let file = cache.open_with(&path, OpenOptions::new().write(true)).unwrap();
+        let mut bytes = vec![0; 20 * PAGE];
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+        file.write_all_at(&[2; PAGE], 3 * PAGE as u64).unwrap();
+        let outside = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        outside.write_all_at(&[3; PAGE], 10 * PAGE as u64).unwrap();
+        assert!(file.revalidate().unwrap(), "the file has changed");
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+        let pages: Vec<u8> = bytes.chunks(PAGE).map(|page| page[0]).collect();
+        let mut wanted = [1; 20];
+        (wanted[3], wanted[10]) = (2, 3);
+        assert_eq!(pages, wanted);
+        file.sync_all().unwrap();
+        assert!(fs::read(&path).unwrap() == bytes, "the file has both");
+    }
+}
+
+/// A device whose writes are held until somebody has asked how long the file is so many times, and end just after he
+/// was told. Its times say nothing.
+#[derive(Debug)]
+struct Slow {
+    inner: Simulated,
+    questions: AtomicU32,
+}
+
+impl Backend for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.inner.attach(room);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        let mut told = self.inner.attributes()?;
+        told.version.settled = false;
+        let less = |left: u32| left.checked_sub(1);
+        if self.questions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1) {
+            self.inner.resume();
+            while self.inner.held() > 0 {
+                self.inner.reap(Reap::Ready, &mut || false);
+            }
+        }
+        Ok(told)
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.inner.submit(fills);
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.inner.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.inner.wants_leader()
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.inner.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.inner.sync(kind, range)
+    }
+}
+
+/// 1. A file is made longer, and its new end is on its way to the device.
+/// 2. Somebody opens it, and asks the device how long it is: as long as before.
+/// 3. The flush ends: its pages are clean.
+/// 4. He who opened it keeps what is dirty, which is nothing, and takes the file for as long as he was told.
+#[test]
+fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
+    let disk = Arc::new(CrashDisk::new(vec![1; 3 * PAGE]));
+    let slow =
+        Slow { inner: Simulated::of_crash_disk(disk, Faults::default()), questions: AtomicU32::new(0) };
+    let slow = Arc::new(slow);
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let open = || {
+        let backend = Arc::clone(&slow) as Arc<dyn Backend>;
+        cache.open_backend_with(backend, OpenOptions::new().write(true)).unwrap()
+    };
+    let file = open();
+    for round in 1..20 {
+        slow.inner.pause();
+        file.append(&[2; 2 * PAGE]).unwrap();
+        file.write_back().unwrap();
+        slow.questions.store(2, Ordering::Relaxed); // one to open it, and one to forget what is cached
+        let other = open();
+        slow.inner.resume();
+        let mut bytes = vec![0; (3 + 2 * round) * PAGE];
+        assert_eq!((file.len(), other.len()), (bytes.len() as u64, bytes.len() as u64));
+        other.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes[3 * PAGE..].iter().all(|&byte| byte == 2));
+    }
+}
+
+// ---- many threads -------------------------------------------------------------------------------------
+
+/// Pages of each writer whose pages are written whole, and between the writers' parts, where both write in part.
+const WHOLE: u64 = 700;
+/// Writers of whole pages.
+const WRITERS: u64 = 2;
+/// Bytes of each owner of a part that begins and ends within a page.
+const RAGGED: u64 = 60_000 + 123;
+/// The file's number in contents.
+const FILE: u32 = 7;
+
+/// ```text
+///   | whole pages of writer 0 | of writer 1 | ragged 0 | ragged 1 | what is appended
+///                                            '-- these meet within a page --'
+/// ```
+fn ragged_start(owner: u64) -> u64 {
+    WRITERS * WHOLE * PAGE as u64 + owner * RAGGED
+}
+
+/// What the threads share.
+struct Stage {
+    file: File,
+    stop: AtomicBool,
+    /// Pages that were looked at and right.
+    checked: AtomicU64,
+    rounds: u64,
+}
+
+/// Writes pages, each whole and of a higher generation than before, and cuts holes; says at the end which generation
+/// each has, 0 for a hole.
+fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
+    let (mut dice, first) = (Dice::new(writer + 10), writer * WHOLE);
+    let mut now = vec![1; WHOLE as usize];
+    for generation in 2..stage.rounds as u32 {
+        let page = dice.below(WHOLE);
+        let pages = (1 + dice.below(8)).min(WHOLE - page);
+        let at = (first + page) * PAGE as u64;
+        let mut bytes = vec![0; pages as usize * PAGE];
+        fill_content(&mut bytes, FILE, at, generation);
+        let told = match dice.below(20) {
+            0 => stage.file.punch_hole(at, bytes.len() as u64).map(|()| 0),
+            1 => {
+                let options = WriteOptions::new().uncached(true);
+                stage.file.write_at_with(&bytes, at, options).map(|_| generation)
+            }
+            _ => stage.file.write_all_at(&bytes, at).map(|()| generation),
+        };
+        now[page as usize..(page + pages) as usize].fill(told.unwrap());
+    }
+    now
+}
+
+/// Writes anything anywhere in a part of its own, and finds there what it wrote.
+fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
+    let (mut dice, start) = (Dice::new(owner + 20), ragged_start(owner));
+    let mut mine = vec![0; RAGGED as usize];
+    let mut found = vec![0; RAGGED as usize];
+    for round in 0..stage.rounds {
+        let at = dice.below(RAGGED);
+        let len = (1 + dice.below(9000)).min(RAGGED - at) as usize;
+        let bytes: Vec<u8> = (0..len).map(|_| dice.roll() as u8).collect();
+        stage.file.write_all_at(&bytes, start + at).unwrap();
+        mine[at as usize..at as usize + len].copy_from_slice(&bytes);
+        let at = dice.below(RAGGED) as usize;
+        let len = dice.below(9000).min((RAGGED as usize - at) as u64) as usize;
+        stage.file.read_exact_at(&mut found[at..at + len], start + at as u64).unwrap();
+        assert!(found[at..at + len] == mine[at..at + len], "round {round} of {owner}: {len} bytes at {at}");
+    }
+    mine
+}
+
+/// Each page is of one generation, or a hole.
+fn read_whole(stage: &Stage, reader: u64) {
+    let mut dice = Dice::new(reader + 30);
+    let mut buffer = vec![0; 20 * PAGE];
+    while !stage.stop.load(Ordering::Relaxed) {
+        let page = dice.below(WRITERS * WHOLE);
+        let pages = (1 + dice.below(20)).min(WRITERS * WHOLE - page) as usize;
+        let buffer = &mut buffer[..pages * PAGE];
+        if dice.below(10) == 0 {
+            let pinned = stage.file.pin(page * PAGE as u64, buffer.len()).unwrap();
+            let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
+            buffer.copy_from_slice(&bytes);
+        } else {
+            stage.file.read_exact_at(buffer, page * PAGE as u64).unwrap();
+        }
+        for (page, bytes) in (page..).zip(buffer.chunks(PAGE)) {
+            if bytes.iter().any(|&byte| byte != 0) {
+                generations(bytes, FILE, page * PAGE as u64).unwrap();
+            }
+        }
+        stage.checked.fetch_add(pages as u64, Ordering::Relaxed);
+    }
+}
+
+/// Syncs, drops what can be dropped, and lengthens the file.
+fn tend(stage: &Stage, cache: &Cache) -> Vec<u8> {
+    let mut dice = Dice::new(40);
+    let mut appended = Vec::new();
+    while !stage.stop.load(Ordering::Relaxed) {
+        match dice.below(8) {
+            0 => stage.file.sync_data().unwrap(),
+            1 => stage.file.sync_range(dice.below(WHOLE) * PAGE as u64, 1 << 20).unwrap(),
+            2 => stage.file.write_back().unwrap(),
+            3 => drop(stage.file.dont_need(0, u64::MAX).unwrap()),
+            4 => drop(cache.resize((17 + dice.below(7)) << 20).unwrap()),
+            _ if appended.len() < 1 << 20 => {
+                let bytes: Vec<u8> = (0..dice.below(5000)).map(|_| dice.roll() as u8).collect();
+                let at = stage.file.append(&bytes).unwrap();
+                assert_eq!(at, ragged_start(WRITERS) + appended.len() as u64);
+                appended.extend(bytes);
+            }
+            _ => thread::yield_now(),
+        }
+    }
+    appended
+}
+
+fn many_threads(folder: &Path, orders: [u8; 2]) {
+    let folder = TempDir::new_in(folder).unwrap();
+    let path = folder.path().join("file");
+    let whole: Vec<u8> = (0..WRITERS * WHOLE).flat_map(|page| page_content(FILE, page, 1)).collect();
+    fs::write(&path, [whole, vec![0; (WRITERS * RAGGED) as usize]].concat()).unwrap();
+    let cache = Cache::builder().memory(16 << 20).memory_max(24 << 20);
+    let cache = cache.folio_order_max(orders[1]).folio_order_min(orders[0]).build().unwrap();
+    let file = cache.open_with(&path, OpenOptions::new().write(true)).unwrap();
+    let rounds = if is_soak() { 100_000 } else { 1500 };
+    let stage = Stage { file, stop: AtomicBool::new(false), checked: AtomicU64::new(0), rounds };
+    let stage = &stage;
+    let (whole, ragged, appended) = thread::scope(|scope| {
+        let cache = &cache;
+        let tended = scope.spawn(move || tend(stage, cache));
+        let readers: Vec<_> = (0..2).map(|nth| scope.spawn(move || read_whole(stage, nth))).collect();
+        let whole: Vec<_> = (0..WRITERS).map(|nth| scope.spawn(move || write_whole(stage, nth))).collect();
+        let ragged: Vec<_> = (0..WRITERS).map(|nth| scope.spawn(move || write_ragged(stage, nth))).collect();
+        let whole: Vec<_> = whole.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        let ragged: Vec<_> = ragged.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        // Also when one has failed, so that the others end.
+        stage.stop.store(true, Ordering::Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        let appended = tended.join().unwrap();
+        let whole: Vec<u32> = whole.into_iter().flat_map(Result::unwrap).collect();
+        (whole, ragged.into_iter().flat_map(Result::unwrap).collect::<Vec<u8>>(), appended)
+    });
+    assert!(stage.checked.load(Ordering::Relaxed) > 0, "the readers read");
+    cache.check().unwrap();
+    stage.file.sync_all().unwrap();
+    assert_eq!(stage.file.dirty_bytes().unwrap(), 0);
+    let found = fs::read(&path).unwrap();
+    for (page, (&generation, bytes)) in (0..).zip(whole.iter().zip(found.chunks(PAGE))) {
+        let wanted = if generation == 0 { [0; PAGE] } else { page_content(FILE, page, generation) };
+        assert!(bytes == wanted, "page {page} is not of generation {generation}");
+    }
+    assert!(found[ragged_start(0) as usize..] == [ragged, appended].concat(), "the parts of parts of pages");
+}
+
+#[test]
+fn threads_that_write_their_own_parts_find_them_and_nobody_reads_half_a_page() {
+    many_threads(&disk(), [0, 0]);
+    many_threads(&disk(), [0, 9]);
+    many_threads(&memory(), [0, 4]);
+}
+
+/// Two threads append at once: each append is in one piece, and none is lost.
+#[test]
+fn appends_of_two_threads_do_not_mix() {
+    let folder = TempDir::new_in(disk()).unwrap();
+    let path = folder.path().join("file");
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let file = cache.open_with(&path, OpenOptions::new().append(true).create(true)).unwrap();
+    let barrier = Barrier::new(2);
+    let append = |thread: u8| {
+        barrier.wait();
+        let lens = |nth: u64| 1 + (nth * 7919) % 5000;
+        (0..300)
+            .map(|nth| (file.append(&vec![thread; lens(nth) as usize]).unwrap(), lens(nth)))
+            .collect::<Vec<_>>()
+    };
+    let append = &append;
+    let places: Vec<Vec<(u64, u64)>> = thread::scope(|scope| {
+        let threads = [1, 2].map(|thread| scope.spawn(move || append(thread)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    file.sync_all().unwrap();
+    let found = fs::read(&path).unwrap();
+    let mut all: Vec<(u64, u64, u8)> = (1..)
+        .zip(places)
+        .flat_map(|(of, places)| places.into_iter().map(move |(at, len)| (at, len, of)))
+        .collect();
+    all.sort_unstable();
+    let mut end = 0;
+    for (at, len, of) in all {
+        assert_eq!(at, end, "they follow each other without a gap");
+        end = at + len;
+        assert!(
+            found[at as usize..end as usize].iter().all(|&byte| byte == of),
+            "{len} bytes of {of} at {at}"
+        );
+    }
+    assert_eq!(found.len() as u64, end);
+}

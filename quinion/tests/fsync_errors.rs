@@ -1,0 +1,365 @@
+//! Fsync errors: a write that fails is told once to every handle, and is not lost meanwhile.
+//!
+//! ```text
+//!   handle 0..9   write       |  the device fails     |  sync    sync      |  sync
+//!                 (dirty)     |  (nobody waits)       |  Err, each once    |  Ok: it is durable now
+//! ```
+//!
+//! The story behind it is that of 2018, when it was found that a database which tried a failed fsync again was
+//! told that all is well, though the kernel had marked the pages clean and thrown their bytes away. Here a page that
+//! could not be written stays changed and readable, every handle hears of each error, and the sync that says
+//! `Ok` afterwards has written it.
+//!
+//! The device is a disk that remembers, so that "durable" is what it says after a crash.
+
+mod common;
+
+use std::sync::Arc;
+use std::thread;
+
+use common::{Dice, PAGE, fill_content, verify};
+use quinion::backend::{Backend, CrashDisk, Faults, Simulated, Times};
+use quinion::{Cache, Durability, Error, ErrorKind, File, OpenOptions, WriteOptions};
+
+const HANDLES: usize = 10;
+const PAGES: usize = 20;
+const FILE: u32 = 3;
+
+/// A device that fails as it is told, a file on it, and a cache.
+struct Stage {
+    disk: Arc<CrashDisk>,
+    device: Arc<Simulated>,
+    cache: Cache,
+}
+
+fn generation_of(generation: u32) -> Vec<u8> {
+    let mut bytes = vec![0; PAGES * PAGE];
+    fill_content(&mut bytes, FILE, 0, generation);
+    bytes
+}
+
+impl Stage {
+    fn new() -> Self {
+        let disk = Arc::new(CrashDisk::new(generation_of(1)));
+        let device = Arc::new(Simulated::of_crash_disk(Arc::clone(&disk), Faults::default()));
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        Self { disk, device, cache }
+    }
+
+    fn open(&self) -> File {
+        let device = Arc::clone(&self.device) as Arc<dyn Backend>;
+        self.cache.open_backend_with(device, OpenOptions::new().write(true)).unwrap()
+    }
+
+    fn open_all(&self) -> Vec<File> {
+        (0..HANDLES).map(|_| self.open()).collect()
+    }
+
+    /// Starts writing back, and waits until that has ended, however.
+    fn write_back(&self, file: &File) {
+        file.write_back().unwrap();
+        // Whoever waits for anything reaps what has ended: this reads a page that is not cached.
+        file.dont_need(0, PAGE as u64).unwrap();
+        while self.device.held() > 0 {
+            let mut page = [0; PAGE];
+            file.dont_need((PAGES - 1) as u64 * PAGE as u64, PAGE as u64).unwrap();
+            file.read_exact_at(&mut page, (PAGES - 1) as u64 * PAGE as u64).unwrap();
+            thread::yield_now();
+        }
+    }
+
+    /// The states that a crash may leave now all hold these bytes.
+    #[track_caller]
+    fn is_durable(&self, bytes: &[u8]) {
+        let log = self.disk.log();
+        for seed in 0..200 {
+            assert!(log.state(log.len(), seed) == bytes, "a crash may take it away (seed {seed})");
+        }
+    }
+
+    #[track_caller]
+    fn is_read(file: &File, bytes: &[u8]) {
+        let mut found = vec![0; bytes.len()];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == bytes, "what was written is not what is read");
+    }
+}
+
+/// What a sync was told of: a number of the system.
+#[track_caller]
+fn errno_of(told: quinion::Result<()>) -> Option<i32> {
+    let error: Error = told.err()?;
+    let kind = match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
+        Some(libc::EROFS) => ErrorKind::ReadOnly,
+        _ => ErrorKind::Sync,
+    };
+    assert_eq!(error.kind(), kind, "{error}");
+    Some(error.raw_os_error().unwrap_or_else(|| panic!("{error} has no number")))
+}
+
+/// Pages from the second on, which is where everything here is changed.
+fn change(file: &File, generation: u32) -> Vec<u8> {
+    let bytes = generation_of(generation);
+    file.write_all_at(&bytes[PAGE..(PAGES - 1) * PAGE], PAGE as u64).unwrap();
+    let mut now = generation_of(1);
+    now[PAGE..(PAGES - 1) * PAGE].copy_from_slice(&bytes[PAGE..(PAGES - 1) * PAGE]);
+    now
+}
+
+#[test]
+fn each_of_ten_handles_hears_of_an_error_in_the_background_once() {
+    for errno in [libc::EIO, libc::ENOSPC, libc::EDQUOT] {
+        let stage = Stage::new();
+        let files = stage.open_all();
+        let now = change(&files[0], 2);
+        for nth in 0..100 {
+            stage.device.fail_write(nth, errno);
+        }
+        stage.write_back(&files[1]);
+        assert!(stage.device.writes() > 0, "the device was asked");
+        stage.device.mend();
+        // (A device says of some pages that they were written before it failed. Others are still to be.)
+        assert!(files[0].dirty_bytes().unwrap() > 0, "what failed is not taken for written");
+        Stage::is_read(&files[3], &now);
+        for (nth, file) in files.iter().enumerate() {
+            assert_eq!(errno_of(file.sync_data()), Some(errno), "handle {nth}, which had not heard of it");
+            assert_eq!(errno_of(file.sync_data()), None, "handle {nth}, which had");
+        }
+        assert_eq!(files[0].dirty_bytes().unwrap(), 0);
+        stage.is_durable(&now);
+    }
+}
+
+#[test]
+fn each_handle_hears_of_a_sync_that_failed_though_another_one_asked() {
+    let stage = Stage::new();
+    let files = stage.open_all();
+    let now = change(&files[0], 2);
+    stage.device.fail_sync(0, libc::EIO);
+    assert_eq!(errno_of(files[4].sync_all()), Some(libc::EIO));
+    // What the device had taken and not made durable is to be written again.
+    Stage::is_read(&files[0], &now);
+    for (nth, file) in files.iter().enumerate() {
+        let expected = (nth != 4).then_some(libc::EIO);
+        assert_eq!(errno_of(file.sync_all()), expected, "handle {nth}");
+        assert_eq!(errno_of(file.sync_all()), None, "handle {nth}");
+    }
+    stage.is_durable(&now);
+}
+
+/// 1. A sync fails, and the device forgets what it could not make durable.
+/// 2. The pages count as written.
+/// 3. The next sync has nothing to do, and says that all is well.
+#[test]
+fn a_sync_that_is_ok_after_one_that_failed_has_written_everything_again() {
+    let stage = Stage::new();
+    let file = stage.open();
+    let now = change(&file, 2);
+    for round in 0..5 {
+        stage.device.fail_sync(0, libc::EIO);
+        assert_eq!(errno_of(file.sync_data()), Some(libc::EIO), "round {round}");
+    }
+    assert_eq!(errno_of(file.sync_data()), None);
+    stage.is_durable(&now);
+    // With nothing changed, once more: it stays so.
+    assert_eq!(errno_of(file.sync_data()), None);
+    stage.is_durable(&now);
+}
+
+#[test]
+fn a_sync_goes_on_after_an_error_and_writes_what_it_can() {
+    let stage = Stage::new();
+    let file = stage.open();
+    let now = change(&file, 2);
+    let bad = (5 * PAGE) as u64;
+    stage.device.fail_writes_at(bad..bad + 1, Times::Always);
+    // Three parts with a clean page between them, so that one of them is bad and two are not.
+    assert_eq!(errno_of(file.sync_data()), Some(libc::EIO));
+    assert!(file.dirty_bytes().unwrap() >= PAGE as u64, "the bad page is still to be written");
+    assert_eq!(errno_of(file.sync_data()), Some(libc::EIO), "it was tried again, and failed again");
+    Stage::is_read(&file, &now);
+    stage.device.mend();
+    assert_eq!(errno_of(file.sync_data()), None);
+    stage.is_durable(&now);
+}
+
+#[test]
+fn who_opens_later_hears_of_what_nobody_has_heard_of_and_of_nothing_else() {
+    let stage = Stage::new();
+    let first = stage.open();
+    let fail = |generation| {
+        change(&first, generation);
+        (0..100).for_each(|nth| stage.device.fail_write(nth, libc::EIO));
+        stage.write_back(&first);
+        stage.device.mend();
+    };
+    // Nobody has heard of it: the next one to open does, and then nobody who opens later.
+    fail(2);
+    let second = stage.open();
+    assert_eq!(errno_of(second.sync_data()), Some(libc::EIO));
+    let third = stage.open();
+    assert_eq!(errno_of(third.sync_data()), None);
+    // The first one had it open all the time.
+    assert_eq!(errno_of(first.sync_data()), Some(libc::EIO));
+    // Whoever changed something and closed it without a sync: the next one hears it.
+    {
+        let writer = stage.open();
+        change(&writer, 3);
+        (0..100).for_each(|nth| stage.device.fail_write(nth, libc::EIO));
+        stage.write_back(&writer);
+        stage.device.mend();
+    }
+    let fourth = stage.open();
+    assert_eq!(errno_of(fourth.sync_data()), Some(libc::EIO));
+    assert_eq!(errno_of(fourth.sync_data()), None);
+    for file in [&first, &second, &third] {
+        assert_eq!(errno_of(file.sync_data()), Some(libc::EIO));
+        assert_eq!(errno_of(file.sync_data()), None);
+    }
+}
+
+#[test]
+fn errors_that_nobody_asked_about_are_one_report_of_the_last() {
+    let stage = Stage::new();
+    let (first, second) = (stage.open(), stage.open());
+    let fail = |generation, errno| {
+        change(&first, generation);
+        (0..100).for_each(|nth| stage.device.fail_write(nth, errno));
+        stage.write_back(&first);
+        stage.device.mend();
+    };
+    fail(2, libc::EIO);
+    fail(3, libc::EIO);
+    assert_eq!(errno_of(first.sync_data()), Some(libc::EIO), "twice the same is told once");
+    assert_eq!(errno_of(first.sync_data()), None);
+    // Somebody has heard of it, so the next one is another one, of the same number or not.
+    fail(4, libc::EIO);
+    assert_eq!(errno_of(first.sync_data()), Some(libc::EIO));
+    fail(5, libc::EIO);
+    fail(6, libc::ENOSPC);
+    assert_eq!(errno_of(first.sync_data()), Some(libc::ENOSPC), "the last one counts");
+    assert_eq!(errno_of(second.sync_data()), Some(libc::ENOSPC));
+    assert_eq!([errno_of(first.sync_data()), errno_of(second.sync_data())], [None; 2]);
+}
+
+#[test]
+fn a_clone_is_the_same_open_file_and_is_told_for_both() {
+    let stage = Stage::new();
+    let (file, other) = (stage.open(), stage.open());
+    let clone = file.clone();
+    change(&file, 2);
+    stage.device.fail_sync(0, libc::EIO);
+    assert_eq!(errno_of(other.sync_data()), Some(libc::EIO));
+    assert_eq!(errno_of(clone.sync_data()), Some(libc::EIO));
+    assert_eq!([errno_of(file.sync_data()), errno_of(clone.sync_data())], [None; 2]);
+}
+
+#[test]
+fn a_file_system_that_became_read_only_loses_nothing_that_memory_can_keep() {
+    let stage = Stage::new();
+    let files = stage.open_all();
+    let mut now = generation_of(1);
+    for generation in 2..6 {
+        now = change(&files[generation % HANDLES], generation as u32);
+        (0..1000).for_each(|nth| stage.device.fail_write(nth, libc::EROFS));
+        (0..1000).for_each(|nth| stage.device.fail_sync(nth, libc::EROFS));
+        for file in &files {
+            assert_eq!(errno_of(file.sync_all()), Some(libc::EROFS));
+        }
+        Stage::is_read(&files[0], &now);
+        assert!(files[0].dirty_bytes().unwrap() > 0, "nothing is given up");
+        stage.device.mend();
+    }
+    // It is mounted for writing again. All have heard of the last error that there was.
+    for file in &files {
+        let _ = errno_of(file.sync_all());
+        assert_eq!(errno_of(file.sync_all()), None);
+    }
+    stage.is_durable(&now);
+}
+
+#[test]
+fn a_durable_write_says_itself_that_it_is_not() {
+    let stage = Stage::new();
+    let (file, other) = (stage.open(), stage.open());
+    let durably = WriteOptions::new().durability(Durability::Data);
+    let bytes = generation_of(2);
+    stage.device.fail_sync(0, libc::EIO);
+    let error = file.write_at_with(&bytes[..PAGE], 0, durably).unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Sync, Some(libc::EIO)), "{error}");
+    // Its bytes are in the cache all the same, and the next one makes them durable.
+    let mut found = vec![0; PAGE];
+    file.read_exact_at(&mut found, 0).unwrap();
+    verify(&found, FILE, 0).unwrap();
+    assert!(found == bytes[..PAGE]);
+    assert_eq!(errno_of(other.sync_data()), Some(libc::EIO));
+    assert_eq!(file.write_at_with(&bytes[PAGE..2 * PAGE], PAGE as u64, durably).unwrap(), PAGE);
+    assert_eq!(errno_of(file.sync_data()), None);
+    let now = [&bytes[..2 * PAGE], &generation_of(1)[2 * PAGE..]].concat();
+    stage.is_durable(&now);
+}
+
+/// The words of an error say what is to be done.
+#[test]
+fn errors_of_syncs_have_a_remedy() {
+    for (errno, word) in [(libc::EIO, "sync"), (libc::ENOSPC, "space"), (libc::EROFS, "sync")] {
+        let stage = Stage::new();
+        let file = stage.open();
+        change(&file, 2);
+        (0..100).for_each(|nth| stage.device.fail_write(nth, errno));
+        let words = file.sync_data().unwrap_err().to_string();
+        assert!(words.contains(word) && words.len() > 40, "{words}");
+    }
+}
+
+/// Ten handles, each with a thread, on a device that fails now and then: whoever is told `Ok` has everything that was
+/// written before durable; no error is told twice by one handle without a new failure.
+#[test]
+fn ten_handles_at_once_are_told_the_truth() {
+    let stage = Stage::new();
+    let files = stage.open_all();
+    let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 2000 } else { 40 };
+    let work = |nth: usize, file: &File| {
+        let (page, mut told) = ((nth + 1) * PAGE, 0);
+        for generation in 0..rounds as u32 {
+            let mut bytes = [0; PAGE];
+            fill_content(&mut bytes, FILE, page as u64, generation);
+            file.write_all_at(&bytes, page as u64).unwrap();
+            told += u32::from(errno_of(file.sync_data()).is_some());
+            let mut found = [0; PAGE];
+            file.read_exact_at(&mut found, page as u64).unwrap();
+            assert!(found == bytes, "page {nth} in generation {generation}");
+        }
+        told
+    };
+    let errors = thread::scope(|scope| {
+        let device = &stage.device;
+        scope.spawn(move || {
+            let mut dice = Dice::new(5);
+            for _ in 0..rounds {
+                match dice.below(3) {
+                    0 => device.fail_write(dice.below(4), libc::EIO),
+                    1 => device.fail_sync(dice.below(4), libc::ENOSPC),
+                    _ => thread::yield_now(),
+                }
+            }
+        });
+        let work = &work;
+        let workers: Vec<_> =
+            files.iter().enumerate().map(|(nth, file)| scope.spawn(move || work(nth, file))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum::<u32>()
+    });
+    println!("{errors} errors were told");
+    stage.device.mend();
+    for file in &files {
+        let _ = errno_of(file.sync_data());
+        assert_eq!(errno_of(file.sync_data()), None);
+    }
+    let mut now = generation_of(1);
+    for nth in 0..HANDLES {
+        let page = (nth + 1) * PAGE;
+        fill_content(&mut now[page..page + PAGE], FILE, page as u64, rounds as u32 - 1);
+    }
+    stage.is_durable(&now);
+}

@@ -151,7 +151,8 @@ impl Upkeep {
 }
 
 impl Upkeep {
-    /// Ends the thread after the duty it is at, and has it do `last` then; waits for nothing. `last` comes back if there
+    /// Ends the thread after the duty it is at, and has it do `last` then; waits for nothing. `last` comes
+    /// back if there
     /// is no thread.
     pub fn close_with(&self, last: Last) -> Result<(), Last> {
         let mut book = self.room.lock();

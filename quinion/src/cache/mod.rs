@@ -767,7 +767,8 @@ impl Table {
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(Locks::Wait);
         let mut gone = Vec::new();
-        // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake it.
+        // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake
+        // it.
         if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
             gone.extend(self.forget(now));
         }

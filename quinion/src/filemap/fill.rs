@@ -599,8 +599,9 @@ impl Filemap {
         (fills + flushes, filled + flushed)
     }
 
-    /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that takes
-    /// nothing always has flushes under way for him, because he asks for them: they are waited for so long and no longer.
+    /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
+    /// takes nothing always has flushes under way for him, because he asks for them: they are waited for so long and
+    /// no longer.
     fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
         let is_writing = || self.writeback.flushes().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max

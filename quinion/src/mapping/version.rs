@@ -22,7 +22,8 @@
 //! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one
 //! file by two caches need more than times.
 //!
-//! Locks: its own, and below it that of the device's account. A look is a call of the file system, made with no lock held.
+//! Locks: its own, and below it that of the device's account. A look is a call of the file system, made with
+//! no lock held.
 
 use std::sync::PoisonError;
 

@@ -254,7 +254,8 @@ impl Writeback {
         files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
     }
 
-    /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for nothing. Where
+    /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for
+    /// nothing. Where
     /// something was ever dirty there is that thread, unless the system had none: then `last` comes back.
     pub fn close_with(&self, last: Last) -> Result<(), Last> {
         self.upkeep.close_with(last)

@@ -43,6 +43,9 @@ pub trait Duty: Send + Sync {
     fn run(&self) -> Option<Duration>;
 }
 
+/// What a thread does last.
+pub type Last = Box<dyn FnOnce() + Send>;
+
 /// One cache's duties, and the thread that does them.
 pub struct Upkeep {
     room: Arc<Room>,
@@ -63,6 +66,8 @@ struct Book {
     duties: Vec<Weak<dyn Duty>>,
     thread: Thread,
     is_closed: bool,
+    /// What the thread does when it ends.
+    last: Option<Last>,
 }
 
 #[derive(Default)]
@@ -145,6 +150,24 @@ impl Upkeep {
     }
 }
 
+impl Upkeep {
+    /// Ends the thread after the duty it is at, and has it do `last` then; waits for nothing. `last` comes
+    /// back if there
+    /// is no thread.
+    pub fn close_with(&self, last: Last) -> Result<(), Last> {
+        let mut book = self.room.lock();
+        if self.process.is_forked() || !matches!(book.thread, Thread::Running(..)) {
+            return Err(last);
+        }
+        book.is_closed = true;
+        book.thread = Thread::Never; // nobody waits for it
+        book.last = Some(last);
+        drop(book);
+        self.room.bell.notify_one();
+        Ok(())
+    }
+}
+
 impl Default for Upkeep {
     fn default() -> Self {
         Self::new()
@@ -178,7 +201,13 @@ impl Room {
         crate::sys::signal::block_all();
         let mut again = None;
         while let Some(duties) = self.begin_round(again) {
-            again = duties.iter().filter_map(|duty| self.run(duty)).min().map(|after| Instant::now() + after);
+            // What is further away than clocks go never comes.
+            let after = duties.iter().filter_map(|duty| self.run(duty)).min();
+            again = after.and_then(|after| Instant::now().checked_add(after));
+        }
+        let last = self.lock().last.take();
+        if let Some(last) = last {
+            let _ = catch_unwind(AssertUnwindSafe(last));
         }
     }
 
@@ -305,6 +334,39 @@ mod tests {
             good_heard.recv_timeout(LONG).unwrap();
         }
         bad_heard.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn a_duty_that_comes_again_in_eternity_comes_when_it_is_poked() {
+        let upkeep = Upkeep::new();
+        let (duty, heard) = told(Some(Duration::MAX), false);
+        add(&upkeep, &duty);
+        upkeep.poke();
+        assert_eq!(heard.recv_timeout(LONG).unwrap(), 1);
+        upkeep.poke();
+        assert!(heard.recv_timeout(LONG).unwrap() >= 2, "the thread is there");
+    }
+
+    #[test]
+    fn what_is_done_last_is_done_after_the_duty_that_runs_and_only_by_a_thread() {
+        let upkeep = Upkeep::new();
+        assert!(upkeep.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
+        let (duty, heard) = told(None, true);
+        add(&upkeep, &duty);
+        upkeep.poke();
+        heard.recv_timeout(LONG).unwrap();
+        let (done, ended) = channel();
+        let (theirs, runs) = (Arc::clone(&upkeep.room), Arc::clone(&duty));
+        let last = move || {
+            assert!(theirs.lock().is_closed);
+            done.send(runs.count.load(Ordering::Relaxed)).unwrap();
+        };
+        assert!(upkeep.close_with(Box::new(last)).is_ok());
+        let runs = ended.recv_timeout(LONG).unwrap();
+        upkeep.poke();
+        upkeep.close();
+        assert_eq!(duty.count.load(Ordering::Relaxed), runs, "no duty runs any more");
+        assert!(upkeep.close_with(Box::new(|| ())).is_err(), "it is gone");
     }
 
     #[test]

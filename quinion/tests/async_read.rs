@@ -325,6 +325,41 @@ fn a_waker_that_holds_the_last_of_a_cache_may_go_on_a_thread_of_the_pool() {
     a_waker_lets_the_cache_go(Mechanism::Threads);
 }
 
+/// What is dirty then goes to the file all the same, by a thread that is there.
+#[test]
+fn a_waker_that_lets_the_last_of_a_cache_go_loses_nothing_that_was_written() {
+    let (_folder, path) = content();
+    let place = |round: u64| round * 3 * 4096 + (20 << 20);
+    for round in 0..20 {
+        let writing = quinion::OpenOptions::new().write(true);
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let file = cache.open_with(&path, writing).unwrap();
+        file.write_all_at(&[0xa0 + round as u8; 4096], place(round)).unwrap();
+        let read = async move {
+            let (cache, file) = (cache, file);
+            let mut buffer = vec![0; 1 << 20];
+            file.read_at_async(&mut buffer, round << 20).await.unwrap();
+            drop(cache);
+        };
+        let task = Arc::new(Abandoned(Mutex::new(None)));
+        *task.0.lock().unwrap() = Some(Box::pin(read));
+        let waker = Waker::from(Arc::clone(&task));
+        let _ = task.0.lock().unwrap().as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker));
+        drop((waker, task));
+        let began = std::time::Instant::now();
+        let is_there = || {
+            let bytes = std::fs::read(&path).unwrap();
+            bytes
+                .get(place(round) as usize..)
+                .is_some_and(|bytes| bytes.starts_with(&[0xa0 + round as u8; 4096]))
+        };
+        while !is_there() {
+            assert!(began.elapsed().as_secs() < 60, "round {round} is lost");
+            thread::yield_now();
+        }
+    }
+}
+
 /// Keeps what comes first, and completes all it has inside the second submission.
 #[derive(Debug)]
 struct Tardy {

@@ -70,6 +70,7 @@ fn s01_two_readers_of_one_cold_page_make_one_device_read() {
         assert!(readers.into_iter().all(|reader| reader.join().unwrap() == 4096));
     });
     assert_eq!(device.reads(), [(5, 1)]);
+    assert_eq!(cache.stats().device_reads, 1, "each request is counted once");
 }
 
 #[test]

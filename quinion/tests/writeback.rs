@@ -306,6 +306,47 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
     }
 }
 
+/// A backend is a stranger's. What it was to make durable is not, and whoever comes next has his turn.
+#[test]
+fn a_device_that_panics_in_a_sync_keeps_nobody_from_the_next() {
+    let stage = Stage::new(by_hand());
+    let device = Watched::new(memory(64));
+    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let (one, other) = (file.handle(), file.handle());
+    file.write(0..4, 1);
+    let first = AtomicBool::new(true);
+    device.before_sync(move || assert!(!first.swap(false, Ordering::Relaxed), "the first one panics"));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| file.sync(&one)));
+    assert!(panicked.is_err(), "it is not kept from who called");
+    assert!(!file.mapping.device().is_syncing(), "nobody waits for it");
+    assert_eq!(file.dirty(), 4, "nothing of it is durable");
+    assert_eq!(file.sync(&other), Err(EIO), "each handle hears of it");
+    assert_eq!((file.sync(&one), file.dirty()), (Err(EIO), 0));
+    assert_eq!((file.sync(&one), file.sync(&other)), (Ok(()), Ok(())));
+}
+
+/// 1 A flush of one page is under way. 2 A sync of another page fails, and the handle is told. 3 The handle syncs all:
+/// the flush from before ends while it waits, and does not count. `Ok` is of that page, too.
+#[test]
+fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
+    let stage = Stage::new(by_hand());
+    let early = Early::new(memory(64));
+    let device = Watched::new(Arc::clone(&early) as Arc<dyn Backend>);
+    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let handle = file.handle();
+    stage.writeback.close(); // it would fetch what ends
+    file.write(0..1, 1);
+    stage.writeback.start(&file.mapping, pages(0..1));
+    assert_eq!(file.under_way(), 1);
+    early.fail_sync(EIO);
+    assert_eq!(file.sync_range(pages(8..9), &handle), Err(EIO));
+    assert_eq!((file.under_way(), file.dirty()), (1, 0), "nobody has fetched its end");
+    assert_eq!(file.sync(&handle), Ok(()));
+    let flushes = device.take_flushes();
+    assert_eq!((file.dirty(), flushes), (0, vec![(0, PAGE_SIZE); 2]), "it was written anew, and then synced");
+    file.mapping.check().unwrap();
+}
+
 #[test]
 fn many_who_sync_at_once_share_the_devices_syncs() {
     let stage = Stage::new(by_hand());
@@ -619,6 +660,108 @@ fn a_pool_that_is_full_of_dirty_pages_has_them_written() {
     file.sync_data().unwrap();
     let bytes = bytes_of(&bytes);
     assert!((0..4096).all(|page| generation_in(&bytes, page) == Some(1)));
+}
+
+/// A pool is full of what its device does not take, and the device is slow to say so.
+#[test]
+fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end() {
+    let (bad_bytes, good_bytes) = (memory(2048), memory(64));
+    let bad = Early::new(Arc::clone(&bad_bytes));
+    bad.set_full(true);
+    let wait_max = Duration::from_millis(100);
+    let options = WritebackOptions { wait_max, ..by_hand() };
+    let cache = quinion::Cache::builder().memory(64 << 20).writeback(options).build().unwrap();
+    let pool = cache.add_pool("small", quinion::PoolOptions::new().limit(2 << 20)).unwrap();
+    let writing = quinion::OpenOptions::new().write(true);
+    let (told, heard) = std::sync::mpsc::channel();
+    let story = std::thread::spawn(move || {
+        let file = pool.open_backend_with(Arc::clone(&bad) as Arc<dyn Backend>, writing.clone()).unwrap();
+        let full =
+            (0..2048).map(|page| file.write_all_at(&content(page, 1), page * PAGE)).position(|w| w.is_err());
+        let full = full.expect("the pool is full one day") as u64;
+        assert!((256..=512).contains(&full), "{full} pages");
+        let other = cache.open_backend_with(Arc::clone(&good_bytes) as Arc<dyn Backend>, writing).unwrap();
+        other.write_all_at(&content(0, 1), 0).unwrap();
+        other.sync_data().unwrap();
+        assert!(file.sync_data().is_err() && cache.stats().dirty_pages == full, "all of it is there");
+        cache.check().unwrap();
+        bad.set_full(false);
+        file.sync_data().unwrap();
+        let bytes = bytes_of(&bad_bytes);
+        assert!((0..full).all(|page| generation_in(&bytes, page) == Some(1)));
+        bad.set_full(true);
+        file.write_all_at(&content(0, 2), 0).unwrap();
+        drop((file, other, pool, cache));
+        told.send(()).unwrap();
+    });
+    let ended = heard.recv_timeout(LONG);
+    assert!(ended.is_ok() || story.is_finished(), "it goes on for ever");
+    story.join().unwrap();
+}
+
+/// What others look at between a flush and the look after it, or before and after a flush, is our own doing.
+#[test]
+fn our_own_flushes_are_not_taken_for_others_changes() {
+    let stage = Stage::new(by_hand());
+    let device = Watched::new(memory(64));
+    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let looks = Arc::new(AtomicU32::new(0));
+    let (mapping, inner, seen) = (Arc::clone(&file.mapping), Arc::clone(&device.inner), Arc::clone(&looks));
+    let known = file.mapping.version();
+    device.before_attributes(move || {
+        let (look, now) = (mapping.begin_look(), inner.attributes().unwrap());
+        assert!(mapping.is_as_known(known, look, &now), "nobody else is there");
+        seen.fetch_add(1, Ordering::Relaxed);
+    });
+    for generation in 1..4 {
+        let look = file.mapping.begin_look();
+        let early = device.inner.attributes().unwrap();
+        file.write(0..2, generation);
+        file.sync(&file.handle()).unwrap();
+        assert!(file.mapping.is_as_in(look, &early), "it was so before a flush of ours");
+        let (look, now) = (file.mapping.begin_look(), device.inner.attributes().unwrap());
+        assert!(file.mapping.is_as_in(look, &now), "and is so after it");
+    }
+    assert!(looks.load(Ordering::Relaxed) >= 6, "before flushes and after them");
+    device.inner.set_size(70 * PAGE).unwrap();
+    let (look, now) = (file.mapping.begin_look(), device.inner.attributes().unwrap());
+    assert!(!file.mapping.is_as_in(look, &now), "that was somebody else");
+}
+
+#[test]
+fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
+    let options = WritebackOptions {
+        expire: Duration::from_millis(20),
+        interval: Duration::from_millis(5),
+        ..by_hand()
+    };
+    let stage = Stage::new(options);
+    let bytes = memory(64);
+    let bad = Watched::new(memory(64));
+    bad.before_flush(|| panic!("this device panics once"));
+    let files = [
+        stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
+        stage.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
+    ];
+    files.iter().for_each(|file| file.write(0..30, 1));
+    wait_until("the other file", || (0..30).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
+    wait_until("its own next try", || files[0].dirty() == 0);
+}
+
+/// The last that is done for a file is not left to a flush that began before.
+#[test]
+fn what_fails_under_way_when_the_cache_ends_is_tried_once_more() {
+    let stage = Stage::new(by_hand());
+    let bytes = memory(64);
+    let device = Simulated::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
+    device.fail_write(0, EIO);
+    let file = stage.open(1, Arc::new(device));
+    stage.writeback.close(); // it would fetch what ends
+    file.write(0..4, 1);
+    stage.writeback.start(&file.mapping, ALL);
+    assert_eq!((file.dirty(), file.under_way()), (0, 4));
+    assert_eq!((stage.writeback.write_out_all(), file.dirty()), (0, 0));
+    assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
 }
 
 // A story.

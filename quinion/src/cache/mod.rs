@@ -766,8 +766,12 @@ impl Drop for Shared {
         };
         if is_waking() {
             // A waker held the last of us, and the fill that woke it ends when we have returned: not to be waited
-            // for here. (Where there is no thread to be had, what is in flight keeps what it needs.)
-            let _ = std::thread::Builder::new().name("quinion-end".into()).spawn(end);
+            // for here. Where something is dirty there is a thread already.
+            let Err(end) = self.filemap.writeback.close_with(Box::new(end)) else { return };
+            if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
+                // There is no thread to be had. What is in flight keeps what it needs.
+                self.filemap.writeback.start_all();
+            }
         } else {
             end();
         }
@@ -804,7 +808,9 @@ impl Table {
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(Locks::Wait);
         let mut gone = Vec::new();
-        if known.mapping.lock().pages() == 0 {
+        // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake
+        // it.
+        if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
             gone.extend(self.forget(now));
         }
         while self.idle.len() > idle_max {

@@ -42,7 +42,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
@@ -479,6 +479,7 @@ impl Filemap {
         locks: Locks,
     ) {
         let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
+        let mut began = None;
         while charge.pages() < wanted {
             let (_, completed) = self.under_way_for(pool);
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
@@ -487,7 +488,8 @@ impl Filemap {
                 if waits {
                     self.writeback.ask_for_room();
                 }
-                if !waits || stalls >= STALLS_MAX && self.under_way_for(pool).0 == 0 {
+                let began = *began.get_or_insert_with(Instant::now);
+                if !waits || stalls >= STALLS_MAX && !self.may_bring_room(pool, began) {
                     return;
                 }
                 stalls += 1;
@@ -595,6 +597,14 @@ impl Filemap {
     fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
         (fills + flushes, filled + flushed)
+    }
+
+    /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
+    /// takes nothing always has flushes under way for him, because he asks for them: they are waited for so long and
+    /// no longer.
+    fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
+        let is_writing = || self.writeback.flushes().0 > 0;
+        self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
 
     /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill or a flush to end after

@@ -571,8 +571,13 @@ impl Filemap {
     /// The file is opened, and is as in `now`: forgets its folios if they may not be filled from that, as
     /// [`Filemap::revalidate`].
     pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
-        if !mapping.is_as_in(now) || !mapping.is_settled() {
-            self.invalidate(mapping)?;
+        if mapping.is_settled() && mapping.is_as_in(mapping.begin_look(), now) {
+            return Ok(());
+        }
+        // What was looked at before may be what it was before a flush of ours.
+        match mapping.writes_by() {
+            Some(_) => self.revalidate(mapping).map(drop)?,
+            None => drop(self.invalidate(mapping)?),
         }
         Ok(())
     }
@@ -580,8 +585,9 @@ impl Filemap {
     /// As [`Filemap::revalidate`], for a reader who met the end of the file: equal times are believed, or a
     /// file that was just written would be forgotten each time its end is met.
     pub(crate) fn look_at_the_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
+        let look = mapping.begin_look();
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
-        let changed = !mapping.is_as_in(&now);
+        let changed = !mapping.is_as_in(look, &now);
         if changed {
             self.invalidate(mapping)?;
         }

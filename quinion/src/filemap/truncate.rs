@@ -102,8 +102,9 @@ impl<'m> Alone<'m> {
     /// Does `change` to the file; its new version is ours, if the one before was.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
         let device = device_of(self.mapping);
+        let look = self.mapping.begin_look();
         let was_ours =
-            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, &before));
+            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
         change(&**device)?;
         if was_ours && let Ok(after) = device.attributes() {
             *self.version = after.version;

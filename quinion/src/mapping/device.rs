@@ -94,8 +94,12 @@ struct Account {
     next: u64,
     under_way: BTreeMap<u64, Range<u64>>,
     ended: u64,
+    /// So many flushes had begun, and ended, when the file was looked at last after one.
+    looked: u64,
     /// Flushes below this number were under way when a sync failed.
     tainted: u64,
+    /// How many of these have ended well, and did not count.
+    voided: u64,
     unsynced: PageRanges,
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
@@ -179,6 +183,8 @@ impl Device {
         if let Some(errno) = errno {
             self.errors.record(errno);
             account.fail(errno, now, Some(number.0));
+        } else if number.0 < account.tainted {
+            account.voided += 1;
         } else if written > 0 && account.failing.is_some_and(|failing| number.0 > failing.number) {
             account.failing = None;
         }
@@ -201,6 +207,11 @@ impl Device {
         FlushNumber(self.account().next)
     }
 
+    /// How many flushes have ended well and do not count, as [`Device::judge_flush`] says: their pages are dirty again.
+    pub fn flushes_voided(&self) -> u64 {
+        self.account().voided
+    }
+
     /// Whether a flush of some of `pages` is under way, with a number below `before`, if there is one.
     pub fn is_under_way(&self, pages: &Range<PageIndex>, before: Option<FlushNumber>) -> bool {
         let account = self.account();
@@ -214,11 +225,28 @@ impl Device {
         self.account().under_way.len()
     }
 
-    /// How many flushes have begun, and how many have ended: equal before and after a look at the file's attributes,
-    /// if none of ours has changed them meanwhile.
-    pub fn flushes(&self) -> (u64, u64) {
+    /// How many flushes have ended.
+    pub fn flushes_ended(&self) -> u64 {
+        self.account().ended
+    }
+
+    /// How many flushes have begun, if all of them have ended.
+    pub fn all_ended(&self) -> Option<u64> {
         let account = self.account();
-        (account.next, account.ended)
+        (account.next == account.ended).then_some(account.next)
+    }
+
+    /// The same, if the file was looked at since: what it is like by our doing is known. The same number before and
+    /// after a look at the file's attributes says that no flush of ours has changed them meanwhile.
+    pub fn quiet(&self) -> Option<u64> {
+        let account = self.account();
+        (account.next == account.looked).then_some(account.next)
+    }
+
+    /// The file was looked at when so many flushes had begun, and all of them had ended.
+    pub fn note_look(&self, flushes: u64) {
+        let account = &mut self.account();
+        account.looked = account.looked.max(flushes);
     }
 
     // ---- failures ------------------------------------------------------------------------------
@@ -404,7 +432,11 @@ mod tests {
         assert!(!device.is_under_way(&pages(0, 100), before));
         device.end_flush(second, 4, None, Millis(0));
         assert!(!device.is_under_way(&pages(0, 100), None));
-        assert_eq!(device.flushes(), (2, 2));
+        assert_eq!((device.all_ended(), device.quiet()), (Some(2), None));
+        device.note_look(2);
+        assert_eq!(device.quiet(), Some(2));
+        device.begin_flush(pages(0, 4));
+        assert_eq!((device.all_ended(), device.quiet()), (None, None));
     }
 
     #[test]

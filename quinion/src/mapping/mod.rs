@@ -98,3 +98,5 @@ pub use residency::{PageState, Stretch, Stretches};
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
 #[cfg(feature = "std")]
 pub use split::{Copied, Divided};
+#[cfg(feature = "std")]
+pub use version::Look;

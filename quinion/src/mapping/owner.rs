@@ -457,10 +457,10 @@ impl Mapping {
         // The tree's lock before the size: a fill that ends between the two must not find its folios still
         // in their places and cut the new size off.
         let (attributes, mut tree) = loop {
-            let (_, ended) = self.device().flushes();
+            let ended = self.device().flushes_ended();
             let attributes = self.backend.attributes()?;
             let tree = self.lock();
-            if self.device().flushes().1 == ended {
+            if self.device().flushes_ended() == ended {
                 break (attributes, tree);
             }
         };

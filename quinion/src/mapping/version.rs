@@ -16,10 +16,14 @@
 //! | others, or others were seen before a flush of ours | others: what is clean may be old |
 //! | anything, while a flush of ours is under way | not to be told, and taken for ours; who looks later sees it |
 //!
+//! A flush is under way in this sense until the look after it is over: between the two the times are ours, and not
+//! known yet. And a look by others tells nothing if a flush of ours fell into it ([`Look`]).
+//!
 //! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one
 //! file by two caches need more than times.
 //!
-//! Locks: a leaf of its own. A look is a call of the file system, made with no lock held.
+//! Locks: its own, and below it that of the device's account. A look is a call of the file system, made with
+//! no lock held.
 
 use std::sync::PoisonError;
 
@@ -40,6 +44,13 @@ struct Seen {
     is_strange: bool,
 }
 
+/// The moment before somebody looks at the file's attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// How many flushes had begun; `None`: one was under way.
+    quiet: Option<u64>,
+}
+
 /// What of a version is compared.
 fn times(version: Version) -> (i64, i64) {
     (version.modified, version.changed)
@@ -51,45 +62,55 @@ impl Mapping {
     pub fn look_before_flush(&self) {
         // Who forgets the file's pages looks at it himself, and is not waited for.
         let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
-        if let Some(before) = self.look_while_quiet()
-            && !self.is_as_known(known, &before)
-        {
+        let look = self.begin_look();
+        if look.quiet.is_none() {
+            return;
+        }
+        // Who cannot say what the file is will be asked again.
+        let Some(Ok(before)) = self.writes_by().map(|writer| writer.attributes()) else { return };
+        if !self.is_as_known(known, look, &before) {
             self.ours().is_strange = true;
         }
     }
 
     /// A flush has ended. Looks at the file if it was the last.
     pub fn look_after_flush(&self) {
-        if let Some(after) = self.look_while_quiet() {
-            self.ours().after = Some(after.version);
+        let Some(flushes) = self.device().all_ended() else { return };
+        let after = self.writes_by().map(|writer| writer.attributes());
+        let mut ours = self.ours();
+        if self.device().all_ended() != Some(flushes) {
+            return; // the end of another sees to it
         }
+        // If it cannot be said what the file is, it is not as known, and its clean pages go.
+        if let Some(Ok(after)) = after {
+            ours.after = Some(after.version);
+        }
+        self.device().note_look(flushes);
     }
 
-    /// The file as it is now, if no flush of ours was under way all the while.
-    fn look_while_quiet(&self) -> Option<Attributes> {
-        let quiet = || Some(self.device().flushes()).filter(|(begun, ended)| begun == ended);
-        let before = quiet()?;
-        // Who cannot say what the file is will be asked again.
-        let attributes = self.writes_by()?.attributes().ok()?;
-        (quiet() == Some(before)).then_some(attributes)
+    /// The file's attributes are asked for next.
+    pub fn begin_look(&self) -> Look {
+        Look { quiet: self.device().quiet() }
     }
 
-    /// Whether the file's size and times are as in `now`, but for what we wrote to it ourselves; also where that cannot
-    /// be told, because we are writing.
-    pub fn is_as_in(&self, now: &Attributes) -> bool {
-        self.is_as_known(self.version(), now)
+    /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what we wrote to it
+    /// ourselves; also where that cannot be told, because we were writing.
+    pub fn is_as_in(&self, look: Look, now: &Attributes) -> bool {
+        self.is_as_known(self.version(), look, now)
     }
 
     /// As [`Mapping::is_as_in`], for who has the invalidate lock: `known` is the version under it.
-    pub fn is_as_known(&self, known: Version, now: &Attributes) -> bool {
+    pub fn is_as_known(&self, known: Version, look: Look, now: &Attributes) -> bool {
         if self.writes_by().is_none() {
             return times(known) == times(now.version) && self.size() == now.size;
         }
         let seen = *self.ours();
-        let (begun, ended) = self.device().flushes();
         let is_known = times(known) == times(now.version);
         let is_ours = seen.after.is_some_and(|after| times(after) == times(now.version));
-        !seen.is_strange && (begun != ended || ((is_known || is_ours) && self.size_on_device() == now.size))
+        let is_as_left = (is_known || is_ours) && self.size_on_device() == now.size;
+        // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
+        let is_to_be_told = look.quiet.is_some() && look.quiet == self.device().quiet();
+        !seen.is_strange && (!is_to_be_told || is_as_left)
     }
 
     /// Whether what is known of its times was old enough, when it was looked at, that a later change has others.

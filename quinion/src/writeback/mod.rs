@@ -73,7 +73,7 @@ use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::Millis;
-use crate::upkeep::{Duty, Upkeep};
+use crate::upkeep::{Duty, Last, Upkeep};
 
 pub mod plan;
 mod round;
@@ -252,6 +252,13 @@ impl Writeback {
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let files = self.files();
         files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
+    }
+
+    /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for
+    /// nothing. Where
+    /// something was ever dirty there is that thread, unless the system had none: then `last` comes back.
+    pub fn close_with(&self, last: Last) -> Result<(), Last> {
+        self.upkeep.close_with(last)
     }
 
     /// Ends the background's thread; it starts no flush any more. What is dirty stays so, unless somebody writes it.

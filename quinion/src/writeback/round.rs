@@ -20,6 +20,7 @@
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
 //!  2. A file that failed is left alone until its pause is over, but by who needs memory.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -81,7 +82,8 @@ impl Duty for Writeback {
             if self.upkeep.is_closed() {
                 return None;
             }
-            self.visit(mapping, all);
+            // A backend, a stranger's, that panics is no reason to leave the others' files alone.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.visit(mapping, all)));
         }
         self.next_turn();
         let (in_flight, completed) = self.flushes();
@@ -90,7 +92,7 @@ impl Duty for Writeback {
             () if in_flight > 0 => {
                 Some(self.pace.lock().unwrap_or_else(PoisonError::into_inner).step(completed))
             }
-            () if self.files_listed() > 0 => Some(self.options.interval),
+            () if self.files_listed() > 0 => Some(self.options.interval.max(SOON)),
             () => None,
         }
     }

@@ -34,7 +34,7 @@ use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 use super::Writeback;
 
 /// The number of an error that has none of the system's.
-const UNNAMED: i32 = libc::EIO;
+pub(super) const UNNAMED: i32 = libc::EIO;
 /// Numbers of errors end here.
 const ERRNO_END: i32 = 4096;
 

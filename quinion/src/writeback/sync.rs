@@ -12,6 +12,9 @@
 //! bytes that are promised, and is waited for. If it began later, it has them, and step 3 waits for it. So each page is
 //! waited for once here, however often others write it.
 //!
+//! What ended well meanwhile, and was under way when somebody's sync failed, does not count: it is dirty again, and may
+//! have been clean when the tags were set. Then steps 1 to 3 are done once more, and what they meet now counts.
+//!
 //! After a failure everything goes on: the other pages are written, and the device is synced. Then the first error of
 //! this call is told.
 //!
@@ -27,6 +30,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::backend::{Backend, SyncKind};
@@ -39,7 +43,7 @@ use crate::sync::Locks;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::run::errno_of;
+use super::run::{UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
 const UNDER_WAY_MAX: u64 = 4096;
@@ -82,7 +86,14 @@ impl Writeback {
         let before = device.failures();
         // 1 to 4
         if let Some(writer) = mapping.writes_by() {
-            self.write_tagged(mapping, &**writer, pages.clone());
+            loop {
+                let voided = device.flushes_voided();
+                self.write_tagged(mapping, &**writer, pages.clone());
+                // If something fails again meanwhile, that is told.
+                if device.flushes_voided() == voided || device.failures() != before {
+                    break;
+                }
+            }
             lost_pages = self.make_durable(mapping, &**writer, &pages, kind);
         }
         // 5
@@ -125,10 +136,26 @@ impl Writeback {
         self.close();
         let mut failed = 0;
         for mapping in self.listed() {
-            failed += u64::from(self.write_out(&mapping).is_err());
+            // What the background had under way and failed was not this call's to try: it is now.
+            let is_written = self.write_out(&mapping).is_ok() && mapping.dirty_pages().dirty() == 0;
+            failed += u64::from(!is_written && self.write_out(&mapping).is_err());
             self.counters.add(Count::LostPages, mapping.dirty_pages().dirty());
         }
         failed
+    }
+
+    /// Starts writing what is dirty of every file, and waits for nothing: for the end of a cache where nobody can wait.
+    /// What is under way then keeps what it needs.
+    pub fn start_all(&self) {
+        for mapping in self.listed() {
+            let mut at = PageIndex(0);
+            while let Begun::More(next) | Begun::Busy(next) =
+                self.write_some(&mapping, at..whole_file().end, Which::Dirty, u32::MAX, Locks::Try)
+                && next > at
+            {
+                at = next;
+            }
+        }
     }
 
     /// Waits until no flush of `pages` is under way, also of folios that have left the index: for who takes their
@@ -223,15 +250,20 @@ impl Writeback {
     ) -> u64 {
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
         self.counters.add(Count::DeviceSyncs, 1);
-        let failed = writer.sync(kind, bytes).err();
-        let lost = match failed {
-            None => {
+        // A backend, a stranger's, that panics has made nothing durable, and does not keep the turn.
+        let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
+        let lost = match &outcome {
+            Ok(Ok(())) => {
                 mapping.device().end_sync((kind, pages), taken, None, self.now());
                 0
             }
-            Some(error) => self.dirty_again(mapping, (kind, pages), taken, errno_of(&error)),
+            Ok(Err(error)) => self.dirty_again(mapping, (kind, pages), taken, errno_of(error)),
+            Err(_) => self.dirty_again(mapping, (kind, pages), taken, UNNAMED),
         };
         self.room.wake();
+        if let Err(panic) = outcome {
+            resume_unwind(panic);
+        }
         lost
     }
 

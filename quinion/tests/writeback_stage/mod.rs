@@ -9,13 +9,13 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{
-    Attributes, Backend, Fill, FillRun, Flush, MemoryFile, Reap, Reaped, SyncKind, WaitRoom,
+    Attributes, Backend, Fill, FillRun, Flush, FlushError, MemoryFile, Reap, Reaped, SyncKind, WaitRoom,
 };
 use quinion::filemap::Filemap;
 use quinion::folio::copy;
@@ -179,6 +179,7 @@ struct Told {
     flushes: Vec<(u64, usize)>,
     before_flush: Option<Box<Hook>>,
     before_sync: Option<Box<Hook>>,
+    before_attributes: Option<Box<Hook>>,
 }
 
 /// See [`Told`].
@@ -199,6 +200,9 @@ impl Watched {
     }
     pub fn before_sync(&self, hook: impl FnMut() + Send + 'static) {
         self.told.lock().unwrap().before_sync = Some(Box::new(hook));
+    }
+    pub fn before_attributes(&self, hook: impl FnMut() + Send + 'static) {
+        self.told.lock().unwrap().before_attributes = Some(Box::new(hook));
     }
     fn call(&self, which: fn(&mut Told) -> &mut Option<Box<Hook>>) {
         let hook = which(&mut self.told.lock().unwrap()).take();
@@ -223,6 +227,7 @@ impl Backend for Watched {
         self.inner.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
+        self.call(|told| &mut told.before_attributes);
         self.inner.attributes()
     }
     fn submit(&self, fills: Vec<Fill>) {
@@ -258,11 +263,27 @@ pub struct Early {
     pub file: Arc<MemoryFile>,
     room: Mutex<Option<Arc<WaitRoom>>>,
     taken: Mutex<Vec<Flush>>,
+    sync_fails: Mutex<Option<i32>>,
+    is_full: AtomicBool,
 }
 
 impl Early {
     pub fn new(file: Arc<MemoryFile>) -> Arc<Self> {
-        Arc::new(Self { file, room: Mutex::default(), taken: Mutex::default() })
+        Arc::new(Self {
+            file,
+            room: Mutex::default(),
+            taken: Mutex::default(),
+            sync_fails: Mutex::default(),
+            is_full: AtomicBool::new(false),
+        })
+    }
+    /// From now on it takes nothing, and says so as late as ever; or takes everything.
+    pub fn set_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::Relaxed);
+    }
+    /// The next sync fails with this number.
+    pub fn fail_sync(&self, errno: i32) {
+        *self.sync_fails.lock().unwrap() = Some(errno);
     }
 }
 
@@ -288,7 +309,10 @@ impl Backend for Early {
     fn reap(&self, _how: Reap, _done: &mut dyn FnMut() -> bool) -> Reaped {
         let ended = std::mem::take(&mut *self.taken.lock().unwrap());
         let count = ended.len();
-        ended.into_iter().for_each(|flush| flush.complete(Ok(())));
+        for flush in ended {
+            let full = || FlushError { written: 0, error: io::Error::from_raw_os_error(libc::ENOSPC) };
+            flush.complete(if self.is_full.load(Ordering::Relaxed) { Err(full()) } else { Ok(()) });
+        }
         if count > 0 { Reaped::Some(count) } else { Reaped::Elsewhere }
     }
     fn wants_leader(&self) -> bool {
@@ -298,7 +322,7 @@ impl Backend for Early {
         true
     }
     fn flush(&self, flushes: Vec<Flush>) {
-        for flush in &flushes {
+        for flush in flushes.iter().filter(|_| !self.is_full.load(Ordering::Relaxed)) {
             let mut bytes = vec![0; flush.len()];
             flush.read(0, &mut bytes);
             let at = flush.position() as usize;
@@ -309,6 +333,10 @@ impl Backend for Early {
         room.iter().for_each(|room| room.wake());
     }
     fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
-        Ok(())
+        self.sync_fails
+            .lock()
+            .unwrap()
+            .take()
+            .map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 }

@@ -675,7 +675,7 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
     let writing = quinion::OpenOptions::new().write(true);
     let (told, heard) = std::sync::mpsc::channel();
     let story = std::thread::spawn(move || {
-        let file = pool.open_backend_with(Arc::clone(&bad) as Arc<dyn Backend>, writing.clone()).unwrap();
+        let file = pool.open_backend_with(Arc::clone(&bad) as Arc<dyn Backend>, writing).unwrap();
         let full =
             (0..2048).map(|page| file.write_all_at(&content(page, 1), page * PAGE)).position(|w| w.is_err());
         let full = full.expect("the pool is full one day") as u64;

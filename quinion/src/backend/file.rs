@@ -206,14 +206,13 @@ impl Backend for LocalFile {
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.engine.submit_with_reap(&self.file, fills);
     }
-    /// A small read whose reader has nothing else to do: one system call, no queue, and nobody to be woken.
-    fn fill_here(&self, fill: Fill) -> Option<Fill> {
-        if fill.len() > HERE_BYTES_MAX {
-            return Some(fill);
-        }
+    /// A small read by itself: one system call, no queue, and nobody to be woken.
+    fn fills_here(&self, bytes: usize) -> bool {
+        bytes <= HERE_BYTES_MAX
+    }
+    fn fill_here(&self, fill: Fill) {
         let outcome = self.file.read_blocking(&fill);
         fill.complete(outcome);
-        None
     }
     fn has_room(&self, fills: usize) -> bool {
         self.engine.has_room(fills)

@@ -197,10 +197,17 @@ pub trait Backend: Send + Sync + fmt::Debug {
         self.submit(fills);
     }
 
-    /// Fills on the caller's thread, which waits for this fill next and has no other, by a call that blocks; or
-    /// gives it back, if it is better submitted. The caller holds no lock.
-    fn fill_here(&self, fill: Fill) -> Option<Fill> {
-        Some(fill)
+    /// Whether a fill of `bytes` bytes, whose reader waits for it next and has no other, is better made on the reader's
+    /// own thread.
+    fn fills_here(&self, bytes: usize) -> bool {
+        let _ = bytes;
+        false
+    }
+
+    /// Fills on the caller's thread, by a call that blocks. For fills of which [`Backend::fills_here`] says so; the
+    /// caller holds no lock.
+    fn fill_here(&self, fill: Fill) {
+        self.submit(vec![fill]);
     }
 
     /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for

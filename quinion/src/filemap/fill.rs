@@ -806,16 +806,21 @@ impl<'m> Together<'m> {
         let mut alone = None;
         match next {
             _ if self.fills.is_empty() => {}
-            Next::Reap(page) if self.brings(page) && self.fills.len() == 1 => alone = self.fills.pop(),
+            Next::Reap(page) if self.brings(page) && self.is_for_reader() => alone = self.fills.pop(),
             Next::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
             Next::Reap(_) | Next::Anything => backend.submit(self.fills),
         }
         // In flight from here on: what invalidation takes out of the tree is filled for those who hold it.
         drop(self.held_off);
-        if let Some(fill) = alone.and_then(|fill| backend.fill_here(fill)) {
-            backend.submit_with_reap(vec![fill]);
+        if let Some(fill) = alone {
+            backend.fill_here(fill);
         }
         drop(wakes);
+    }
+
+    /// Whether they are one, and better made by its reader.
+    fn is_for_reader(&self) -> bool {
+        matches!(&self.fills[..], [fill] if self.mapping.backend().fills_here(fill.len()))
     }
 
     /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached

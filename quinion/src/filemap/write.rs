@@ -240,7 +240,7 @@ impl Filemap {
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
         self.throttle(mapping, Piece { position: mapping.size(), bytes })?;
-        let (mut done, mut limit) = (0, None);
+        let (mut done, mut begun) = (0, None);
         loop {
             let wakes = WakesHeldBack::new();
             let alone = mapping.write_alone();
@@ -258,7 +258,7 @@ impl Filemap {
                 Ok(()) => return Ok((position, done, Ok(()))),
                 // What is left would not follow what is there: others may append as soon as the lock is let go.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
-                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut limit),
+                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
                 Err(Stop::Grows) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
             };
@@ -286,7 +286,7 @@ impl Filemap {
         done: &mut usize,
     ) -> Result<(), Error> {
         let mut hand = if piece.end() <= mapping.size() { Hand::Shared } else { Hand::Alone };
-        let mut limit = None;
+        let mut begun = None;
         loop {
             let outcome = match hand {
                 Hand::Shared => {
@@ -302,7 +302,7 @@ impl Filemap {
                 Ok(()) => return Ok(()),
                 Err(Stop::Grows) => hand = Hand::Alone,
                 Err(Stop::Pinned(_)) if author.on_pinned == OnPinned::Detach => hand = Hand::Alone,
-                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut limit)?,
+                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
                 Err(Stop::Failed(error)) => return Err(error),
             }
         }
@@ -637,22 +637,22 @@ impl Filemap {
         Ok(0)
     }
 
-    /// Waits until the folio at `position` is not pinned. `limit` is until when, from the first wait of a call on.
+    /// Waits until the folio at `position` is not pinned, from `begun` on, the first wait of a call.
     fn wait_unpinned(
         &self,
         mapping: &Mapping,
         author: Author<'_>,
         position: u64,
-        limit: &mut Option<Instant>,
+        begun: &mut Option<Instant>,
     ) -> Result<(), Error> {
         let OnPinned::Wait(patience) = author.on_pinned else { return Ok(()) };
-        let limit = *limit.get_or_insert_with(|| Instant::now() + patience);
+        let begun = *begun.get_or_insert_with(Instant::now);
         while let Ok(held) = mapping.try_hold(PageIndex::of_byte(position)) {
             if !self.arena.view().own(held.frame()).is_pinned() {
                 return Ok(());
             }
             drop(held);
-            if Instant::now() >= limit {
+            if begun.elapsed() >= patience {
                 return Err(Repr::Pinned { position }.into());
             }
             std::thread::sleep(PIN_LOOK);

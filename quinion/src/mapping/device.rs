@@ -92,7 +92,7 @@ pub enum Commit {
 struct Account {
     /// The number of the next flush.
     next: u64,
-    under_way: BTreeMap<u64, Range<u64>>,
+    under_way: UnderWay,
     ended: u64,
     /// So many flushes had begun, and ended, when the file was looked at last after one.
     looked: u64,
@@ -106,6 +106,46 @@ struct Account {
     failing: Option<Failing>,
     tour: Tour,
     syncs: Syncs,
+}
+
+/// The flushes that are under way: by their numbers, and by their first pages, since no two have a page in common.
+/// There may be thousands, of a page each.
+#[derive(Debug, Default)]
+struct UnderWay {
+    by_number: BTreeMap<u64, Range<u64>>,
+    /// From the first page to the page behind the last, and the number.
+    by_start: BTreeMap<u64, (u64, u64)>,
+}
+
+impl UnderWay {
+    fn begin(&mut self, number: u64, pages: Range<u64>) {
+        self.by_start.insert(pages.start, (pages.end, number));
+        self.by_number.insert(number, pages);
+    }
+    fn end(&mut self, number: u64) -> Range<u64> {
+        let pages = self.by_number.remove(&number).expect("a flush ends once");
+        self.by_start.remove(&pages.start);
+        pages
+    }
+    fn len(&self) -> usize {
+        self.by_number.len()
+    }
+    /// Where the flush of `page` ends, and its number.
+    fn at(&self, page: u64) -> Option<(u64, u64)> {
+        self.by_start.range(..=page).next_back().map(|(_, flush)| *flush).filter(|(end, _)| page < *end)
+    }
+    /// Where the first flush behind `page` begins.
+    fn next_start(&self, page: u64) -> Option<u64> {
+        self.by_start.range(page + 1..).next().map(|(start, _)| *start)
+    }
+    /// The numbers of those of some of `pages`.
+    fn meeting(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
+        let flushes = self.by_start.range(..pages.end).rev();
+        flushes
+            .map(|(_, flush)| *flush)
+            .take_while(move |(end, _)| pages.start < *end)
+            .map(|(_, number)| number)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +200,7 @@ impl Device {
         let number = account.next;
         account.next += 1;
         debug_assert!(account.first_clear(&pages) == pages, "{pages:?} is in one flush at a time");
-        account.under_way.insert(number, pages.start.0..pages.end.0);
+        account.under_way.begin(number, pages.start.0..pages.end.0);
         FlushNumber(number)
     }
 
@@ -177,7 +217,7 @@ impl Device {
     /// tree lock since it judged, and whoever waits is to be woken when it has let that go.
     pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
-        let pages = account.under_way.remove(&number.0).expect("a flush ends once");
+        let pages = account.under_way.end(number.0);
         account.ended += 1;
         account.unsynced.insert(PageIndex(pages.start)..PageIndex(pages.start + u64::from(written)));
         if let Some(errno) = errno {
@@ -193,8 +233,8 @@ impl Device {
     /// The flush that `page` is in, and where that ends; `None` if it is in none.
     pub fn flush_at(&self, page: PageIndex) -> Option<(FlushNumber, PageIndex)> {
         let account = self.account();
-        let (number, pages) = account.under_way.iter().find(|(_, pages)| pages.contains(&page.0))?;
-        Some((FlushNumber(*number), PageIndex(pages.end)))
+        let (end, number) = account.under_way.at(page.0)?;
+        Some((FlushNumber(number), PageIndex(end)))
     }
 
     /// The first pages of `pages` that follow each other and are in no flush; empty if all are.
@@ -214,10 +254,8 @@ impl Device {
 
     /// Whether a flush of some of `pages` is under way, with a number below `before`, if there is one.
     pub fn is_under_way(&self, pages: &Range<PageIndex>, before: Option<FlushNumber>) -> bool {
-        let account = self.account();
         let before = before.map_or(u64::MAX, |number| number.0);
-        let mut flushes = account.under_way.range(..before);
-        flushes.any(|(_, flush)| flush.start < pages.end.0 && pages.start.0 < flush.end)
+        self.account().under_way.meeting(pages.start.0..pages.end.0).any(|number| number < before)
     }
 
     /// How many flushes are under way.
@@ -367,15 +405,13 @@ impl Device {
 
 impl Account {
     fn first_clear(&self, pages: &Range<PageIndex>) -> Range<PageIndex> {
-        // Some dozens at most are under way.
-        let (mut start, mut end) = (pages.start.0, pages.end.0);
-        while let Some(flush) = self.under_way.values().find(|flush| flush.contains(&start)) {
-            start = flush.end;
+        let mut start = pages.start.0;
+        while let Some((end, _)) = self.under_way.at(start) {
+            start = end;
         }
-        for flush in self.under_way.values().filter(|flush| flush.start > start) {
-            end = end.min(flush.start);
-        }
-        PageIndex(start.min(pages.end.0))..PageIndex(end.max(start.min(pages.end.0)))
+        let start = start.min(pages.end.0);
+        let end = self.under_way.next_start(start).map_or(pages.end.0, |next| next.min(pages.end.0));
+        PageIndex(start)..PageIndex(end)
     }
 
     /// Something failed. The background lets the file alone for longer each time, but for flushes that were under way
@@ -411,7 +447,7 @@ mod tests {
 
     fn pages_in(number: FlushNumber, device: &Device) -> u32 {
         let account = device.account();
-        let range = &account.under_way[&number.0];
+        let range = &account.under_way.by_number[&number.0];
         (range.end - range.start) as u32
     }
 

@@ -28,6 +28,7 @@ fn main() {
     if std::env::var_os("QUINION_TEST_RUN").is_some() {
         be_the_command();
     }
+    heed_signals();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (name, test) in TESTS {
         if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
@@ -36,6 +37,18 @@ fn main() {
         }
     }
     println!("all well");
+}
+
+/// Signals that who runs the tests ignores, as a shell without jobs does for what it starts by `&`, would be ignored by
+/// every program that is started here, and some of them wait for one.
+fn heed_signals() {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default is no handler, and no other thread runs yet.
+        #[allow(unsafe_code, reason = "a plain call")]
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
 }
 
 fn be_the_command() -> ! {

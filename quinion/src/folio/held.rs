@@ -213,7 +213,6 @@ impl<'a> Held<'a> {
 }
 
 impl Drop for Held<'_> {
-    #[inline]
     fn drop(&mut self) {
         put(self.arena, self.frame);
     }

@@ -461,7 +461,9 @@ mod tests {
 
     fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<Told>) -> Result<(), NoLease> {
         let weak: Weak<Told> = Arc::downgrade(holder);
-        *holder.lease.lock().unwrap() = Some(leases.take(on, weak)?);
+        let lease = leases.take(on, weak)?;
+        // A holder that panics may have looked in between, with its lock held.
+        *holder.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
         Ok(())
     }
 

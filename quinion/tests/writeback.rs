@@ -4,6 +4,7 @@
 //! Files of a small cache whose pages are written by the test itself, over memory, devices with faults, disks that
 //! remember, and files.
 
+mod hazard;
 mod writeback_stage;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -395,6 +396,36 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
         assert_eq!((file.dirty(), file.under_way()), (0, 0));
         engine.drain();
     }
+}
+
+/// The last partial page goes by calls that block, and who syncs makes them himself.
+#[test]
+fn a_small_append_is_written_by_who_syncs_it() {
+    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_who_syncs_it") {
+        return;
+    }
+    let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let room = Arc::new(WaitRoom::new());
+    let engine = Engine::new(Arc::clone(&room), EngineOptions::default());
+    let stage = Stage::with_room(room, by_hand());
+    let new = WriteOptions { creation: Creation::MustBeNew, start: Start::Kept, mode: 0o644 };
+    let local = engine.open_for_writing(&path, new).unwrap();
+    if !local.is_direct() {
+        return println!("SKIPPED: no direct I/O here");
+    }
+    let file = stage.open(1, Arc::new(local));
+    let handle = file.handle();
+    for generation in 1..=50u32 {
+        let size = u64::from(generation) * 70;
+        file.set_size(size);
+        file.write(0..1, generation);
+        file.sync(&handle).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), content(0, generation)[..size as usize]);
+        assert_eq!((file.dirty(), file.under_way()), (0, 0));
+    }
+    assert_eq!(hazard::threads("quinion-io"), 0, "nothing went by the pool");
+    file.mapping.check().unwrap();
 }
 
 #[test]

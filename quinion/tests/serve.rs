@@ -281,8 +281,11 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
         let reader = scope.spawn(|| {
             let mut to = vec![0; 1 << 20];
             loop {
-                if let ReadEnd::Failed(error) = open.read(0, &mut to).end {
-                    return error;
+                match open.read(0, &mut to).end {
+                    ReadEnd::Failed(error) => return error,
+                    // Its handle was detached before it asked again: it hears of the end at its next question.
+                    ReadEnd::Stale => return viewer.request(Operation::Revalidate, [1, 0, 0]).unwrap_err(),
+                    ReadEnd::Full | ReadEnd::EndOfFile(_) => {}
                 }
             }
         });

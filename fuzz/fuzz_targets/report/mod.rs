@@ -1,5 +1,7 @@
 //! Report: what a target tried when it failed, as a list that a test can be made of, and how to run the same input
 //! again. It comes before the usual report, which ends the process.
+//!
+//! Each thread has its own; what a thread that a target starts says when it fails is the usual report alone.
 
 use std::cell::RefCell;
 use std::fmt::Debug;

@@ -64,6 +64,9 @@ pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
+pub mod spill;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
@@ -135,6 +138,8 @@ pub use mapping::PageState;
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use spill::{SpillOptions, SpillStats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]

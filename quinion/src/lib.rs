@@ -87,6 +87,7 @@ pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "flushes hand out frames")]

@@ -22,7 +22,7 @@
 //! write. `touched.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
-//! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `bring_back.rs` fetches pages of memory files from the spill file. `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -34,6 +34,8 @@
 mod ahead;
 #[cfg(feature = "std")]
 mod background;
+#[cfg(feature = "std")]
+mod bring_back;
 #[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
@@ -67,6 +69,8 @@ mod write;
 pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
 pub(crate) use background::MakesRoom;
+#[cfg(feature = "std")]
+pub(crate) use bring_back::Kept;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]

@@ -17,6 +17,8 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
+//!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
 //!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
@@ -72,6 +74,8 @@ mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
 #[cfg(feature = "std")]
+mod spill;
+#[cfg(feature = "std")]
 mod split;
 #[cfg(feature = "std")]
 mod version;
@@ -101,6 +105,8 @@ pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
 pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+#[cfg(feature = "std")]
+pub use spill::{Departed, Departure, Parted, Restored};
 #[cfg(feature = "std")]
 pub use split::{Copied, Divided};
 #[cfg(feature = "std")]

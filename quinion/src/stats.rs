@@ -40,8 +40,6 @@ pub enum Count {
     ReadaheadWasted,
     /// Pages evicted to make room.
     Evicted,
-    /// Pages of memory files that went to the spill file to make room.
-    Spilled,
     /// Pages dropped because a program said it does not need them.
     Dropped,
     /// Pages dropped because their file changed.

@@ -22,9 +22,8 @@ use std::io;
 use std::sync::Arc;
 
 use crate::backend::WakesHeldBack;
-use crate::mapping::{Backing, Departed, Departure, Mapping};
+use crate::mapping::{Backing, Departure, Mapping};
 use crate::spill::{Spill, SpillSink};
-use crate::stats::{Count, Counters};
 use crate::sync::Locks;
 use crate::units::Frame;
 use crate::xarray::Value;
@@ -35,15 +34,11 @@ use super::{Flags, Reclaim, Victim};
 struct Leaving {
     mapping: Arc<Mapping>,
     departure: Departure,
-    counters: Arc<Counters>,
 }
 
 impl SpillSink for Leaving {
     fn spill_completed(&self, outcome: io::Result<Value>) {
-        let departed = self.mapping.lock().end_spill(&self.departure, outcome.ok());
-        if departed == Departed::Gone {
-            self.counters.add(Count::Spilled, u64::from(self.departure.order.pages()));
-        }
+        self.mapping.lock().end_spill(&self.departure, outcome.ok());
     }
 }
 
@@ -84,7 +79,7 @@ impl Reclaim {
         }
         drop(guard);
         drop(held_off);
-        let leaving = |departure| Leaving { mapping: Arc::clone(mapping), departure, counters: Arc::clone(&self.counters) };
+        let leaving = |departure| Leaving { mapping: Arc::clone(mapping), departure };
         out.leaving.extend(departures.into_iter().map(leaving).map(Arc::new));
     }
 

@@ -266,6 +266,11 @@ impl Spill {
         (self.in_flight.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed))
     }
 
+    /// Waits until nothing is under way to it.
+    pub fn drain(&self) {
+        self.room.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
+    }
+
     /// The most pages that may be under way.
     pub fn in_flight_max(&self) -> u64 {
         (self.arena.pages_max() / IN_FLIGHT_SHARE).clamp(1, IN_FLIGHT_MAX)

@@ -9,7 +9,8 @@
 //!
 //! A [`MemFile`] is sparse: what nobody wrote reads as zeros and takes no memory. It grows by writes, up to what the
 //! cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is dropped;
-//! the cache evicts files' pages for them, and not them for files. What is pinned lives on with its pins.
+//! the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes nothing of
+//! them either: what is in the way is slack. What is pinned lives on with its pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -141,7 +142,7 @@ struct MemHandle {
 impl Drop for MemHandle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
-            self.shared.filemap.reclaim.remove_mapping(self.mapping.id());
+            self.shared.shmem.end(&self.mapping);
         }
     }
 }

@@ -138,7 +138,7 @@ pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
+pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]

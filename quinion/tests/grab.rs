@@ -65,14 +65,12 @@ impl FrameSource for Frames<'_> {
         self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
         let (mut left, mut runs) = (self.pages_max, Vec::new());
         for &(first, pages) in gaps {
-            for (index, order) in pieces(first.0, u64::from(pages).min(left), self.order_max) {
+            let some = u64::from(pages).min(left);
+            for (index, order) in pieces(first.0, some, self.order_max) {
                 let frame = self.arena.alloc(Order(order)).expect("frames for a test");
                 runs.push(FillRun { index: page(index), frame, pages: 1 << order });
-                left -= 1 << order;
             }
-            if left < u64::from(pages) {
-                break;
-            }
+            left -= some;
         }
         Ok(runs)
     }
@@ -105,6 +103,13 @@ fn tuned(way: Grabbing) -> Stage {
 }
 fn stage() -> Stage {
     tuned(Grabbing::Batched)
+}
+/// A memory file's, which knows folios that were allocated and have no bytes.
+fn memory(way: Grabbing) -> Stage {
+    Stage::of_memory(1 << 20, Tuning::default().grabbing(way))
+}
+fn born(how: Grab) -> Grab {
+    Grab { dirty: Dirtying::Born(Millis(1)), ..how }
 }
 
 struct Test<'a> {
@@ -188,10 +193,14 @@ fn all_free(stage: &Stage) -> u64 {
     stage.free_pages()
 }
 
-/// A folio with its page numbers as its bytes.
+/// A folio with its page numbers as its bytes; of a memory file, dirty.
 fn put(stage: &Stage, index: u64, order: u8) -> Frame {
     let folio = stage.folio(index, order);
     stage.add(folio);
+    if stage.mapping.is_memory() {
+        let run = FillRun { index: folio.index, frame: folio.frame, pages: 1 << order };
+        stage.mapping.lock().mark_run_dirty(run, Millis(1));
+    }
     stage.complete(folio);
     folio.frame
 }
@@ -701,24 +710,22 @@ fn g15_where_the_source_fails_what_came_is_kept_and_the_rest_is_absent() {
 #[test]
 fn g16_a_round_takes_the_tree_lock_once() {
     for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {
-        let (stage, room) = (stage(), WaitRoom::new());
-        let test = Test { mapping: &stage.mapping, room: &room };
-        let locks = || stage.mapping.tree_counts().locks;
-        put(&stage, 65, 0);
-        let before = locks();
-        let (mut grabbed, end) = test.grab(0..pages, how(order), &mut Frames::of(&stage, order));
-        assert_eq!((locks() - before, end), (1, GrabEnd::All), "{pages} pages of order {order}");
-        let born = Grab { dirty: Dirtying::Born(Millis(1)), ..how(order) };
-        let before = locks();
-        let (mut more, _) = test.grab(1024..1024 + pages, born, &mut Frames::of(&stage, order));
-        fill_all(&mut more, 1);
-        assert_eq!(more.commit().pages, pages);
-        assert_eq!(locks() - before, 1, "those born dirty need no lock when they are done");
-        assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
-        let before = locks();
-        fill_all(&mut grabbed, 1);
-        grabbed.commit();
-        assert_eq!(locks() - before, 1, "one more to mark what was touched");
+        for is_memory in [false, true] {
+            let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
+            let room = WaitRoom::new();
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let locks = || stage.mapping.tree_counts().locks;
+            put(&stage, 65, 0);
+            let (before, how) = (locks(), if is_memory { born(how(order)) } else { how(order) });
+            let (mut grabbed, end) = test.grab(0..pages, how, &mut Frames::of(&stage, order));
+            assert_eq!((locks() - before, end), (1, GrabEnd::All), "{pages} pages of order {order}");
+            fill_all(&mut grabbed, 1);
+            let before = locks();
+            assert_eq!(grabbed.commit().pages, pages);
+            // One more to mark what was touched; those born dirty need none.
+            assert_eq!(locks() - before, u64::from(!is_memory));
+            assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
+        }
     }
     let (stage, room) = (tuned(Grabbing::LookupBatched), WaitRoom::new());
     let test = Test { mapping: &stage.mapping, room: &room };
@@ -745,18 +752,17 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
 
 #[test]
 fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, room: &room };
-    let born = Grab { dirty: Dirtying::Born(Millis(1)), ..how(3) };
-    let (grabbed, _) = test.grab(0..16, born, &mut Frames::of(&stage, 3));
+    let (grabbed, _) = test.grab(0..16, born(how(3)), &mut Frames::of(&stage, 3));
     assert_eq!(grabbed.leave_allocated(), Committed::default());
     nothing_leaks(&stage, free);
     let held = stage.mapping.try_hold(page(9)).unwrap();
-    assert_eq!(held.is_readable(), Readable::Never);
+    assert_eq!(held.is_readable(), Readable::Zeros);
     assert_eq!(held.writer().unwrap_err(), quinion::arena::WriteRefused::Filling);
     drop(held);
-    let (mut grabbed, _) = test.grab(9..12, born, &mut Frames::of(&stage, 3));
+    let (mut grabbed, _) = test.grab(9..12, born(how(3)), &mut Frames::of(&stage, 3));
     assert_eq!(seen(&grabbed), [(8, 8, State::Allocated)]);
     let folio = grabbed.front_mut().unwrap();
     // In any order, over each other, with gaps.
@@ -834,7 +840,6 @@ fn many_who_grab_ranges_that_overlap_all_get_through() {
 #[derive(Clone, Debug)]
 enum Op {
     Put { index: u64, order: u8 },
-    Shadow { index: u64 },
     Remove { first: u64, pages: u64 },
     Lock { index: u64 },
     Grab { first: u64, pages: u64, order_max: u8, frames: u64, touch: u64, end: Ending },
@@ -851,7 +856,6 @@ fn op() -> impl Strategy<Value = Op> {
     let ending = prop_oneof![Just(Ending::Commit), Just(Ending::Drop), Just(Ending::Allocated)];
     prop_oneof![
         (0..60u64, 0..4u8).prop_map(|(index, order)| Op::Put { index, order }),
-        (0..64u64).prop_map(|index| Op::Shadow { index }),
         (0..64u64, 1..20u64).prop_map(|(first, pages)| Op::Remove { first, pages }),
         (0..64u64).prop_map(|index| Op::Lock { index }),
         (0..64u64, 0..40u64, 0..5u8, prop_oneof![Just(1000), 0..30u64], any::<u64>(), ending).prop_map(
@@ -922,7 +926,7 @@ impl Twin {
 }
 
 fn play(way: Grabbing, ops: &[Op]) {
-    let (stage, room) = (tuned(way), WaitRoom::new());
+    let (stage, room) = (memory(way), WaitRoom::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, room: &room };
     let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();
@@ -935,8 +939,6 @@ fn play(way: Grabbing, ops: &[Op]) {
                     twin.folios.insert(index, Known { order, has_bytes: true });
                 }
             }
-            Op::Shadow { index } if twin.at(index).is_none() => stage.put_shadow(index, 0, 1),
-            Op::Shadow { .. } => {}
             Op::Remove { first, pages } => {
                 stage.mapping.remove_range(page(first)..page(first + pages), Content::All);
                 twin.folios.retain(|at, known| *at < first || at + (1 << known.order) > first + pages);
@@ -946,15 +948,14 @@ fn play(way: Grabbing, ops: &[Op]) {
             Op::Lock { index } => {
                 drop(lock.take());
                 if twin.at(index).is_some() {
-                    lock = Some(test.grab(index..index + 1, nowait(0), &mut Frames::of(&stage, 0)).0);
+                    lock = Some(test.grab(index..index + 1, born(nowait(0)), &mut Frames::of(&stage, 0)).0);
                 }
             }
             Op::Grab { first, pages, order_max, frames, touch, end } => {
                 let theirs = lock.as_ref().and_then(|lock| lock.start()).map(|start| start.0);
                 let (want, reason) = twin.grab(first..first + pages, order_max, frames, theirs);
-                let born = Grab { dirty: Dirtying::Born(Millis(1)), ..nowait(order_max) };
                 let mut source = Frames::of(&stage, order_max).at_most(frames);
-                let (mut grabbed, ended) = test.grab(first..first + pages, born, &mut source);
+                let (mut grabbed, ended) = test.grab(first..first + pages, born(nowait(order_max)), &mut source);
                 let got: Vec<_> = grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
                 assert_eq!((&got, ended), (&want, reason), "{op:?}");
                 all_locked(&stage, &grabbed);
@@ -984,7 +985,7 @@ fn play(way: Grabbing, ops: &[Op]) {
             let held = stage.mapping.try_hold(page(*first)).unwrap();
             assert_eq!((held.first().0, held.order().0), (*first, known.order));
             if theirs_not(&lock, *first) {
-                let is = if known.has_bytes { Readable::Yes } else { Readable::Never };
+                let is = if known.has_bytes { Readable::Yes } else { Readable::Zeros };
                 assert_eq!(held.is_readable(), is, "page {first} after {op:?}");
             }
         }

@@ -676,3 +676,312 @@ fn set(words: &mut [u64], bit: u32) {
 fn clear(words: &mut [u64], bit: u32) {
     words[(bit / WORD) as usize] &= !(1 << (bit % WORD));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ArenaOptions, Reservation, Swap};
+    use super::*;
+    use crate::units::{MappingId, Order};
+    use rustix::fs::fstat;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::AtomicU32;
+
+    const SMALL: u64 = Arena::MEMORY_MIN;
+    const EXTENT: u64 = EXTENT_SIZE as u64;
+
+    fn arena(memory: u64) -> Arc<Arena> {
+        Arc::new(Arena::build(ArenaOptions { memory }).unwrap())
+    }
+    fn guest(arena: &Arc<Arena>, extents: u32) -> GuestExtents {
+        arena.take_guest(extents, c"quinion-guest-test", GuestUse::Shared).unwrap()
+    }
+    fn page(index: u64) -> PageIndex {
+        PageIndex(index)
+    }
+    fn claim(guest: &GuestExtents, first: u64, pages: u32) -> u32 {
+        match guest.claim(page(first), pages, Locks::Wait) {
+            Claimed::Pages(pages) => pages,
+            Claimed::Taken => 0,
+            refused => panic!("{refused:?}"),
+        }
+    }
+    /// Memory behind a file, in bytes.
+    fn taken(file: BorrowedFd<'_>) -> u64 {
+        fstat(file).unwrap().st_blocks as u64 * 512
+    }
+    fn no_room(refused: Result<GuestExtents, GuestRefused>) -> bool {
+        matches!(refused, Err(GuestRefused::NoRoom))
+    }
+    fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
+        std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
+    }
+
+    #[test]
+    fn all_of_it_counts_at_once_and_goes_at_the_end() {
+        let arena = arena(SMALL);
+        let before = arena.stats();
+        let guest = guest(&arena, 3);
+        let stats = arena.stats();
+        assert_eq!((stats.guest_bytes, stats.data_bytes), (3 * EXTENT, before.data_bytes));
+        assert_eq!(stats.grown_bytes, before.grown_bytes + 3 * EXTENT);
+        assert_eq!(taken(guest.file()), 0, "its memory comes with the claims");
+        assert_eq!(claim(&guest, 600, 10), 10);
+        assert_eq!(taken(guest.file()), EXTENT);
+        assert_eq!(claim(&guest, 0, u32::try_from(3 * 512).unwrap()), 600, "up to what is claimed");
+        assert_eq!(claim(&guest, 610, 512), 512);
+        assert_eq!(taken(guest.file()), 3 * EXTENT);
+        arena.check().unwrap();
+
+        // What is left of the bound is left to others, to the byte.
+        let data = drain(&arena, Order::MAX);
+        let full = arena.stats();
+        assert!(full.grown_bytes + full.control_bytes <= SMALL, "{full:?}");
+        assert_eq!(data.len() as u64 + 3 + 1, (SMALL - full.control_bytes - full.meta_bytes) / EXTENT, "and the reserve");
+        arena.free_all(&data);
+
+        let frame = |index| guest.place(page(index)).unwrap();
+        arena.free_run(frame(0), 610);
+        arena.free_run(frame(610), 512);
+        assert_eq!(guest.claimed_pages(), 0);
+        drop(guest);
+        let stats = arena.stats();
+        assert_eq!((stats.guest_bytes, stats.returned_bytes), (0, 3 * EXTENT));
+        arena.check().unwrap();
+        assert_eq!(drain(&arena, Order::MAX).len(), data.len() + 3, "others grow into it");
+    }
+
+    #[test]
+    fn a_page_is_claimed_by_one_at_a_time() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 2);
+        let (turns, most) = (AtomicU32::new(0), 4);
+        let held: Vec<std::sync::atomic::AtomicBool> = (0..1024).map(|_| false.into()).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..most {
+                let (guest, held, turns, arena) = (&guest, &held, &turns, &arena);
+                scope.spawn(move || {
+                    let mut random = 0x9e37_79b9u32.wrapping_mul(thread + 1);
+                    for _ in 0..2000 {
+                        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        let (first, pages) = (u64::from(random >> 8) % 1000, 1 + random % 24);
+                        let got = claim(guest, first, pages);
+                        let mine = || held[first as usize..][..got as usize].iter();
+                        assert!(mine().all(|held| !held.swap(true, Ordering::Relaxed)), "claimed twice");
+                        mine().for_each(|held| held.store(false, Ordering::Relaxed));
+                        if got > 0 {
+                            turns.fetch_add(1, Ordering::Relaxed);
+                            arena.free_run(guest.place(page(first)).unwrap(), got);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(turns.load(Ordering::Relaxed) > 0);
+        assert_eq!(guest.claimed_pages(), 0);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn a_page_is_freed_once() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 1);
+        arena.free_run(guest.place(page(5)).unwrap(), 1);
+    }
+
+    /// A folio that is held when its guest's handle goes keeps its bytes, and the guest's memory, until it is put.
+    #[test]
+    fn what_is_held_outlives_the_handle() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 2);
+        assert_eq!(claim(&guest, 7, 1), 1);
+        let frame = guest.place(page(7)).unwrap();
+        let folio = arena.view().own(frame);
+        folio.prepare(MappingId(1), page(7), Order(0), false);
+        let bytes = arena.view().bytes(frame).unwrap();
+        // SAFETY: the frame is ours.
+        #[allow(unsafe_code)]
+        unsafe {
+            bytes.write_volatile(42);
+        }
+        assert_eq!(folio.retire(), super::super::Retire::Held, "a folio begins with its fill's hold");
+        drop(guest);
+        assert_eq!(arena.stats().guest_bytes, 2 * EXTENT);
+        arena.check().unwrap();
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        let there = unsafe { bytes.read_volatile() };
+        assert_eq!(there, 42);
+        match folio.complete(true) {
+            super::super::Completed::Detached(super::super::Put::Last(order)) => arena.free(frame, order),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(arena.stats().guest_bytes, 0);
+        arena.check().unwrap();
+        // The arena's file lies there again, without memory; who looks late finds zeros, and the sweep his page.
+        let bare = taken(arena.arena_fd());
+        // SAFETY: the address is mapped as long as the arena is.
+        #[allow(unsafe_code)]
+        let there = unsafe { bytes.read_volatile() };
+        assert_eq!((there, taken(arena.arena_fd()) - bare), (0, 4096));
+        assert_eq!((arena.sweep(), taken(arena.arena_fd())), (1, bare));
+    }
+
+    /// A late reader of an extent that became a guest's finds the guest's file there; the arena's stays empty.
+    #[test]
+    fn what_lay_below_a_guest_is_swept_too() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 1);
+        let offset = guest.place(page(0)).unwrap().offset() as u64;
+        let before = taken(arena.arena_fd());
+        // As a viewer does who maps the arena's file.
+        rustix::io::pwrite(arena.arena_fd(), &[0; 8192], offset).unwrap();
+        assert_eq!(arena.sweep(), 1);
+        assert_eq!(taken(arena.arena_fd()), before);
+        assert_eq!(claim(&guest, 0, 512), 512);
+        assert_eq!((arena.sweep(), taken(guest.file())), (0, EXTENT), "and the guest's memory is its own");
+    }
+
+    #[test]
+    fn memory_is_given_back_page_by_page_and_comes_again() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 2);
+        assert_eq!(claim(&guest, 0, 1024), 1024);
+        let frame = |index| guest.place(page(index)).unwrap();
+        arena.free_run(frame(100), 10);
+        arena.free_run(frame(511), 2);
+        assert_eq!(guest.punch(page(90), 500).unwrap(), 12, "what is claimed stays");
+        assert_eq!(taken(guest.file()), 2 * EXTENT - 12 * 4096);
+        assert_eq!(arena.stats().guest_bytes, 2 * EXTENT, "and it counts all the same");
+        assert_eq!(claim(&guest, 511, 9), 2);
+        assert_eq!(taken(guest.file()), 2 * EXTENT - 10 * 4096);
+        assert_eq!(claim(&guest, 99, 9), 0);
+        assert_eq!(claim(&guest, 100, 10), 10);
+        assert_eq!(taken(guest.file()), 2 * EXTENT);
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn there_is_room_up_to_the_bound_and_no_further() {
+        let arena = arena(SMALL);
+        let stats = arena.stats();
+        let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
+        assert!(no_room(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)), "the reserve for cells");
+        let most = guest(&arena, all - 1);
+        assert!(arena.alloc(Order(0)).is_none() && arena.alloc_cell().is_some());
+        arena.check().unwrap();
+        assert!(no_room(arena.take_guest(1, c"quinion-guest-test", GuestUse::Shared)));
+        drop(most);
+        assert_eq!(guest(&arena, 1).pages(), 512);
+    }
+
+    /// Full to the bound, with cells in the middle, then emptied where it costs least: side by side all the same.
+    #[test]
+    fn room_is_made_side_by_side_in_a_full_arena() {
+        let arena = arena(24 << 20);
+        let cell = arena.alloc_cell().unwrap();
+        let data = drain(&arena, Order::MAX);
+        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(!arena.demand_guest(1000), "nowhere, whatever is emptied");
+        // Two in the lower middle stay in use: pinned, as it were, so they are not chosen.
+        let (kept, go): (Vec<_>, Vec<_>) = data.iter().copied().partition(|(frame, _)| *frame == data[1].0);
+        for &(frame, order) in &kept {
+            arena.view().own(frame).prepare(MappingId(1), page(0), order, false);
+        }
+        assert!(arena.demand_guest(4));
+        let chosen = arena.choose_emptying();
+        assert!(chosen.len() >= 4 && !chosen.contains(&kept[0].0.extent()), "{chosen:?}");
+        assert_eq!(arena.punch_empty(), 0, "they are in use yet");
+        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        arena.free_all(&go);
+        assert!(arena.alloc(Order(0)).is_some_and(|frame| {
+            arena.free(frame, Order(0));
+            !chosen.contains(&frame.extent())
+        }), "what is not in the way is free");
+        assert!(arena.punch_empty() >= 4);
+        let guest = guest(&arena, 4);
+        arena.end_demand();
+        arena.check().unwrap();
+        assert_eq!(claim(&guest, 0, 4 * 512), 4 * 512);
+        let stats = arena.stats();
+        assert!(stats.grown_bytes + stats.control_bytes <= 24 << 20, "{stats:?}");
+        arena.free_cell(cell);
+    }
+
+    #[test]
+    fn a_demand_that_is_given_up_leaves_nothing_behind() {
+        let arena = arena(SMALL);
+        let data = drain(&arena, Order::MAX);
+        assert!(arena.demand_guest(2));
+        assert_eq!(arena.choose_emptying().len(), 2);
+        arena.end_demand();
+        arena.free_all(&data);
+        assert_eq!(arena.stats().leaving_pages, 0);
+        arena.check().unwrap();
+        assert_eq!(drain(&arena, Order::MAX).len(), data.len());
+    }
+
+    #[test]
+    fn a_bound_below_what_guests_have_is_refused() {
+        let options = ArenaOptions { memory: 32 << 20 };
+        let reservation = Reservation { memory_max: 32 << 20, swap: Swap::Allowed };
+        let arena = Arc::new(Arena::build_within(options, reservation).unwrap());
+        let guest = guest(&arena, 6);
+        let refused = arena.set_bound(SMALL).unwrap_err();
+        assert!(matches!(refused, ArenaError::TooSmall { min, .. } if min == SMALL + 6 * EXTENT), "{refused}");
+        arena.set_bound(SMALL + 6 * EXTENT).unwrap();
+        drop(guest);
+        arena.set_bound(SMALL).unwrap();
+        arena.check().unwrap();
+    }
+
+    #[test]
+    fn nobody_else_writes_a_frozen_one_and_nobody_resizes_any() {
+        let arena = arena(SMALL);
+        for usage in [GuestUse::Frozen, GuestUse::Shared] {
+            let guest = arena.take_guest(1, c"quinion-guest-test", usage).unwrap();
+            assert_eq!(claim(&guest, 0, 1), 1, "we do");
+            let again = format!("/proc/self/fd/{}", guest.file().as_raw_fd());
+            let wrote = rustix::io::pwrite(guest.file(), &[1], 0);
+            assert_eq!(wrote.is_ok(), usage == GuestUse::Shared, "{wrote:?}");
+            for bytes in [0, EXTENT + 4096] {
+                assert_eq!(rustix::fs::ftruncate(guest.file(), bytes), Err(rustix::io::Errno::PERM));
+            }
+            let reader = std::fs::File::open(again).unwrap();
+            assert_eq!(reader.metadata().unwrap().len(), EXTENT);
+        }
+    }
+
+    /// The name in `/proc` tells its file; what is mapped there is left out of core dumps, and of children.
+    #[test]
+    fn it_is_left_out_of_cores_and_children() {
+        let arena = arena(SMALL);
+        let guest = arena.take_guest(1, c"quinion-guest-smaps", GuestUse::Shared).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let at = maps.find("quinion-guest-smaps").expect("it is mapped");
+        let flags = maps[at..].lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        for flag in [" dd", " dc"] {
+            assert!(flags.contains(flag), "{flags}");
+        }
+        drop(guest);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        assert!(!maps.contains("quinion-guest-smaps"));
+    }
+
+    #[test]
+    fn the_cheapest_window_is_the_highest_of_equals() {
+        let cost = |held, evicted| {
+            let mut cost = Cost::NOTHING;
+            (cost.held_pages, cost.evicted_pages) = (held, evicted);
+            Some(cost)
+        };
+        let costs = [cost(0, 5), cost(0, 1), cost(0, 1), None, cost(0, 0), cost(1, 0), cost(0, 1), cost(0, 1)];
+        let window = |extents| cheapest_window(10..18, extents, |extent| costs[extent as usize - 10]);
+        assert_eq!(window(1), Some(14));
+        assert_eq!(window(2), Some(16), "the higher of two that cost 2");
+        assert_eq!(window(3), Some(10), "pages that are held are worse than any evicted");
+        assert_eq!(window(4), Some(14));
+        assert_eq!(window(5), None);
+    }
+}

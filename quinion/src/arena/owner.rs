@@ -1101,6 +1101,7 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::control::VIEWERS_MAX;
+    use super::super::{Claimed, GuestExtents, GuestRefused, GuestUse};
     use super::*;
     use proptest::prelude::*;
     use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -1488,6 +1489,12 @@ mod tests {
         Resize(u64),
         /// As if reclaim came: whatever is freed now may complete what was begun.
         Punch,
+        /// Takes a guest of so many extents, by force if there is no room for it.
+        Guest(u32),
+        /// Claims pages of one of the guests; they are freed as any others.
+        Claim(usize, u32, u32),
+        /// Drops the handle of one of the guests.
+        DropGuest(usize),
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -1499,6 +1506,9 @@ mod tests {
             1 => (any::<usize>(), prop_oneof![1..30usize, 4000..9000usize]).prop_map(|(a, b)| Op::FreeCells(a, b)),
             2 => (0..=6u64).prop_map(Op::Resize),
             1 => Just(Op::Punch),
+            2 => (1..4u32).prop_map(Op::Guest),
+            4 => (any::<usize>(), any::<u32>(), 1..1500u32).prop_map(|(which, at, pages)| Op::Claim(which, at, pages)),
+            2 => any::<usize>().prop_map(Op::DropGuest),
         ];
         prop::collection::vec(op, 1..60)
     }
@@ -1509,8 +1519,9 @@ mod tests {
         /// nobody else's; and nothing is refused that is free.
         #[test]
         fn nothing_is_handed_out_twice(ops in ops()) {
-            let arena = resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64);
+            let arena = Arc::new(resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64));
             let (mut runs, mut cells) = (Vec::<Run>::new(), Vec::<CellNumber>::new());
+            let mut guests = Vec::<GuestExtents>::new();
             let mut most_grown = 0;
             for op in ops {
                 match op {
@@ -1543,9 +1554,47 @@ mod tests {
                         arena.free_cell(cell);
                     },
                     Op::Free(_) => {}
+                    Op::Guest(extents) => {
+                        let before = arena.stats();
+                        let mut taken = arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
+                        if matches!(taken, Err(GuestRefused::NoRoom)) && arena.demand_guest(extents) {
+                            arena.choose_emptying();
+                            arena.punch_empty();
+                            taken = arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
+                            arena.end_demand();
+                        }
+                        match taken {
+                            Ok(guest) => guests.push(guest),
+                            Err(refused) => {
+                                prop_assert!(matches!(refused, GuestRefused::NoRoom), "{:?}", refused);
+                                let room = before.bound_bytes - CONTROL_BYTES as u64 - before.meta_bytes;
+                                let is_empty = before.data_bytes + before.cell_bytes + before.guest_bytes == 0;
+                                prop_assert!(!is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > room);
+                            }
+                        }
+                    }
+                    Op::Claim(which, at, pages) if !guests.is_empty() => {
+                        let guest = &guests[which % guests.len()];
+                        let at = at % guest.pages();
+                        let pages = pages.min(guest.pages() - at);
+                        match guest.claim(PageIndex(u64::from(at)), pages, Locks::Wait) {
+                            Claimed::Pages(got) => {
+                                prop_assert!(got >= 1 && got <= pages);
+                                runs.push(Run { frame: guest.place(PageIndex(u64::from(at))).unwrap(), pages: got });
+                            }
+                            other => prop_assert!(matches!(other, Claimed::Taken), "{:?}", other),
+                        }
+                    }
+                    Op::DropGuest(which) if !guests.is_empty() => {
+                        drop(guests.swap_remove(which % guests.len()));
+                        most_grown = 0;
+                    }
+                    Op::Claim(..) | Op::DropGuest(_) => {}
                     Op::Resize(extents) => {
                         let grown = arena.stats().grown_bytes;
-                        arena.set_bound(SMALL + extents * EXTENT_SIZE as u64).unwrap();
+                        let bound = SMALL + extents * EXTENT_SIZE as u64;
+                        let set = arena.set_bound(bound);
+                        prop_assert_eq!(set.is_ok(), bound >= arena.memory_min());
                         let chosen = arena.choose_emptying().len() as u32;
                         prop_assert!(chosen <= arena.excess_extents());
                         prop_assert_eq!(arena.stats().grown_bytes, grown, "nothing goes before its hole is made");
@@ -1564,10 +1613,11 @@ mod tests {
         }
     }
 
-    /// What the system has given is what is counted, and within the bound or falling towards it.
+    /// What the system has given is what is counted, and within the bound or falling towards it. (What it has given
+    /// guests is behind other files.)
     fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
         let stats = arena.stats();
-        let (taken, counted) = (taken(arena), stats.grown_bytes + PAGE_SIZE as u64);
+        let (taken, counted) = (taken(arena), stats.grown_bytes - stats.guest_bytes + PAGE_SIZE as u64);
         if taken != counted {
             return Err(format!("{taken} bytes are taken, {counted} counted: {stats:?}"));
         }
@@ -1618,7 +1668,9 @@ mod tests {
             return Err("a cell is handed out twice, or lies in a run".into());
         }
         let stats = arena.stats();
-        let pages = stats.free_pages + stats.leaving_pages + owners.len() as u64;
+        let is_data = |frame: &&u32| !arena.stock.lock().guests.has(Frame(**frame).extent());
+        let owned = owners.keys().filter(is_data).count() as u64;
+        let pages = stats.free_pages + stats.leaving_pages + owned;
         if pages * PAGE_SIZE as u64 != stats.data_bytes || stats.cells_used != cells.len() as u64 {
             return Err(format!("frames or cells got lost: {stats:?}"));
         }

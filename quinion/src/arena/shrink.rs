@@ -250,10 +250,16 @@ impl Arena {
         stock.excess().max(stock.in_the_way())
     }
 
-    /// Whether each extent that is still to go has a folio that a user's pin keeps: waiting is of no use then.
+    /// Whether each extent that is still to go has a folio that a user's pin keeps, or one that has to go for a guest:
+    /// waiting is of no use then.
     pub fn is_excess_pinned(&self) -> bool {
-        let left: Vec<u32> = self.stock.lock().emptying.keys().copied().collect();
-        left.into_iter().all(|extent| is_pinned(&self.view, extent))
+        let (left, demand) = {
+            let stock = self.stock.lock();
+            let left: Vec<u32> = stock.emptying.keys().copied().collect();
+            (left, stock.guests.demand().cloned().unwrap_or_default())
+        };
+        let is_in_the_way = |extent: &u32| demand.contains(extent) && is_pinned(&self.view, *extent);
+        left.iter().any(is_in_the_way) || left.iter().all(|extent| is_pinned(&self.view, *extent))
     }
 
     pub(super) fn extents_meta(&self) -> u32 {

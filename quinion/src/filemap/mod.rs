@@ -23,6 +23,7 @@
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
 //! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `places.rs` gives out frames where each page has its own.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -46,6 +47,8 @@ mod give_way;
 mod hint;
 #[cfg(feature = "std")]
 mod pin;
+#[cfg(feature = "std")]
+mod places;
 #[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]

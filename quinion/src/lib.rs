@@ -128,7 +128,7 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::Pinned;
+pub use folio::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -20,7 +20,7 @@ use quinion::backend::{FillRun, WaitRoom};
 use quinion::folio::State;
 use quinion::mapping::{
     Committed, Content, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed,
-    Mapping, OnLocked, Purpose, Shape,
+    Mapping, OnLocked, Purpose, Shape, Taken,
 };
 use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::xarray::Kind;
@@ -61,7 +61,7 @@ fn pieces(first: u64, pages: u64, order_max: u8) -> Vec<(u64, u8)> {
 
 impl FrameSource for Frames<'_> {
     type Error = &'static str;
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Vec<FillRun>, Self::Error> {
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error> {
         self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
         let (mut left, mut runs) = (self.pages_max, Vec::new());
         for &(first, pages) in gaps {
@@ -72,7 +72,7 @@ impl FrameSource for Frames<'_> {
             }
             left -= some;
         }
-        Ok(runs)
+        Ok(Taken::Runs(runs))
     }
     fn settle(&mut self, _inserted: &[FillRun], left: &[FillRun]) {
         for run in left {

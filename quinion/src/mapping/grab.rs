@@ -56,6 +56,7 @@ use std::ops::Range;
 use crate::arena::{Flags, LockRefused};
 use crate::backend::{FillRun, Place, WaitRoom};
 use crate::folio::{Finished, Held, Locked, State};
+use crate::stats::Count;
 use crate::sync::Locks;
 use crate::tuning::Grabbing;
 use crate::units::{Frame, Millis, Order, PageIndex};
@@ -144,13 +145,22 @@ pub enum ForMemory {
     Hurry,
 }
 
+/// What a source has for gaps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
+    Runs(Vec<FillRun>),
+    /// Nothing just now, but things have changed: it is worth looking for the gaps anew.
+    LookAgain,
+}
+
 /// Where the frames of a grab come from. In each round it is asked once, and told once what became of them.
 pub trait FrameSource {
     /// What keeps it from going on.
     type Error;
-    /// Frames for `gaps` (first page, pages), in their order: for a prefix of them, if there are no more. The caller has
-    /// no lock of the mapping's but Write, and perhaps folios of smaller indices.
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Vec<FillRun>, Self::Error>;
+    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's but
+    /// Write, and perhaps folios of smaller indices.
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
@@ -200,6 +210,15 @@ impl<'a> Grabbed<'a> {
     /// The first folio, to put bytes into.
     pub fn front_mut(&mut self) -> Option<&mut Locked<'a>> {
         self.folios.front_mut()
+    }
+    /// The `nth` folio, to put bytes into.
+    pub fn folio_mut(&mut self, nth: usize) -> Option<&mut Locked<'a>> {
+        self.folios.get_mut(nth)
+    }
+    /// Lets go of all but the first `folios`.
+    pub fn truncate(&mut self, folios: usize) {
+        let mut rest = Grabbed::none(self.mapping, self.room, self.dirty);
+        rest.folios = self.folios.split_off(folios.min(self.folios.len()));
     }
     /// How many folios there are.
     pub fn len(&self) -> usize {
@@ -278,7 +297,7 @@ impl<'a> Grabbed<'a> {
         if !folios.iter().any(|folio| mark(&folio).is_some() || goes(folio)) {
             return 0;
         }
-        let (mut tree, mut left) = (self.mapping.lock(), 0);
+        let (mut tree, mut left, mut removed) = (self.mapping.lock(), 0, 0);
         for folio in folios {
             if goes(folio) {
                 let run = FillRun {
@@ -286,7 +305,7 @@ impl<'a> Grabbed<'a> {
                     frame: folio.frame(),
                     pages: folio.order().pages(),
                 };
-                tree.remove_failed(run, |_, _| false);
+                removed += tree.remove_failed(run, |_, _| false);
             } else if let Some(now) = mark(&folio) {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
@@ -294,6 +313,8 @@ impl<'a> Grabbed<'a> {
                 left += if marked == Marked::Left { count } else { 0 };
             }
         }
+        drop(tree);
+        self.mapping.count(Count::Undelivered, removed);
         left
     }
 }
@@ -383,7 +404,10 @@ impl Mapping {
         let mut round = Round { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
         if !gaps.is_empty() {
             let memory = if grabbed.is_empty() { ForMemory::Wait } else { ForMemory::Hurry };
-            round.runs = source.take(&gaps, memory).map_err(GrabEnd::Failed)?;
+            round.runs = match source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
+                Taken::Runs(runs) => runs,
+                Taken::LookAgain => return Ok(()),
+            };
             round.end = end.min(first_without_frame(&gaps, &round.runs).unwrap_or(end));
             if round.end == pages.start {
                 source.settle(&[], &round.runs);

@@ -22,7 +22,9 @@
 //! write. `touched.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
-//! `bring_back.rs` fetches pages of memory files from the spill file. `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `places.rs` gives out frames where each page has its own.
+//! `bring_back.rs` fetches pages of memory files from the spill file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -40,6 +42,8 @@ mod bring_back;
 mod fill;
 #[cfg(feature = "std")]
 mod future;
+#[cfg(feature = "std")]
+mod grab;
 mod hit;
 mod hits;
 #[cfg(feature = "std")]
@@ -48,6 +52,8 @@ mod give_way;
 mod hint;
 #[cfg(feature = "std")]
 mod pin;
+#[cfg(feature = "std")]
+mod places;
 #[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]

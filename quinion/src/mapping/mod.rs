@@ -17,6 +17,8 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A range of folios can be had locked, those that are missing created: `grab.rs`.
+//!
 //! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
 //!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
@@ -57,6 +59,8 @@ mod dirty;
 #[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
+mod grab;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
@@ -88,6 +92,10 @@ pub use device::Device;
 pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
+#[cfg(feature = "std")]
+pub use grab::{
+    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked, Taken, Watch,
+};
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]

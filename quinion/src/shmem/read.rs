@@ -29,7 +29,7 @@ use crate::error::{Error, Repr};
 use crate::filemap::{Kept, Stopped};
 use crate::folio::Held;
 use crate::mapping::{At, End, Mapping, ReadBatch};
-use crate::units::{PageIndex, pages_of_bytes};
+use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::{Shmem, Target};
 

@@ -1,0 +1,117 @@
+//! Places: frames for pages that each have their own.
+//!
+//! ```text
+//!   gaps      [---)      [---------)       what is not cached
+//!   claim     [---)      [----) x          each page's frame, as far as nobody has it
+//!                               `- somebody has it: he is about to put it into the tree, or it has left and is held
+//! ```
+//!
+//! The mapping of a guest (`arena/guest.rs`) takes no frame that the buddy has, and none of its pages is charged: its
+//! extents count in full from the beginning. So there is nothing to reclaim for. What a page may have to wait for is
+//! its place: two may want one absent page, and one of them has claimed it and not inserted it yet. The other looks
+//! again as soon as the page is there, or its place free.
+//!
+//! Frames are given back as any others are ([`Filemap::free_runs`], the last hold of a folio): the arena knows whose
+//! they are.
+//!
+//! Invariants:
+//!  1. A page's folio stands in its place and in no other (asserted by `Mapping::check`).
+//!  2. The wait for a place is bounded: a folio that has left and is held for long ends it with "no memory".
+#![deny(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::arena::{Claimed, GuestExtents, NotReady, Run};
+use crate::lists::Charge;
+use crate::mapping::Mapping;
+use crate::sync::Locks;
+use crate::units::{Order, PageIndex, PoolNumber};
+
+use super::fill::{Filemap, Filled, Need, RUN_ORDER_MAX};
+
+/// How long a place is waited for at most.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// Looks at it without sleeping: who has claimed a page inserts it some steps later.
+const LOOKS: u32 = 64;
+/// Between two looks from then on.
+const LOOK: Duration = Duration::from_micros(200);
+
+impl Filemap {
+    /// The frames of `gaps` at their places, as many as nobody has from the first page on, and a charge of nothing. For
+    /// the first of them its place is waited for, if `need` says so and `locks` allows it.
+    ///
+    /// # Errors
+    /// [`Filled::Nothing`]: somebody else has brought the first page; [`Filled::Busy`]: a lock is; else there is no
+    /// memory for the first page.
+    pub(super) fn claim_places(
+        &self,
+        (pool, mapping): (PoolNumber, &Mapping),
+        places: &Arc<GuestExtents>,
+        gaps: &[(PageIndex, u32)],
+        need: Need,
+        locks: Locks,
+    ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        let Some(&(first, _)) = gaps.first() else { return Err(Filled::Nothing) };
+        let (mut looks, mut since) = (0, None);
+        loop {
+            let mut runs = Vec::with_capacity(gaps.len());
+            match self.claim_all(places, gaps, locks, &mut runs) {
+                _ if !runs.is_empty() => return Ok((self.reclaim.lists().charge(pool, 0, Order::ZERO), runs)),
+                Claimed::Busy => return Err(Filled::Busy),
+                Claimed::NoMemory(_) => return Err(Filled::NoMemory),
+                Claimed::Pages(_) | Claimed::Taken => {}
+            }
+            if mapping.probe(first) != Err(NotReady::Mismatch) {
+                return Err(Filled::Nothing);
+            }
+            let since = *since.get_or_insert_with(Instant::now);
+            if need != Need::Asked || locks == Locks::Try || since.elapsed() > WAIT_MAX {
+                return Err(Filled::NoMemory);
+            }
+            looks += 1;
+            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
+        }
+    }
+
+    /// Claims from the first of `gaps` on, until a page cannot be had; says what became of the last claim.
+    fn claim_all(
+        &self,
+        places: &GuestExtents,
+        gaps: &[(PageIndex, u32)],
+        locks: Locks,
+        runs: &mut Vec<Run>,
+    ) -> Claimed {
+        let unit = self.folio_orders.min;
+        let longest = u64::from(self.folio_orders.max.max(RUN_ORDER_MAX).pages());
+        let end = u64::from(places.pages());
+        let mut last = Claimed::Taken;
+        for &(gap, pages) in gaps {
+            let mut done = 0;
+            while done < pages {
+                let index = gap.plus(u64::from(done));
+                // A run is one request, and what lies behind the guest's end has no place.
+                let most = (longest - index.0 % longest).min(end.saturating_sub(index.0));
+                let wanted = most.min(u64::from(pages - done)) as u32 & !(unit.pages() - 1);
+                if wanted == 0 {
+                    return last;
+                }
+                last = places.claim(index, wanted, locks);
+                let Claimed::Pages(got) = last else { return last };
+                let frame = places.place(index).expect("it was claimed");
+                let whole = got & !(unit.pages() - 1);
+                if whole < got {
+                    self.arena.free_run(frame.plus(whole), got - whole);
+                }
+                if whole > 0 {
+                    runs.push(Run { frame, pages: whole });
+                }
+                if whole < wanted {
+                    return last;
+                }
+                done += whole;
+            }
+        }
+        last
+    }
+}

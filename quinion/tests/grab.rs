@@ -236,7 +236,10 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
         all_locked(&stage, &grabbed);
         assert!(frames.asked.len() >= 3, "{:?}", frames.asked);
         let waits: Vec<_> = frames.asked.iter().map(|(_, memory)| *memory == ForMemory::Wait).collect();
-        assert!(waits[0] && waits[1..].iter().all(|wait| !wait), "memory is waited for only while nothing is locked");
+        assert!(
+            waits[0] && waits[1..].iter().all(|wait| !wait),
+            "memory is waited for only while nothing is locked"
+        );
         drop(grabbed);
         nothing_leaks(&stage, free);
         assert_eq!(stage.pages(), 0, "what nobody touched is gone again");
@@ -296,8 +299,10 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
         for pattern in 0..256u64 {
             let (stage, room) = (tuned(way), WaitRoom::new());
             let test = Test { mapping: &stage.mapping, room: &room };
-            let there: BTreeMap<u64, Frame> =
-                (0..8).filter(|nth| pattern >> nth & 1 == 1).map(|nth| (nth, put(&stage, 60 + nth, 0))).collect();
+            let there: BTreeMap<u64, Frame> = (0..8)
+                .filter(|nth| pattern >> nth & 1 == 1)
+                .map(|nth| (nth, put(&stage, 60 + nth, 0)))
+                .collect();
             let (grabbed, end) = test.grab(60..68, how(0), &mut Frames::of(&stage, 0));
             assert_eq!((grabbed.len(), end), (8, GrabEnd::All), "{pattern:08b}");
             all_locked(&stage, &grabbed);
@@ -913,7 +918,9 @@ impl Twin {
                 None => {
                     let gap = (at..bound).take_while(|index| self.at(*index).is_none()).count() as u64;
                     let some = gap.min(frames);
-                    got.extend(pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)));
+                    got.extend(
+                        pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)),
+                    );
                     (at, frames) = (at + some, frames - some);
                     if some < gap {
                         return (got, GrabEnd::NoFrames);
@@ -955,8 +962,10 @@ fn play(way: Grabbing, ops: &[Op]) {
                 let theirs = lock.as_ref().and_then(|lock| lock.start()).map(|start| start.0);
                 let (want, reason) = twin.grab(first..first + pages, order_max, frames, theirs);
                 let mut source = Frames::of(&stage, order_max).at_most(frames);
-                let (mut grabbed, ended) = test.grab(first..first + pages, born(nowait(order_max)), &mut source);
-                let got: Vec<_> = grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
+                let (mut grabbed, ended) =
+                    test.grab(first..first + pages, born(nowait(order_max)), &mut source);
+                let got: Vec<_> =
+                    grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
                 assert_eq!((&got, ended), (&want, reason), "{op:?}");
                 all_locked(&stage, &grabbed);
                 let mut touched = Vec::new();

@@ -61,7 +61,7 @@ use crate::folio::Held;
 use crate::mapping::{Content, Copied, Divided, InFlight, Mapping};
 use crate::stats::Count;
 use crate::sync::{Locks, RankedWriteGuard};
-use crate::units::{PAGE_SIZE, PageIndex, PoolNumber};
+use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::bring_back::Kept;
 use super::fill::Filemap;
@@ -330,9 +330,9 @@ impl Filemap {
     ) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
-            self.part_spilled(mapping, edge)?;
             match mapping.split_at(edge) {
                 Divided::Done => return Ok(()),
+                Divided::Packed => self.bring_back(mapping, edge..edge.plus(1), Kept::ByCaller)?,
                 Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
                 Divided::NoNode => return Err(self.no_memory(edge.first_byte())),
                 Divided::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
@@ -441,7 +441,13 @@ impl Filemap {
                 continue;
             };
             match zero_page(&held, at, (page_end - at) as usize) {
-                Ok(()) => at = page_end,
+                Ok(()) => {
+                    // On its way to the spill file a folio has to hear of it, or other bytes come back.
+                    if mapping.is_memory() {
+                        mapping.lock().mark_dirty(&held, index..index.plus(1), Millis(0));
+                    }
+                    at = page_end;
+                }
                 Err(WriteRefused::Left) => {}
                 // A folio of a memory file that was allocated, and nobody writes: it is zeros.
                 Err(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => at = page_end,

@@ -15,8 +15,9 @@
 //! `mapping/memory.rs`. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
-//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
-//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost.
+//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
+//! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
+//! lost.
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.

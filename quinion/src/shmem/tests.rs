@@ -1,5 +1,7 @@
-//! What no caller of the door can bring about at will: allocated folios of a size of one's choice, a fill that stands
-//! still, a cut between a batch and its copy.
+//! Tests of what no caller of the door can bring about at will.
+//!
+//! Allocated folios of a size of one's choice, with junk in their frames; a fill that stands still; a cut between a
+//! batch and its copy. The letters are those of the kernel facts. What the door does is tested in `tests/mem_file.rs`.
 
 use std::sync::Arc;
 

@@ -78,7 +78,8 @@ use spill::Going;
 
 /// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
-/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by nobody.
+/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by
+/// nobody.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;

@@ -708,8 +708,8 @@ impl Filemap {
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
     }
 
-    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody judges
-    /// them, and all others as [`Filemap::list`] does.
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
+    /// judges them, and all others as [`Filemap::list`] does.
     pub(crate) fn list_new(
         &self,
         mapping: &Mapping,

@@ -35,9 +35,9 @@
 //! brought back, if a page of it is to be zeroed in part or it is packed.
 //!
 //! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
-//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio that
-//! reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is split,
-//! and is zeros as it is.
+//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio
+//! that reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is
+//! split, and is zeros as it is.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)

@@ -217,8 +217,8 @@ impl MappingGuard<'_> {
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
 
-    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had. Of each dirty page that is
-    /// not in `unwanted` there has to be one.
+    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had.
+    /// Of each dirty page that is not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
         (held, has_bytes): (&Held<'_>, bool),

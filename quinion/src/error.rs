@@ -193,6 +193,11 @@ impl Error {
         }
     }
 
+    /// Whether it says that there is no page to be had: not of pins that are too many.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        matches!(*self.0, Repr::NoMemory { .. } | Repr::PoolFull { .. })
+    }
+
     /// The kind of an error of changing a file: `kind`, but where the system says more.
     fn kind_of_change(&self, kind: ErrorKind) -> ErrorKind {
         match self.cause() {

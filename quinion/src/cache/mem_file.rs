@@ -9,7 +9,8 @@
 //!
 //! A [`MemFile`] is sparse: what nobody wrote reads as zeros and takes no memory. It grows by writes, up to what the
 //! cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is dropped;
-//! the cache evicts files' pages for them, and not them for files. What is pinned lives on with its pins.
+//! the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes nothing of
+//! them either: what is in the way is slack. What is pinned lives on with its pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -23,11 +24,11 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use crate::arena::{CellNumber, Grown, KeepingView};
-use crate::error::{Error, ErrorKind, Repr, Result};
+use crate::error::{Error, Repr, Result};
 use crate::filemap::{OnPinned, Stopped, Touched, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, Seek as Sought, TreeCounts};
-use crate::shmem::{Pieces, Whole};
+use crate::shmem::{Pieces, Target, Whole};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
@@ -132,7 +133,7 @@ pub(super) struct MemHandle {
 impl Drop for MemHandle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
-            self.shared.filemap.reclaim.remove_mapping(self.mapping.id());
+            self.shared.shmem.end(&self.mapping);
         }
     }
 }
@@ -244,14 +245,9 @@ impl MemFile {
         Ok(bytes)
     }
 
-    fn shmem_read(
-        &self,
-        target: &mut impl crate::shmem::Target,
-        position: u64,
-        why: Option<Stopped>,
-    ) -> Result<usize> {
+    fn shmem_read(&self, target: &mut impl Target, position: u64, why: Option<Stopped>) -> Result<usize> {
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        shared.shmem.read(mapping, position, target, why).map_err(|error| self.explain(error))
+        shared.shmem.read(mapping, position, target, why)
     }
 
     /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes were
@@ -488,7 +484,7 @@ impl MemFile {
 
     /// An error of this file's: where there is no memory, what can be done is another thing than for a file.
     pub(super) fn explain(&self, error: Error) -> Error {
-        if error.kind() != ErrorKind::NoMemory {
+        if !error.is_of_memory() {
             return error;
         }
         Repr::MemFile { name: Arc::clone(&self.handle.name), source: Box::new(error) }.into()

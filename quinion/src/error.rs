@@ -90,6 +90,11 @@ pub(crate) enum Repr {
          more memory; what was written before is untouched)"
     )]
     MemFile { name: std::sync::Arc<str>, source: Box<Error> },
+    #[error(
+        "{name}: {source} ({trouble}: punch or drop what is not needed, give the cache more memory or a larger spill \
+         file, or look after its disk; what was written before is untouched)"
+    )]
+    Spill { name: std::sync::Arc<str>, trouble: String, source: Box<Error> },
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
@@ -179,7 +184,7 @@ impl Error {
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }
             | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,
-            Repr::MemFile { ref source, .. } => source.kind(),
+            Repr::MemFile { ref source, .. } | Repr::Spill { ref source, .. } => source.kind(),
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,

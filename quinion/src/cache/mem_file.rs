@@ -51,6 +51,9 @@ pub struct MemFileOptions {
     pub folio_order_max: Option<u8>,
     /// What writes, cuts and punches do with bytes that are pinned.
     pub on_pinned: OnPinned,
+    /// Whether its pages stay in memory also if the cache has a spill file ([`Builder::spill`](crate::Builder::spill)).
+    /// Where there is none, they do in any case. The default is that they may go there.
+    pub unevictable: bool,
 }
 
 impl MemFileOptions {
@@ -80,6 +83,12 @@ impl MemFileOptions {
     #[must_use]
     pub fn on_pinned(mut self, on_pinned: OnPinned) -> Self {
         self.on_pinned = on_pinned;
+        self
+    }
+    /// Sets [`MemFileOptions::unevictable`].
+    #[must_use]
+    pub fn unevictable(mut self, unevictable: bool) -> Self {
+        self.unevictable = unevictable;
         self
     }
 }
@@ -153,7 +162,8 @@ impl Cache {
         self.check_process()?;
         check_range(0, options.size)?;
         let order = Order(options.folio_order_max.unwrap_or(Order::MAX.0)).min(Order::MAX);
-        let mapping = self.shared.new_memory(order)?;
+        let spills = if options.unevictable { None } else { Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number)) };
+        let mapping = self.shared.new_memory(order, spills)?;
         mapping.set_size(options.size);
         let name = Arc::from(options.name.as_deref().unwrap_or("memory file"));
         let (shared, on_pinned) = (Arc::clone(&self.shared), options.on_pinned);
@@ -173,10 +183,11 @@ impl Pool {
 
 impl Shared {
     /// A mapping for a memory file, with a number that no other has.
-    fn new_memory(&self, folio_order_max: Order) -> Result<Arc<Mapping>> {
+    /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come back.
+    fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = self.shmem.new_mapping(id, folio_order_max, self.process, self.tuning);
+        let new = self.shmem.new_mapping(id, folio_order_max, spills, self.process, self.tuning);
         drop(table);
         new.ok_or_else(|| {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -487,7 +498,13 @@ impl MemFile {
         if !error.is_of_memory() {
             return error;
         }
-        Repr::MemFile { name: Arc::clone(&self.handle.name), source: Box::new(error) }.into()
+        let MemHandle { mapping, name, .. } = &*self.handle;
+        let trouble = mapping.spill().and_then(|spill| spill.trouble());
+        let (name, source) = (Arc::clone(name), Box::new(error));
+        match trouble {
+            Some(trouble) => Repr::Spill { name, trouble: trouble.to_string(), source }.into(),
+            None => Repr::MemFile { name, source }.into(),
+        }
     }
 }
 

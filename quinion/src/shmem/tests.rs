@@ -35,7 +35,7 @@ impl Stage {
         let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
         let shmem = Shmem::new(Arc::new(filemap));
         let new =
-            |id| shmem.new_mapping(MappingId(id), Order(9), ForkGuard::new(), Tuning::default()).unwrap();
+            |id| shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap();
         let (mapping, scratch) = (new(1), new(2));
         mapping.set_size(pages * BYTES);
         let stage = Self { shmem, mapping, scratch, touched: Touched::default() };

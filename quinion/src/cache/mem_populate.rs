@@ -82,7 +82,9 @@ impl MemFile {
                         break;
                     }
                 };
-                pinned.chunks().for_each(|chunk| drop(slice.put(chunk)));
+                for chunk in pinned.chunks() {
+                    slice.put(chunk);
+                }
                 position += pinned.len() as u64;
             }
             Ok(())

@@ -39,7 +39,7 @@ use crate::filemap::{Author, Filemap, OnPinned, Touched};
 use crate::mapping::{Backing, Mapping};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
-use crate::units::{MappingId, Order, PoolNumber};
+use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
 mod grab;
 mod holes;
@@ -50,6 +50,9 @@ mod target;
 
 pub use populate::Slice;
 pub(crate) use target::{Pieces, Target, Whole};
+
+/// Bytes of a write that is put into a hole by a grab; a smaller one goes the way of every file's.
+const GRABBED_WRITE_MIN: usize = 128 << 10;
 
 /// The paths of a cache's memory files.
 #[derive(Debug)]
@@ -113,7 +116,38 @@ impl Shmem {
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
+        if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
+            let (populator, end) = ((pool, touched, on_pinned), position + bytes.len() as u64);
+            let mut put = |slice: &mut Slice<'_>| {
+                slice.put(&bytes[(slice.position() - position) as usize..]);
+                Ok(())
+            };
+            let written = self.populate(mapping, populator, position..end, &mut put)?;
+            if written > 0 {
+                return Ok(written as usize);
+            }
+        }
+        self.write_page_by_page(mapping, (pool, touched, on_pinned), position, bytes)
+    }
+
+    /// As [`Shmem::write`], by the way of every file.
+    fn write_page_by_page(
+        &self,
+        mapping: &Arc<Mapping>,
+        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        position: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Error> {
         self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
+    }
+
+    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not spill:
+    /// then they are put where they stay in one go. (What is there is written in place, with no lock but the page's; and
+    /// of what is spilled no page is brought back to be overwritten.)
+    fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
+        let is_inside = position + len as u64 <= mapping.size();
+        let mut first = std::iter::once(PageIndex::of_byte(position));
+        is_inside && mapping.backing() == Backing::Kept && mapping.first_missing(&mut first).is_some()
     }
 
     /// Writes `bytes` where the file ends: where that was, how many, and why not all.

@@ -101,10 +101,10 @@ pub(crate) enum Repr {
     #[error("cannot have {bytes} bytes of guest memory: {source}")]
     Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(
-        "the snapshot {name} has changed since it was opened, so what of it is not in memory yet is lost ({missing} \
-         at byte {position}); restore from a copy that nobody writes, and open that anew"
+        "the snapshot {name} has changed since it was opened, and what of it was not in memory then, as at byte \
+         {position}, cannot be had any more; open it anew, and serve a copy that nobody writes"
     )]
-    SnapshotChanged { name: std::sync::Arc<str>, position: u64, missing: &'static str },
+    SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
     #[error("this folio is held {holds} times already; drop some pins of this range")]
     TooManyPins { holds: u32 },
     #[error(

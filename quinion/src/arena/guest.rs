@@ -168,7 +168,10 @@ impl GuestExtents {
     /// If some of them are behind the end.
     pub fn claim(&self, index: PageIndex, pages: u32, locks: Locks) -> Claimed {
         let first = self.place(index).expect("a page of the guest");
-        assert!(pages > 0 && index.0 + u64::from(pages) <= u64::from(self.pages), "{pages} pages from {index:?}");
+        assert!(
+            pages > 0 && index.0 + u64::from(pages) <= u64::from(self.pages),
+            "{pages} pages from {index:?}"
+        );
         let claimed = {
             let Some(mut stock) = self.arena.stock.lock_as(locks) else { return Claimed::Busy };
             let (_, guest) = stock.guests.of_mut(first.extent()).expect("a guest of ours is in stock");
@@ -237,6 +240,20 @@ impl GuestExtents {
         })
     }
 
+    /// Sees to it that `pages` pages from `index` on have memory, whoever has them: for who uses the guest's memory
+    /// without claiming it. As [`GuestExtents::claim`].
+    ///
+    /// # Errors
+    /// The machine has no memory; some of them may have some.
+    ///
+    /// # Panics
+    /// If some of them are behind the end.
+    pub fn give_memory(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
+        assert!(index.0 + u64::from(pages) <= u64::from(self.pages), "{pages} pages from {index:?}");
+        let (_, why) = self.back(self.first.plus(index.0 as u32), pages);
+        why.map_or(Ok(()), Err)
+    }
+
     /// Sees to it that `pages` frames from `first` on, which the caller has claimed, have memory; how many from the
     /// first on do, and why not all.
     fn back(&self, first: Frame, pages: u32) -> (u32, Option<std::io::Error>) {
@@ -299,7 +316,10 @@ impl GuestExtents {
 
 impl fmt::Debug for GuestExtents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestExtents").field("first", &self.first).field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("GuestExtents")
+            .field("first", &self.first)
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
     }
 }
 
@@ -434,7 +454,8 @@ impl Arena {
         let bytes = extents as usize * EXTENT_SIZE;
         // 1 room
         let _growth = self.growth.lock();
-        let first = self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
+        let first =
+            self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
@@ -481,7 +502,8 @@ impl Arena {
         let mut growth = self.growth.lock();
         let ended: Vec<(u32, u32)> = {
             let stock = self.stock.lock();
-            let ended = stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
+            let ended =
+                stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
             ended.map(|guest| (guest.first.extent(), guest.extents)).collect()
         };
         // Partner: the Acquire fence in `end_read`. Who reads what is not the folio's sees that it was retired.
@@ -506,7 +528,9 @@ impl Arena {
         let end = self.view.layout().frames_max / EXTENT_PAGES;
         let data: Vec<u32> = {
             let stock = self.stock.lock();
-            (meta..end).filter(|extent| stock.is_data(*extent) || stock.emptying.contains_key(extent)).collect()
+            (meta..end)
+                .filter(|extent| stock.is_data(*extent) || stock.emptying.contains_key(extent))
+                .collect()
         };
         let costs: BTreeMap<u32, (bool, Cost)> = data
             .into_iter()
@@ -561,12 +585,15 @@ impl Arena {
             }
             let claimed: u32 = guest.claimed.iter().map(|word| word.count_ones()).sum();
             if claimed != guest.claimed_pages {
-                return Err(format!("a guest counts {} claimed pages and has {claimed}", guest.claimed_pages));
+                return Err(format!(
+                    "a guest counts {} claimed pages and has {claimed}",
+                    guest.claimed_pages
+                ));
             }
             let frames = (first * EXTENT_PAGES..end * EXTENT_PAGES).map(Frame);
-            frames.filter(|frame| self.view.own(*frame).free_order().is_some()).try_for_each(|frame| {
-                Err(format!("{frame:?} is a guest's, and in the buddy"))
-            })?;
+            frames
+                .filter(|frame| self.view.own(*frame).free_order().is_some())
+                .try_for_each(|frame| Err(format!("{frame:?} is a guest's, and in the buddy")))?;
         }
         let extents: u32 = stock.guests.by_first.values().map(|guest| guest.extents).sum();
         if extents == stock.guests.extents {
@@ -629,7 +656,6 @@ impl Stock {
         self.extents_grown -= guest.extents;
         self.note_lowered();
     }
-
 }
 
 /// Seals the file of a guest.
@@ -736,7 +762,11 @@ mod tests {
         let data = drain(&arena, Order::MAX);
         let full = arena.stats();
         assert!(full.grown_bytes + full.control_bytes <= SMALL, "{full:?}");
-        assert_eq!(data.len() as u64 + 3 + 1, (SMALL - full.control_bytes - full.meta_bytes) / EXTENT, "and the reserve");
+        assert_eq!(
+            data.len() as u64 + 3 + 1,
+            (SMALL - full.control_bytes - full.meta_bytes) / EXTENT,
+            "and the reserve"
+        );
         arena.free_all(&data);
 
         let frame = |index| guest.place(page(index)).unwrap();
@@ -867,7 +897,10 @@ mod tests {
         let stats = arena.stats();
         let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
         assert!(no_room(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
-        assert!(no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)), "the reserve for cells");
+        assert!(
+            no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
+            "the reserve for cells"
+        );
         let most = guest(&arena, all - 1);
         assert!(arena.alloc(Order(0)).is_none() && arena.alloc_cell().is_some());
         arena.check().unwrap();
@@ -895,10 +928,13 @@ mod tests {
         assert_eq!(arena.punch_empty(), 0, "they are in use yet");
         assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         arena.free_all(&go);
-        assert!(arena.alloc(Order(0)).is_some_and(|frame| {
-            arena.free(frame, Order(0));
-            !chosen.contains(&frame.extent())
-        }), "what is not in the way is free");
+        assert!(
+            arena.alloc(Order(0)).is_some_and(|frame| {
+                arena.free(frame, Order(0));
+                !chosen.contains(&frame.extent())
+            }),
+            "what is not in the way is free"
+        );
         assert!(arena.punch_empty() >= 4);
         let guest = guest(&arena, 4);
         arena.end_demand();
@@ -929,7 +965,10 @@ mod tests {
         let arena = Arc::new(Arena::build_within(options, reservation).unwrap());
         let guest = guest(&arena, 6);
         let refused = arena.set_bound(SMALL).unwrap_err();
-        assert!(matches!(refused, ArenaError::TooSmall { min, .. } if min == SMALL + 6 * EXTENT), "{refused}");
+        assert!(
+            matches!(refused, ArenaError::TooSmall { min, .. } if min == SMALL + 6 * EXTENT),
+            "{refused}"
+        );
         arena.set_bound(SMALL + 6 * EXTENT).unwrap();
         drop(guest);
         arena.set_bound(SMALL).unwrap();
@@ -976,7 +1015,8 @@ mod tests {
             (cost.held_pages, cost.evicted_pages) = (held, evicted);
             Some(cost)
         };
-        let costs = [cost(0, 5), cost(0, 1), cost(0, 1), None, cost(0, 0), cost(1, 0), cost(0, 1), cost(0, 1)];
+        let costs =
+            [cost(0, 5), cost(0, 1), cost(0, 1), None, cost(0, 0), cost(1, 0), cost(0, 1), cost(0, 1)];
         let window = |extents| cheapest_window(10..18, extents, |extent| costs[extent as usize - 10]);
         assert_eq!(window(1), Some(14));
         assert_eq!(window(2), Some(16), "the higher of two that cost 2");

@@ -73,6 +73,8 @@ pub(crate) use background::MakesRoom;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]
+pub(crate) use fill::Need;
+#[cfg(feature = "std")]
 pub(crate) use future::Polled;
 #[cfg(feature = "std")]
 pub(crate) use give_way::GiveWay;

@@ -1,5 +1,8 @@
 //! Guest memory and images, by what is promised of them: the bytes are the snapshot's, what counts is what is taken,
 //! and machines that map an image share it and change nothing of it.
+//!
+//! A machine is played by a mapping of the descriptor, private or shared, in this process. The snapshot is a file, or a
+//! device that answers late, out of order and with errors. A machine's own memory has a vector for its twin.
 
 #![allow(unsafe_code, reason = "mappings, and a fork")]
 

@@ -303,16 +303,20 @@ impl GuestExtents {
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = match std::mem::replace(&mut *backing, Backing::Nothing) {
-            Backing::Nothing => return Ok(()),
-            Backing::All(_) => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
-            Backing::But(missing) => missing,
-        };
         // Whatever the system says: a page that is said to have none is given some before it is used.
-        let inside = index.0 as u32 % EXTENT_PAGES;
-        let mut missing = missing;
-        (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
-        *backing = Backing::But(missing);
+        *backing = match std::mem::replace(&mut *backing, Backing::Nothing) {
+            // None that we know of: who has the file open may have touched it.
+            Backing::Nothing => Backing::Nothing,
+            some => {
+                let mut missing = match some {
+                    Backing::But(missing) => missing,
+                    _ => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
+                };
+                let inside = index.0 as u32 % EXTENT_PAGES;
+                (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
+                Backing::But(missing)
+            }
+        };
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = u64::from(pages) * PAGE_SIZE as u64;
         Ok(rustix::fs::fallocate(&self.file, flags, index.first_byte(), bytes)?)

@@ -1566,35 +1566,14 @@ mod tests {
                     },
                     Op::Free(_) => {}
                     Op::Guest(extents) => {
-                        let before = arena.stats();
-                        let mut taken = arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
-                        if matches!(taken, Err(GuestRefused::NoRoom)) && arena.demand_guest(extents) {
-                            arena.choose_emptying();
-                            arena.punch_empty();
-                            taken = arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
-                            arena.end_demand();
-                        }
-                        match taken {
-                            Ok(guest) => guests.push(guest),
-                            Err(refused) => {
-                                prop_assert!(matches!(refused, GuestRefused::NoRoom), "{:?}", refused);
-                                let room = before.bound_bytes - CONTROL_BYTES as u64 - before.meta_bytes;
-                                let is_empty = before.data_bytes + before.cell_bytes + before.guest_bytes == 0;
-                                prop_assert!(!is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > room);
-                            }
-                        }
+                        let taken = take_guest(&arena, extents);
+                        prop_assert!(taken.is_ok(), "{:?}", taken);
+                        guests.extend(taken.unwrap());
                     }
                     Op::Claim(which, at, pages) if !guests.is_empty() => {
-                        let guest = &guests[which % guests.len()];
-                        let at = at % guest.pages();
-                        let pages = pages.min(guest.pages() - at);
-                        match guest.claim(PageIndex(u64::from(at)), pages, Locks::Wait) {
-                            Claimed::Pages(got) => {
-                                prop_assert!(got >= 1 && got <= pages);
-                                runs.push(Run { frame: guest.place(PageIndex(u64::from(at))).unwrap(), pages: got });
-                            }
-                            other => prop_assert!(matches!(other, Claimed::Taken), "{:?}", other),
-                        }
+                        let claimed = claim(&guests[which % guests.len()], at, pages);
+                        prop_assert!(claimed.is_ok(), "{:?}", claimed);
+                        runs.extend(claimed.unwrap());
                     }
                     Op::DropGuest(which) if !guests.is_empty() => {
                         drop(guests.swap_remove(which % guests.len()));
@@ -1621,6 +1600,41 @@ mod tests {
                 prop_assert_eq!(check_taken(&arena, &mut most_grown), Ok(()));
                 prop_assert_eq!(check_owners(&arena, &runs, &cells), Ok(()));
             }
+        }
+    }
+
+    /// A guest of so many extents, by force if there is no room for it; none if there is none at all.
+    fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, String> {
+        let take = || arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
+        let before = arena.stats();
+        let mut taken = take();
+        if matches!(taken, Err(GuestRefused::NoRoom)) && arena.demand_guest(extents) {
+            arena.choose_emptying();
+            arena.punch_empty();
+            taken = take();
+            arena.end_demand();
+        }
+        let room = before.bound_bytes - before.control_bytes - before.meta_bytes;
+        let is_empty = before.data_bytes + before.cell_bytes + before.guest_bytes == 0;
+        match taken {
+            Ok(guest) => Ok(Some(guest)),
+            Err(GuestRefused::NoRoom) if !is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > room => {
+                Ok(None)
+            }
+            refused => Err(format!("{refused:?}, and there is room: {before:?}")),
+        }
+    }
+
+    /// A run of the guest's pages from about `at` on, as far as nobody has them.
+    fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<Run>, String> {
+        let at = at % guest.pages();
+        let (index, pages) = (PageIndex(u64::from(at)), pages.min(guest.pages() - at));
+        match guest.claim(index, pages, Locks::Wait) {
+            Claimed::Pages(got) if (1..=pages).contains(&got) => {
+                Ok(Some(Run { frame: guest.place(index).unwrap(), pages: got }))
+            }
+            Claimed::Taken => Ok(None),
+            other => Err(format!("{other:?}")),
         }
     }
 

@@ -496,6 +496,12 @@ fn what_is_punched_is_zeros_for_all_and_its_memory_is_given_back() {
     assert!(machine.get(3 * MIB..3 * MIB + 5) == b"again");
     assert_eq!(memory.punch(0..5 * MIB).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(cache.stats().guest_bytes, 6 * MIB);
+    // Also where the machine alone has ever been.
+    let other = cache.guest_memory(2 * MIB).unwrap();
+    let machine = Mapped::new(other.as_fd(), MapFlags::SHARED);
+    machine.put(MIB, &[7; 10_000]);
+    other.punch(MIB..2 * MIB).unwrap();
+    assert!(machine.get(MIB..MIB + 10_000) == [0; 10_000]);
 }
 
 #[test]

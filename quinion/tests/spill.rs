@@ -79,7 +79,10 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
     assert_eq!(stats.spill_bytes, stats.spill_pages * PAGE as u64);
     let numbers = numbers(&file);
     assert_eq!(numbers.spilled_pages, stats.spill_pages);
-    assert_eq!((numbers.data_pages + numbers.spilled_pages, numbers.hole_pages), (BIG * MIB / PAGE as u64, 0));
+    assert_eq!(
+        (numbers.data_pages + numbers.spilled_pages, numbers.hole_pages),
+        (BIG * MIB / PAGE as u64, 0)
+    );
     cache.check().unwrap();
     read_all(&file, 1);
     for at in (0..BIG * MIB).step_by(MIB as usize) {
@@ -290,7 +293,8 @@ fn a_page_that_cannot_be_read_fails_alone_and_stays_where_it_is() {
 
 #[test]
 fn a_device_that_takes_nothing_is_an_error_and_what_was_written_is_there() {
-    let (cache, disk) = simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
+    let (cache, disk) =
+        simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
     let file = file(&cache);
     let mut piece = vec![0; 1 << 16];
     let mut at = 0;
@@ -336,7 +340,9 @@ fn errors_under_a_seed_lose_nothing() {
                 // What memory cannot be had for is told, and is not written.
                 match file.write_at(&page_content(FILE, page, step), at) {
                     Ok(_) => known[page as usize] = Some(step),
-                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}")
+                    }
                 }
             } else if let Some(generation) = known[page as usize] {
                 let mut bytes = [0; PAGE];
@@ -345,13 +351,18 @@ fn errors_under_a_seed_lose_nothing() {
                         assert_eq!(read, PAGE);
                         assert!(bytes == page_content(FILE, page, generation), "page {page}, seed {seed}");
                     }
-                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}")
+                    }
                 }
             }
         }
         cache.check().unwrap();
         let stats = cache.stats();
-        assert!(stats.spill_errors > 0 && stats.spilled_pages > 0 && stats.brought_back_pages > 0, "{stats:?}");
+        assert!(
+            stats.spill_errors > 0 && stats.spilled_pages > 0 && stats.brought_back_pages > 0,
+            "{stats:?}"
+        );
     }
 }
 
@@ -379,17 +390,20 @@ fn press(cache: &Cache, file: &MemFile, rounds: u64) {
                         latest[own as usize].store(generation, Ordering::Release);
                         Ok(())
                     } else {
-                        let least: Vec<u32> =
-                            (0..16).map(|nth| latest[(page + nth) as usize].load(Ordering::Acquire)).collect();
+                        let least: Vec<u32> = (0..16)
+                            .map(|nth| latest[(page + nth) as usize].load(Ordering::Acquire))
+                            .collect();
                         let len = if rng.below(2) == 0 { PAGE } else { 16 * PAGE };
                         file.read_exact_at(&mut bytes[..len], at).unwrap();
-                        bytes[..len].chunks(PAGE).zip(least).enumerate().try_for_each(|(nth, (bytes, least))| {
-                            let seen = generations(bytes, FILE, at + (nth * PAGE) as u64)?;
-                            match seen {
-                                Some(seen) if *seen.start() >= least => Ok(()),
-                                seen => Err(format!("{seen:?} instead of {least} and later")),
-                            }
-                        })
+                        bytes[..len].chunks(PAGE).zip(least).enumerate().try_for_each(
+                            |(nth, (bytes, least))| {
+                                let seen = generations(bytes, FILE, at + (nth * PAGE) as u64)?;
+                                match seen {
+                                    Some(seen) if *seen.start() >= least => Ok(()),
+                                    seen => Err(format!("{seen:?} instead of {least} and later")),
+                                }
+                            },
+                        )
                     };
                     if let Err(wrong) = outcome {
                         failed.store(true, Ordering::Relaxed);
@@ -403,7 +417,10 @@ fn press(cache: &Cache, file: &MemFile, rounds: u64) {
     let mut bytes = [0; PAGE];
     for page in 0..pages {
         file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
-        assert!(bytes == page_content(FILE, page, latest[page as usize].load(Ordering::Relaxed)), "page {page}");
+        assert!(
+            bytes == page_content(FILE, page, latest[page as usize].load(Ordering::Relaxed)),
+            "page {page}"
+        );
     }
     cache.check().unwrap();
 }

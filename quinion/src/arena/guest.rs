@@ -24,8 +24,8 @@
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
 //! punched: nobody is led there but who is past his first look (`shrink.rs`), and he throws away what he copies, be
 //! that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so every folio
-//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the one
-//! mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
+//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the
+//! one mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
 //! none. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
@@ -102,7 +102,8 @@ impl From<ArenaError> for GuestRefused {
 /// What became of a wish for frames at their places.
 #[derive(Debug)]
 pub enum Claimed {
-    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any frames.
+    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any
+    /// frames.
     Pages(u32),
     /// Somebody has the first of them: a folio that is there or about to be, or one that has left and is still held.
     Taken,
@@ -988,8 +989,8 @@ mod tests {
         arena.check().unwrap();
     }
 
-    /// A file that is longer than `ulimit -f` would end the process by a signal; here it is an error. In a child, as the
-    /// limit is the process's; nothing that it does touches the arena's memory.
+    /// A file that is longer than `ulimit -f` would end the process by a signal; here it is an error. In a child, as
+    /// the limit is the process's; nothing that it does touches the arena's memory.
     #[test]
     #[allow(unsafe_code)]
     fn a_limit_on_files_is_an_error_and_no_signal() {

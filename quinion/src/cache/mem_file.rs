@@ -162,7 +162,11 @@ impl Cache {
         self.check_process()?;
         check_range(0, options.size)?;
         let order = Order(options.folio_order_max.unwrap_or(Order::MAX.0)).min(Order::MAX);
-        let spills = if options.unevictable { None } else { Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number)) };
+        let spills = if options.unevictable {
+            None
+        } else {
+            Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number))
+        };
         let mapping = self.shared.new_memory(order, spills)?;
         mapping.set_size(options.size);
         let name = Arc::from(options.name.as_deref().unwrap_or("memory file"));

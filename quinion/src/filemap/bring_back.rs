@@ -283,7 +283,11 @@ impl Filemap {
     }
 
     /// Sees to it that nothing spilled reaches over `edge`. The caller keeps the file from being cut by others.
-    pub(super) fn part_spilled(self: &Arc<Self>, mapping: &Arc<Mapping>, edge: PageIndex) -> Result<(), Error> {
+    pub(super) fn part_spilled(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        edge: PageIndex,
+    ) -> Result<(), Error> {
         while mapping.spilled_pages() > 0 {
             let block = edge.align_down(Order::MAX);
             let guard = mapping.lock_to_add(block, BATCH_PAGES_MAX, Locks::Wait);
@@ -341,7 +345,9 @@ fn cut_to_folios(runs: &[FillRun], orders: Orders) -> Vec<NewFolio> {
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let fits = |order: &Order| {
-                index.is_aligned(*order) && frame.0.is_multiple_of(order.pages()) && order.pages() <= run.pages - page
+                index.is_aligned(*order)
+                    && frame.0.is_multiple_of(order.pages())
+                    && order.pages() <= run.pages - page
             };
             let order = (0..=orders.max.0).rev().map(Order).find(fits).expect("a page fits");
             folios.push(NewFolio { index, frame, order });

@@ -64,7 +64,13 @@ impl Reclaim {
 
     /// Takes those of `group`, which is of one mapping that spills, that can go, and adds a flush for each to what is
     /// handed over.
-    pub(super) fn spill_of_mapping(&self, mapping: &Arc<Mapping>, group: &[Victim], locks: Locks, out: &mut Going) {
+    pub(super) fn spill_of_mapping(
+        &self,
+        mapping: &Arc<Mapping>,
+        group: &[Victim],
+        locks: Locks,
+        out: &mut Going,
+    ) {
         let Some(spill) = self.spill.get() else { return };
         // Who cuts the file has it: then another file's folios have to do.
         let Some(held_off) = mapping.try_hold_off_invalidation() else { return };

@@ -34,8 +34,9 @@ impl Stage {
         let orders = Orders { min: Order(0), max: Order(9) };
         let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
         let shmem = Shmem::new(Arc::new(filemap));
-        let new =
-            |id| shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap();
+        let new = |id| {
+            shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap()
+        };
         let (mapping, scratch) = (new(1), new(2));
         mapping.set_size(pages * BYTES);
         let stage = Self { shmem, mapping, scratch, touched: Touched::default() };

@@ -93,7 +93,9 @@ impl SpillOptions {
 #[non_exhaustive]
 pub enum SpillRefused {
     /// The file could not be made.
-    #[error("cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk")]
+    #[error(
+        "cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk"
+    )]
     File {
         /// Where.
         path: PathBuf,
@@ -405,7 +407,10 @@ impl Spill {
         }
         let named = seen.taken() + store.slots.condemned();
         if self.in_flight.load(Ordering::Relaxed) == 0 && named != store.slots.taken() {
-            return Err(format!("{} slots are taken, and {named} of them are anybody's", store.slots.taken()));
+            return Err(format!(
+                "{} slots are taken, and {named} of them are anybody's",
+                store.slots.taken()
+            ));
         }
         Ok(())
     }
@@ -444,7 +449,10 @@ impl Drop for Reading<'_> {
 
 impl fmt::Debug for Spill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spill").field("backend", &self.backend).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Spill")
+            .field("backend", &self.backend)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

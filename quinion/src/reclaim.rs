@@ -722,6 +722,8 @@ impl Reclaim {
         }
         self.arena.free_all(&gone);
         self.relist(&stayed, promise);
+        // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
+        self.make_room_to_remember(0, locks);
         Went { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 

@@ -689,7 +689,13 @@ impl Descriptor {
             // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
             () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
             // Before the lock: a grabber's stops no reader.
-            () if word.has(Flags::UPTODATE) => if same { Readable::Yes } else { Readable::Never },
+            () if word.has(Flags::UPTODATE) => {
+                if same {
+                    Readable::Yes
+                } else {
+                    Readable::Never
+                }
+            }
             () if word.has(Flags::LOCKED) => Readable::NotYet,
             () if same => Readable::Zeros,
             () => Readable::Never,
@@ -723,7 +729,9 @@ impl Descriptor {
         loop {
             match () {
                 () if !ticket.names(word) => return Err(LockRefused::Left),
-                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => return Err(LockRefused::Locked),
+                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => {
+                    return Err(LockRefused::Locked);
+                }
                 () => {}
             }
             match self.word.compare_exchange(word.0, word.0 | Flags::LOCKED, order, Ordering::Relaxed) {

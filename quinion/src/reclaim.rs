@@ -16,9 +16,9 @@
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
 //! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always dirty.
-//! If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) It counts what it meets of that kind
-//! ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to wait for readers
-//! and pins, or to have pages written.
+//! If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) It counts what it meets
+//! of that kind ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to
+//! wait for readers and pins, or to have pages written.
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.

@@ -1,5 +1,13 @@
 //! Memory files larger than the cache: what does not fit goes to the spill file, and every byte comes back, or says why
 //! not.
+//!
+//! ```text
+//!   cache of 16 MiB    file of 40 MiB    its bytes say where they belong and of which generation they are, or a vector
+//!                                        says what they should be
+//! ```
+//!
+//! The device is memory that can be looked at and damaged, or a simulated one with delays and faults under a seed, or a
+//! file without a name. After each test every slot is somebody's, or free.
 
 mod common;
 
@@ -83,6 +91,8 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
         (numbers.data_pages + numbers.spilled_pages, numbers.hole_pages),
         (BIG * MIB / PAGE as u64, 0)
     );
+    let memory = cache.stats().cached_pages;
+    assert!(memory <= MEMORY / PAGE as u64 && memory >= numbers.data_pages, "{memory} pages are cached");
     cache.check().unwrap();
     read_all(&file, 1);
     for at in (0..BIG * MIB).step_by(MIB as usize) {

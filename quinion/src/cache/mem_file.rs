@@ -187,7 +187,8 @@ impl Pool {
 
 impl Shared {
     /// A mapping for a memory file, with a number that no other has.
-    /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come back.
+    /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come
+    /// back.
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);

@@ -285,9 +285,9 @@ impl Builder {
         self.writeback = options;
         self
     }
-    /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It has
-    /// no name, is read by nobody else, and is gone with the cache. Without it, memory files stay in memory, as do those
-    /// that say so ([`MemFileOptions::unevictable`]). What does not fit in either is an error of the kind
+    /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
+    /// has no name, is read by nobody else, and is gone with the cache. Without it, memory files stay in memory, as
+    /// do those that say so ([`MemFileOptions::unevictable`]). What does not fit in either is an error of the kind
     /// [`NoMemory`](crate::ErrorKind::NoMemory) for who writes it, and nothing is lost.
     #[must_use]
     pub fn spill(mut self, options: SpillOptions) -> Self {
@@ -725,7 +725,6 @@ impl Shared {
         let counters = &self.filemap.counters;
         let arena: ArenaStats = self.filemap.arena.stats();
         let mappings = self.table.lock().files.len() as u64;
-        let spill = self.filemap.spill.as_ref().map(|spill| spill.stats()).unwrap_or_default();
         let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
         let will_need = counters.sum(Count::WillNeed);
         let mut stats = Stats {
@@ -785,13 +784,10 @@ impl Shared {
             workingset_windows: counters.sum(Count::WorkingsetWindows),
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
-            spilled_pages: spill.spilled_pages,
-            brought_back_pages: spill.brought_back_pages,
-            spill_pages: spill.pages,
-            spill_bytes: spill.bytes,
-            spill_errors: spill.write_errors + spill.read_errors,
             mechanism: self.engine.name(),
+            ..Stats::default()
         };
+        self.filemap.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
         stats.cached_pages = inserted.saturating_sub(stats.went_pages());
         stats
     }
@@ -1063,9 +1059,18 @@ impl Stats {
     /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
     /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
-        let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
+        let for_room =
+            self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
         for_room + for_change + self.failed_pages + self.forgotten_pages
+    }
+
+    fn set_spill(&mut self, spill: &SpillStats) {
+        self.spilled_pages = spill.spilled_pages;
+        self.brought_back_pages = spill.brought_back_pages;
+        self.spill_pages = spill.pages;
+        self.spill_bytes = spill.bytes;
+        self.spill_errors = spill.write_errors + spill.read_errors;
     }
 
     /// Every number with its name, in the order of the fields; for reports.

@@ -12,17 +12,17 @@
 //!   6 list      in the rings, and let go
 //! ```
 //!
-//! Nobody sees a page on its way: the value stands until the bytes are there. So who meets it meanwhile comes here, too,
-//! finds that its slots are being read, waits for that and looks again; and one that cannot be read stays spilled, and
-//! is an error for those who asked for it and for nobody else. If it was a neighbour that could not be read the page is
-//! tried alone.
+//! Nobody sees a page on its way: the value stands until the bytes are there. So who meets it meanwhile comes here,
+//! too, finds that its slots are being read, waits for that and looks again; and one that cannot be read stays
+//! spilled, and is an error for those who asked for it and for nobody else. If it was a neighbour that could not be
+//! read the page is tried alone.
 //!
-//! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB. What is
-//! packed comes as a whole.
+//! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB.
+//! What is packed comes as a whole.
 //!
 //! Invariants:
-//!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and Invalidate
-//!     alone, as when he waits for a device.)
+//!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and
+//!     Invalidate alone, as when he waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that somebody is cutting or punching but by himself.
 //!  4. Who reads slots waits for the device and for locks from the tree's on: never for one who may wait for slots.
@@ -142,7 +142,9 @@ impl Filemap {
                 if short == SHORT_MAX {
                     break;
                 }
-                std::thread::sleep(PAUSE); // others are at it, and take what gets free
+                if !spill.wait_for_one() {
+                    std::thread::sleep(PAUSE); // others are at it, and take what gets free
+                }
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());

@@ -4,19 +4,19 @@
 //!   index    0   1   2   3   4   5   6   7
 //!            [------ F, dirty, order 3 ---------]
 //!   begin    [------ F, under write-back -------]      its pages are not dirty; who writes to one makes it dirty again
-//!   end      [s ------ order 3, slot 40 --------]      nobody held it and nobody wrote: a value stands there, the frames
+//!   end      [s ------ order 3, slot 40 --------]      nobody held it, nobody wrote: a value stands there, the frames
 //!                                                      are free. Else it is dirty as before, and its slots are free
-//!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, smaller values around them
+//!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
 //! ```
 //!
 //! A spilled page is **data**. Nobody takes a value of this kind for something that only remembers: an insertion
 //! answers that the place is taken, an eviction never meets it, and it goes only by being restored, punched or cut off,
 //! or with its file. Then its slots are given back, here and at once.
 //!
-//! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so it is
-//! not evicted, split or sent twice, and whoever cuts the file waits for it. A writer finds its page not dirty, takes the
-//! tree's lock and marks it; or he is still in his copy when the flush ends, and then he holds the folio. Either shows
-//! at the end, under the lock, and the folio stays.
+//! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so
+//! it is not evicted, split or sent twice, and whoever cuts the file waits for it. A writer finds its page not
+//! dirty, takes the tree's lock and marks it; or he is still in his copy when the flush ends, and then he holds the
+//! folio. Either shows at the end, under the lock, and the folio stays.
 //!
 //! Back come frames that nobody has seen, filled and looked at. Under one hold of the tree's lock each value is there
 //! as it was when the reading began, or nothing is done; then folios stand in its place, up to date and dirty. Of a
@@ -100,7 +100,8 @@ pub enum Parted {
 }
 
 impl Mapping {
-    /// The same mapping, whose folios go to `spill` when memory is short, and are charged to `pool` when they come back.
+    /// The same mapping, whose folios go to `spill` when memory is short, and are charged to `pool` when they come
+    /// back.
     #[must_use]
     pub fn with_spill(mut self, spill: &Arc<Spill>, pool: PoolNumber) -> Self {
         self.spills_to = Some(SpillsTo { spill: Arc::clone(spill), pool });
@@ -303,9 +304,9 @@ impl MappingGuard<'_> {
 
 impl<'a> MappingGuard<'a> {
     /// Puts folios, whose frames hold what `values` stand for and are the caller's, in the place of these. The folios
-    /// follow each other, and the values, too, and cover them; what of the first and the last value is not covered stays
-    /// spilled, if that is plain. The folios are up to date and dirty then, and held: `held` gets the holds. The caller
-    /// has this lock by [`Mapping::lock_to_add`].
+    /// follow each other, and the values, too, and cover them; what of the first and the last value is not covered
+    /// stays spilled, if that is plain. The folios are up to date and dirty then, and held: `held` gets the holds.
+    /// The caller has this lock by [`Mapping::lock_to_add`].
     ///
     /// # Panics
     /// If a packed value is covered in part, or folios lie outside the values.

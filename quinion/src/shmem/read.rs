@@ -158,8 +158,8 @@ impl Shmem {
         Ok(Step::Read(bytes))
     }
 
-    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is brought
-    /// back.
+    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is
+    /// brought back.
     pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
         let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
         let found = mapping.lock().at(index, end);

@@ -86,8 +86,8 @@ struct Outgoing {
 // ---- out ------------------------------------------------------------------------------------------
 
 impl Spill {
-    /// Makes the flush that takes the folio of `order` that `frame` heads to the file, for [`Spill::send`]. `None`: there
-    /// is no run of free slots for it, and `sink` has been told.
+    /// Makes the flush that takes the folio of `order` that `frame` heads to the file, for [`Spill::send`]. `None`:
+    /// there is no run of free slots for it, and `sink` has been told.
     ///
     /// # Safety
     /// The frames are a folio's that is held, and not freed, until `sink` is told; who writes to them meanwhile does so
@@ -110,8 +110,8 @@ impl Spill {
         let (value, spill) = (Value::spill(order.0, first), self.me.upgrade().expect("it is being used"));
         let outgoing = Arc::new(Outgoing { spill, value, sink, _packed: packed.map(|(buffer, _)| buffer) });
         let run = FlushRun { index: PageIndex(u64::from(first)), frame, bytes: slots as usize * SLOT_BYTES };
-        // SAFETY: the frames are held until the sink is told, as the caller promises, and the buffer is the sink's, which
-        // the flush keeps; both are whole slots.
+        // SAFETY: the frames are held until the sink is told, as the caller promises, and the buffer is the sink's,
+        // which the flush keeps; both are whole slots.
         let flush = unsafe { Flush::new(run, buffer, outgoing) };
         self.note(first, slots, bytes, &flush);
         Some(flush)
@@ -340,8 +340,8 @@ fn short(run: FillRun, bytes: usize) -> io::Error {
 
 fn other_bytes(slot: u32) -> io::Error {
     let words = format!(
-        "page {slot} of the spill file holds other bytes than were written there; its disk is damaged, or somebody else \
-         writes to it"
+        "page {slot} of the spill file holds other bytes than were written there; its disk is damaged, or somebody \
+         else writes to it"
     );
     io::Error::new(io::ErrorKind::InvalidData, words)
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a folio of a memory file        frames    [p0 p1 p2 p3]
-//!     out    take a run of slots, note a checksum of each, one Flush      (packed first, if that is wanted and saves one)
+//!     out    take a run of slots, note a checksum of each, one Flush      (packed first, if that saves a slot)
 //!   spill file                      slots     .. [p0 p1 p2 p3] .. [packed] ..          4 KiB each
 //!     in     Fills, straight into frames that nobody sees yet; each page held against its checksum
 //! ```
@@ -27,9 +27,10 @@
 //! Not an invariant: that the bytes of a folio hold still while they are written. If they do not, its writer has made
 //! it dirty, it stays in memory, and its slots are given back unread.
 //!
-//! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at work.
-//! Cost, on the heap: a bit and eight bytes for each slot that was ever used; twice a folio's bytes while it is packed
-//! or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one entry.
+//! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
+//! work. Cost, on the heap: a bit and eight bytes for each slot that was ever used; twice a folio's bytes while it
+//! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one
+//! entry.
 
 use std::fmt;
 use std::io;
@@ -68,8 +69,8 @@ pub struct SpillOptions {
     /// A folder, in which the file has no name; or the path of a file that is not there yet, which is made and at once
     /// removed again.
     pub path: PathBuf,
-    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages. It takes space where it is written, and keeps
-    /// it to write there again.
+    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages. It takes space where it is written, and
+    /// keeps it to write there again.
     pub bytes_max: u64,
     /// Whether folios of more than a page are made smaller first. Costs a core the time to pack each, and some
     /// memory of the heap; folios so small come back whole.
@@ -272,6 +273,15 @@ impl Spill {
     /// Waits until nothing is under way to it.
     pub fn drain(&self) {
         self.room.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
+    }
+
+    /// Waits until the way of some folio has ended that is under way now, fetching completions meanwhile. `false`: none
+    /// is.
+    pub fn wait_for_one(&self) -> bool {
+        let (in_flight, ended) = self.under_way();
+        let has_ended = |(now, others): (u64, u64)| now == 0 || others != ended;
+        self.room.wait(&*self.backend, &mut || has_ended(self.under_way()));
+        in_flight > 0
     }
 
     /// The most pages that may be under way.

@@ -32,10 +32,23 @@
 //! # }
 //! ```
 //!
+//! And there are files that are nowhere else, sparse and as large as one likes, in the same memory:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let cache = quinion::Cache::builder().memory(16 << 20).build()?;
+//! let scratch = cache.mem_file(quinion::MemFileOptions::new().size(1 << 40))?;
+//! scratch.write_all_at(b"a terabyte, of which this takes 4 KiB", 1 << 39)?;
+//! assert_eq!(scratch.read_at(&mut [0; 1 << 20], 0)?, 1 << 20); // zeros, which take nothing
+//! scratch.punch_hole(1 << 39, 4096)?; // and now neither does the rest
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The modules below stand in the order of the architecture, from the ground
 //! floor up: a module names only modules declared before it, and a test sees to
 //! that. Programs use what is exported here at the top: [`Cache`], [`File`], [`OpenOptions`],
-//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`Pinned`], [`Stats`], [`Error`].
+//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`MemFile`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Ground floor: numbers, errors, locks, system calls, memory.
@@ -64,6 +77,9 @@ pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
+pub mod spill;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
@@ -84,6 +100,7 @@ pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "flushes hand out frames")]
@@ -95,6 +112,11 @@ pub mod writeback;
     reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
 )]
 pub mod filemap;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod shmem;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
+pub mod guest;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
@@ -115,9 +137,9 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
-    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized,
-    Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, Image, ImageStats, MemFile,
+    MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats,
+    ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
@@ -126,7 +148,7 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::Pinned;
+pub use folio::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -137,8 +159,10 @@ pub use owner::CacheOwner;
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use spill::{SpillOptions, SpillStats};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
+pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -12,6 +12,8 @@
 //!                                                                         changed: forget its folios, share it
 //! ```
 //!
+//! A cache has **memory files**, in `mem_file.rs`, which are in no table: each is known to its handles.
+//!
 //! A cache has **pools**, named shares of it, in `pool.rs`; what is opened without one is of the default pool.
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
@@ -47,6 +49,8 @@ use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
+use crate::shmem::Shmem;
+use crate::spill::{Spill, SpillOptions, SpillStats};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -61,6 +65,9 @@ use crate::xarray::INDICES_MAX;
 mod batch;
 mod file;
 mod future;
+mod guest;
+mod mem_file;
+mod mem_populate;
 mod open;
 mod outside;
 mod pool;
@@ -71,6 +78,8 @@ pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+pub use guest::{GuestMemory, Image, ImageStats};
+pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
 use outside::Watch;
@@ -106,6 +115,8 @@ impl fmt::Debug for Cache {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
+    /// The paths of memory files.
+    shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
@@ -161,6 +172,7 @@ pub struct Builder {
     tuning: Tuning,
     miss_ratio_curve: bool,
     writeback: WritebackOptions,
+    spill: Option<(SpillOptions, Option<Arc<dyn Backend>>)>,
 }
 
 impl Builder {
@@ -273,6 +285,22 @@ impl Builder {
         self.writeback = options;
         self
     }
+    /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
+    /// has no name, is read by nobody else, and is gone with the cache. Without it, memory files stay in memory, as
+    /// do those that say so ([`MemFileOptions::unevictable`]). What does not fit in either is an error of the kind
+    /// [`NoMemory`](crate::ErrorKind::NoMemory) for who writes it, and nothing is lost.
+    #[must_use]
+    pub fn spill(mut self, options: SpillOptions) -> Self {
+        self.spill = Some((options, None));
+        self
+    }
+    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. Nobody else uses it meanwhile.
+    /// The path of `options` is not looked at.
+    #[must_use]
+    pub fn spill_to(mut self, backend: Arc<dyn Backend>, options: SpillOptions) -> Self {
+        self.spill = Some((options, Some(backend)));
+        self
+    }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
     /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
     /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
@@ -306,7 +334,14 @@ impl Builder {
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
-        let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
+        let arena = Arc::new(arena);
+        let spill = match self.spill {
+            None => None,
+            Some((options, None)) => Some(Spill::open(&options, &engine, &arena, &room)),
+            Some((options, Some(backend))) => Some(Spill::with_backend(backend, &options, &arena, &room)),
+        };
+        let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
+        let filemap = Filemap::new(arena, room, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
@@ -323,6 +358,7 @@ impl Builder {
                 MakesRoom::of(&filemap),
                 self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
             ),
+            shmem: Shmem::new(Arc::clone(&filemap)),
             filemap,
             engine,
             leases: Arc::default(),
@@ -365,6 +401,7 @@ impl Default for Builder {
             tuning: Tuning::default(),
             miss_ratio_curve: false,
             writeback: WritebackOptions::default(),
+            spill: None,
         }
     }
 }
@@ -559,13 +596,19 @@ impl Cache {
     /// What is broken.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_process().map_err(|e| e.to_string())?;
-        let mappings: Vec<_> = {
-            let table = self.shared.table.lock();
-            table.files.values().map(|known| Arc::clone(&known.mapping)).collect()
-        };
+        let reclaim = &self.shared.filemap.reclaim;
+        let mappings = reclaim.mappings();
         mappings.iter().try_for_each(|mapping| mapping.check())?;
-        self.shared.filemap.reclaim.check()?;
+        if let Some(spill) = &self.shared.filemap.spill {
+            spill.check(mappings.iter().flat_map(|mapping| mapping.spilled_values()))?;
+        }
+        reclaim.check()?;
         self.shared.filemap.arena.check()
+    }
+
+    /// What the spill file has done and holds; `None` if there is none.
+    pub fn spill_stats(&self) -> Option<SpillStats> {
+        self.shared.filemap.spill.as_ref().map(|spill| spill.stats())
     }
 
     /// What of this cache's memory is shared with viewers.
@@ -692,10 +735,13 @@ impl Shared {
             pinned_bytes: arena.pinned_bytes,
             grown_bytes: arena.grown_bytes + arena.control_bytes,
             data_bytes: arena.data_bytes,
+            guest_bytes: arena.guest_bytes,
             index_bytes: arena.cell_bytes,
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
+            memory_files: self.shmem.files(),
+            kept_pages: self.filemap.reclaim.kept_pages(),
             reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),
@@ -739,7 +785,9 @@ impl Shared {
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.name(),
+            ..Stats::default()
         };
+        self.filemap.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
         stats.cached_pages = inserted.saturating_sub(stats.went_pages());
         stats
     }
@@ -758,6 +806,7 @@ impl Drop for Shared {
             // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
             filemap.upkeep.close();
+            filemap.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
             // What is in flight writes into the arena: it ends before anything else does.
@@ -887,6 +936,8 @@ pub struct Stats {
     pub grown_bytes: u64,
     /// Memory for file data that has been grown so far, free pages included.
     pub data_bytes: u64,
+    /// Guest memory and images, all of it, whether their pages were touched yet or not.
+    pub guest_bytes: u64,
     /// Memory for index nodes and mapping records.
     pub index_bytes: u64,
     /// Of `data_bytes`, pages that hold nothing.
@@ -895,6 +946,10 @@ pub struct Stats {
     pub huge_bytes: u64,
     /// Files known, open or idle.
     pub files: u64,
+    /// Memory files.
+    pub memory_files: u64,
+    /// Pages of memory files that stay until they are taken out of their files.
+    pub kept_pages: u64,
     /// Read calls.
     pub reads: u64,
     /// Bytes given to readers.
@@ -958,7 +1013,7 @@ pub struct Stats {
     pub invalidated_pages: u64,
     /// Pages that went because the device failed to read them; each took the others of its folio with it.
     pub failed_pages: u64,
-    /// Pages that went because the file ended before them when they were read.
+    /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
     pub undelivered_pages: u64,
     /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
     /// removed.
@@ -985,6 +1040,16 @@ pub struct Stats {
     pub shadow_bytes: u64,
     /// Requests at the backends now.
     pub in_flight: u64,
+    /// Pages of memory files that went to the spill file.
+    pub spilled_pages: u64,
+    /// Pages that came back from there.
+    pub brought_back_pages: u64,
+    /// Pages that are there now.
+    pub spill_pages: u64,
+    /// Bytes of the file that these take.
+    pub spill_bytes: u64,
+    /// Folios that could not be written there, and requests for some to come back that failed.
+    pub spill_errors: u64,
     /// How files are read now: "io_uring" or "threads".
     pub mechanism: &'static str,
 }
@@ -994,13 +1059,22 @@ impl Stats {
     /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
     /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
-        let for_room = self.evicted_pages + self.dropped_pages + self.dropped_behind_pages;
+        let for_room =
+            self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
         for_room + for_change + self.failed_pages + self.forgotten_pages
     }
 
+    fn set_spill(&mut self, spill: &SpillStats) {
+        self.spilled_pages = spill.spilled_pages;
+        self.brought_back_pages = spill.brought_back_pages;
+        self.spill_pages = spill.pages;
+        self.spill_bytes = spill.bytes;
+        self.spill_errors = spill.write_errors + spill.read_errors;
+    }
+
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 53] {
+    pub fn numbers(&self) -> [(&'static str, u64); 61] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -1009,10 +1083,13 @@ impl Stats {
             ("pinned_bytes", self.pinned_bytes),
             ("grown_bytes", self.grown_bytes),
             ("data_bytes", self.data_bytes),
+            ("guest_bytes", self.guest_bytes),
             ("index_bytes", self.index_bytes),
             ("free_bytes", self.free_bytes),
             ("huge_bytes", self.huge_bytes),
             ("files", self.files),
+            ("memory_files", self.memory_files),
+            ("kept_pages", self.kept_pages),
             ("reads", self.reads),
             ("read_bytes", self.read_bytes),
             ("hits", self.hits),
@@ -1055,6 +1132,11 @@ impl Stats {
             ("memory_stall_us", self.memory_stall_us),
             ("shadow_bytes", self.shadow_bytes),
             ("in_flight", self.in_flight),
+            ("spilled_pages", self.spilled_pages),
+            ("brought_back_pages", self.brought_back_pages),
+            ("spill_pages", self.spill_pages),
+            ("spill_bytes", self.spill_bytes),
+            ("spill_errors", self.spill_errors),
         ]
     }
 }

@@ -48,11 +48,13 @@ use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::lists::{Charge, Promise};
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Backing, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose,
+    Shape, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::{Protection, Reclaim};
+use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
 use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
@@ -71,7 +73,7 @@ const GAPS_USUAL: usize = 16;
 /// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
 /// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
-const RUN_ORDER_MAX: Order = Order(8);
+pub(super) const RUN_ORDER_MAX: Order = Order(8);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -94,6 +96,8 @@ pub struct Filemap {
     pub(crate) upkeep: Upkeep,
     /// Whether room is made before it is needed.
     pub(super) makes_room: bool,
+    /// Where folios of memory files go when memory is short, if there is such a place.
+    pub(crate) spill: Option<Arc<Spill>>,
     /// Held by who resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
@@ -179,6 +183,7 @@ impl Filemap {
             counters,
             upkeep: Upkeep::new(),
             makes_room: false,
+            spill: None,
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
@@ -203,6 +208,14 @@ impl Filemap {
         let (arena, room, counters) =
             (Arc::clone(&self.arena), Arc::clone(&self.room), Arc::clone(&self.counters));
         self.writeback = Writeback::new(arena, room, counters, options);
+        self
+    }
+
+    /// The same, with a place where folios of memory files go when memory is short.
+    #[must_use]
+    pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
+        spill.iter().for_each(|spill| self.reclaim.spill_to(spill));
+        self.spill = spill;
         self
     }
 
@@ -314,7 +327,7 @@ impl Filemap {
         patience: Patience,
     ) -> Option<Filled> {
         let Together { mapping, pool, .. } = *together;
-        if patience.locks() == Locks::Try {
+        if patience.locks() == Locks::Try || mapping.places().is_some() {
             return None;
         }
         // 2
@@ -418,7 +431,9 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
+    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for. Where pages
+    /// have their places, those at their places, and no charge; [`Filled::Nothing`] then says that somebody else has
+    /// brought the first page, and the caller looks again.
     pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -427,6 +442,9 @@ impl Filemap {
         need: Need,
         locks: Locks,
     ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        if let Some(places) = mapping.places() {
+            return self.claim_places((pool, mapping), places, gaps, need, locks);
+        }
         let mut charge = self.charge((pool, mapping), gaps, window, need, locks);
         if charge.pages() == 0 {
             return Err(Filled::PoolFull);
@@ -557,7 +575,7 @@ impl Filemap {
         (need, mut completed): (Need, u64),
         runs: &mut Vec<Run>,
     ) {
-        let (mut got, mut stalls) = (0, 0);
+        let (mut got, mut stalls, began) = (0, 0, Instant::now());
         loop {
             got += self.take_frames(wanted, Amount::Less, runs);
             if got == wanted.pages {
@@ -568,7 +586,7 @@ impl Filemap {
                 continue;
             }
             let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
-            if !waits || stalls == STALLS_MAX {
+            if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
                 break;
             }
             stalls += 1;
@@ -589,21 +607,34 @@ impl Filemap {
 
     /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
     fn under_way(&self) -> (u64, u64) {
-        let (flushes, flushed) = self.writeback.flushes();
-        (self.in_flight() + flushes, self.completed.load(Ordering::Relaxed) + flushed)
+        let ((flushes, flushed), (spills, spilled)) = (self.writeback.flushes(), self.spills());
+        (self.in_flight() + flushes + spills, self.completed.load(Ordering::Relaxed) + flushed + spilled)
+    }
+
+    /// Pages on their way to the spill file, and folios whose way has ended.
+    fn spills(&self) -> (u64, u64) {
+        self.spill.as_ref().map_or((0, 0), |spill| spill.under_way())
     }
 
     /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
     fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
-        (fills + flushes, filled + flushed)
+        let (spills, spilled) = self.spills();
+        (fills + flushes + spills, filled + flushed + spilled)
+    }
+
+    /// Whether folios on their way to the spill file are still waited for, by who began at that moment: others may have
+    /// been quicker to take what the last of them left.
+    fn spill_brings_room(&self, began: Instant) -> bool {
+        let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
+        self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
     }
 
     /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
     /// takes nothing always has flushes under way for him, because he asks for them: they are waited for so long and
     /// no longer.
     fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
-        let is_writing = || self.writeback.flushes().0 > 0;
+        let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
 
@@ -616,7 +647,8 @@ impl Filemap {
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        let backend = idle.unwrap_or_else(|| Arc::clone(mapping.backend()));
+        let own = || mapping.spill().map_or(mapping.backend(), |spill| spill.backend());
+        let backend = idle.unwrap_or_else(|| Arc::clone(own()));
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
@@ -674,6 +706,24 @@ impl Filemap {
         }
         let pages: u32 = runs.iter().map(|run| run.pages).sum();
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+    }
+
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
+    /// judges them, and all others as [`Filemap::list`] does.
+    pub(crate) fn list_new(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        window: Window,
+        shape: Shape,
+        promise: Promise<'_>,
+    ) {
+        if mapping.backing() != Backing::Kept {
+            return self.list(runs, window, shape, promise);
+        }
+        let heads =
+            |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
+        self.reclaim.list_kept(runs.iter().flat_map(heads), promise);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and

@@ -23,6 +23,8 @@
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
 //! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `places.rs` gives out frames where each page has its own.
+//! `bring_back.rs` fetches pages of memory files from the spill file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -35,9 +37,13 @@ mod ahead;
 #[cfg(feature = "std")]
 mod background;
 #[cfg(feature = "std")]
+mod bring_back;
+#[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
 mod future;
+#[cfg(feature = "std")]
+mod grab;
 mod hit;
 mod hits;
 #[cfg(feature = "std")]
@@ -46,6 +52,8 @@ mod give_way;
 mod hint;
 #[cfg(feature = "std")]
 mod pin;
+#[cfg(feature = "std")]
+mod places;
 #[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]
@@ -68,7 +76,11 @@ pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
 pub(crate) use background::MakesRoom;
 #[cfg(feature = "std")]
+pub(crate) use bring_back::Kept;
+#[cfg(feature = "std")]
 pub use fill::Filemap;
+#[cfg(feature = "std")]
+pub(crate) use fill::Need;
 #[cfg(feature = "std")]
 pub(crate) use future::Polled;
 #[cfg(feature = "std")]

@@ -27,6 +27,9 @@ pub struct Pinned {
     after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
 }
 
+/// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
 /// Who waits for pins to be given back. Handed down by the paths.
 pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
     /// Folios in `pages` were pinned, and this pin of them is gone. Called with no lock held.
@@ -38,6 +41,14 @@ pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
 struct Extent {
     first: *const u8,
     len: usize,
+}
+
+impl Extent {
+    /// Whether bytes from `first` on, of a folio, are more of the same. Those that lie behind the shared zeros are not,
+    /// whatever stands there.
+    fn is_followed_by(&self, first: *const u8) -> bool {
+        !std::ptr::eq(self.first, ZEROS.as_ptr()) && std::ptr::eq(self.first.wrapping_add(self.len), first)
+    }
 }
 
 impl fmt::Debug for Pinned {
@@ -91,8 +102,7 @@ impl Pinned {
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
         match self.extents.last_mut() {
-            // SAFETY: one past an extent's end is still in, or just past, the arena's mapping.
-            Some(last) if std::ptr::eq(unsafe { last.first.add(last.len) }, first) => last.len += bytes,
+            Some(last) if last.is_followed_by(first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
         let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that
@@ -102,9 +112,109 @@ impl Pinned {
         bytes
     }
 
+    /// Adds `len` zeros, of shared pages that are nobody's.
+    pub(crate) fn add_zeros(&mut self, len: usize) {
+        let mut left = len;
+        while left > 0 {
+            let some = left.min(ZEROS.len());
+            self.extents.push(Extent { first: ZEROS.as_ptr(), len: some });
+            left -= some;
+        }
+        self.len += len;
+    }
+
     /// Counts what was pinned since the last call; how many pages all pins keep now.
     pub(crate) fn count_pages(&mut self) -> u64 {
         self.arena.add_pinned(std::mem::take(&mut self.uncounted_pages))
+    }
+}
+
+/// Whole folios of a memory file, pinned: memory of this process with an address, which nobody takes away or moves as
+/// long as this lives.
+///
+/// They are the file's: who reads it sees what is in them. A write to the file finds them pinned, and does what its
+/// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
+pub struct PinnedFolios {
+    pinned: Pinned,
+    /// Of each folio its first frame, its position in the file and its length, in bytes.
+    folios: Vec<(Frame, u64, usize)>,
+    /// What was asked for begins at this byte of the file.
+    position: u64,
+}
+
+/// One of the folios of [`PinnedFolios`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PinnedFolio {
+    position: u64,
+    address: *mut u8,
+    len: usize,
+}
+
+impl PinnedFolio {
+    /// The position of its first byte in the file.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+    /// The address of its first byte, a multiple of its length. It may be read. Who stores there, or has a device store
+    /// there, answers for it that nobody has the bytes lent by [`MemFile::pin`](crate::MemFile::pin) at that time, and
+    /// that others who read them see them change.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+    /// Its length in bytes: 4 KiB to 2 MiB, a power of two.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Never: it has a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Debug for PinnedFolios {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedFolios").field("folios", &self.folios.len()).finish_non_exhaustive()
+    }
+}
+
+impl PinnedFolios {
+    /// None yet, for who asked for what begins at byte `position`.
+    pub(crate) fn new(pinned: Pinned, position: u64) -> Self {
+        Self { pinned, folios: Vec::new(), position }
+    }
+    /// Pins a held folio, that follows the last.
+    pub(crate) fn add(&mut self, held: Held<'_>) {
+        let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
+        self.pinned.add(held, position, len);
+        self.folios.push((frame, position, len));
+    }
+    /// As [`Pinned::count_pages`].
+    pub(crate) fn count_pages(&mut self) -> u64 {
+        self.pinned.count_pages()
+    }
+
+    /// How many folios there are.
+    pub fn len(&self) -> usize {
+        self.folios.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+    /// How far into the first folio the first byte that was asked for lies, in bytes.
+    pub fn offset(&self) -> usize {
+        self.folios.first().map_or(0, |(_, first, _)| (self.position - first) as usize)
+    }
+    /// The folios, each behind the one before in the file.
+    ///
+    /// # Panics
+    /// In a forked child, which does not have the cache's memory.
+    pub fn folios(&self) -> impl Iterator<Item = PinnedFolio> {
+        assert!(!self.pinned.process.is_forked(), "pinned folios belong to the process that pinned them");
+        self.folios.iter().map(|&(frame, position, len)| {
+            let address = self.pinned.arena.view().bytes(frame).expect("a pinned folio has frames");
+            PinnedFolio { position, address, len }
+        })
     }
 }
 

@@ -33,7 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word,
+    referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -48,7 +49,9 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 
 use super::device::Device;
 use super::dirty::Counts;
+use super::memory::Backing;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::spill::SpillsTo;
 use super::version::Ours;
 
 /// Folios given back to the arena at a time.
@@ -81,12 +84,22 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// Where its frames are, if each page has its place.
+    places: Option<Arc<GuestExtents>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
     /// What flushes of our own have made of the file's times.
     pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
+    /// What is behind its pages.
+    backing: Backing,
+    /// The largest folio that writers make.
+    folio_order_max: Order,
+    /// Where its folios go when memory is short, if they may.
+    pub(super) spills_to: Option<SpillsTo>,
+    /// Pages of values in the tree that stand for what is in the spill file; changed under its lock.
+    pub(super) spilled: AtomicU64,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -142,10 +155,22 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            places: None,
             dirty: Counts::default(),
             ours: Ours::default(),
             counters: None,
+            backing: Backing::Device,
+            folio_order_max: Order::MAX,
+            spills_to: None,
+            spilled: AtomicU64::new(0),
         })
+    }
+
+    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made
+    /// by writers.
+    pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
+        (self.backing, self.folio_order_max) = (backing, folio_order_max);
+        self
     }
 
     /// The same mapping, which counts in `counters` what it alone sees: pages that were fetched ahead, and
@@ -178,7 +203,7 @@ impl Mapping {
     }
 
     /// Takes folios that were retired off their rings. They were held by nobody, and their frames are the caller's.
-    fn unlist(&self, folios: &[(Frame, Order)]) {
+    pub(super) fn unlist(&self, folios: &[(Frame, Order)]) {
         if let Some(lists) = self.lists.as_ref().filter(|_| !folios.is_empty()) {
             let mut listed = lists.lock();
             folios.iter().for_each(|&(frame, _)| listed.remove(frame));
@@ -232,8 +257,24 @@ impl Mapping {
     /// when they leave. Without this call they are in none, and nothing reclaims them.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
+        assert!(self.places.is_none(), "what has a place is not evicted");
         self.lists = Some(Arc::clone(lists));
         self
+    }
+
+    /// The same mapping, each page of which has its place in `places`: who wants a frame for it claims that one, and no
+    /// other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further than
+    /// `places`.
+    #[must_use]
+    pub fn with_places(mut self, places: Arc<GuestExtents>) -> Self {
+        assert!(self.lists.is_none(), "what has a place is not evicted");
+        self.places = Some(places);
+        self
+    }
+
+    /// Where its pages have their places, if they have any.
+    pub fn places(&self) -> Option<&Arc<GuestExtents>> {
+        self.places.as_ref()
     }
 
     /// The mapping's number.
@@ -271,6 +312,15 @@ impl Mapping {
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+    /// What is behind its pages.
+    #[inline]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+    /// The largest folio that writers make of its pages.
+    pub fn folio_order_max(&self) -> Order {
+        self.folio_order_max
     }
     /// The arena its folios are in.
     pub fn arena(&self) -> &Arena {
@@ -516,21 +566,35 @@ impl Mapping {
         let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
-        let (mut from, mut pages, mut unlisted) = (0, 0, 0);
+        let (mut from, mut pages, mut unlisted, mut spilled) = (0, 0, 0, 0);
         let listed = self.lists.as_ref().map(|lists| lists.lock());
         while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
             if let Kind::Folio(frame) = entry.kind() {
                 unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
+                if let Some(places) = &self.places
+                    && places.place(PageIndex(first)) != Some(Frame(frame))
+                {
+                    return Err(format!("{:?}, page {first}: {frame} is not its place", self.id));
+                }
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
                     .map_err(|what| format!("{:?}, page {first}: {what}", self.id))?;
+                let backed = guard.check_backing(first, Frame(frame), Order(order));
+                backed.map_err(|what| format!("{:?}, {what}", self.id))?;
                 pages += 1u64 << order;
+            }
+            if matches!(entry.kind(), Kind::Value(value) if value.is_spill()) {
+                spilled += 1u64 << order;
             }
             from = first + (1 << order);
         }
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
+        }
+        if spilled != self.spilled_pages() {
+            let counted = self.spilled_pages();
+            return Err(format!("{:?} counts {counted} spilled pages and has {spilled}", self.id));
         }
         guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
         let promised = listed.map_or(0, |listed| listed.promised());
@@ -594,16 +658,16 @@ impl<'a> MappingGuard<'a> {
         self.tree.pages
     }
 
-    /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
-    /// indices follow on each other there.
+    /// The first index at or after `from`, and before `end`, at which no folio stands and nothing that was spilled, and
+    /// how many such indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
         let nodes = self.mapping.nodes();
         let mut gap = from.0;
         for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
             match entry.kind() {
-                Kind::Folio(_) if first > gap => return Some((PageIndex(gap), first - gap)),
-                Kind::Folio(_) => gap = first + (1 << order),
-                _ => {} // what only remembers is no folio
+                Kind::Value(value) if !value.is_spill() => {} // what only remembers is no folio
+                _ if first > gap => return Some((PageIndex(gap), first - gap)),
+                _ => gap = first + (1 << order),
             }
         }
         (gap < end.0).then(|| (PageIndex(gap), end.0 - gap))
@@ -634,6 +698,9 @@ impl<'a> MappingGuard<'a> {
         gone: &mut Vec<(Frame, Order)>,
     ) {
         let (mapping, first) = (self.mapping, gone.len());
+        if mapping.places.is_some() {
+            return; // others map what is there
+        }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
         tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {
@@ -793,7 +860,11 @@ impl<'a> MappingGuard<'a> {
         let (mut from, ends) = (0, kept.iter().map(|(first, _)| first.0).chain([INDICES_MAX]));
         for end in ends {
             tree.erase_range(from, end, |_, entry, order| {
-                let Kind::Folio(frame) = entry.kind() else { return };
+                let frame = match entry.kind() {
+                    Kind::Folio(frame) => frame,
+                    Kind::Value(value) => return self.mapping.forget_value(value),
+                    Kind::Empty | Kind::Node(_) => return,
+                };
                 folios.push((Frame(frame), Order(order)));
                 pages += u64::from(Order(order).pages());
                 if folios.len() == FREE_BATCH {

@@ -1,0 +1,194 @@
+//! Read: what of a memory file was no hit.
+//!
+//! ```text
+//!   index      5   6   7   8   9  10  11  12  13  14          wanted: 6 to 14
+//!              [- F -]  .   .  [-- A --]  [L]  [G]
+//!                   |---|                                     batch: F               bytes
+//!                        |-----|                              one lookup under lock  zeros, both pages at once
+//!                              |--------|                     batch: A, allocated    zeros, all of it at once
+//!                                         |----|              L is being filled: the batch ended before it; it is
+//!                                                             waited for when it is the first
+//! ```
+//!
+//! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before
+//! it is copied: up to date, allocated, or on its way. That a folio which has no bytes reads as zeros is right
+//! however it is raced: whoever fills it does so under its lock, and then it is waited for; a moment before it was
+//! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
+//!
+//! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who
+//! extends a file zeroes first what was behind its end; behind, because who cuts it stores the size before he lets go
+//! of a page.
+//!
+//! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
+//! The common read is a hit and does not come here.
+
+use std::sync::Arc;
+
+use crate::arena::{HOLDS_MAX, HoldRefused, Readable};
+use crate::error::{Error, Repr};
+use crate::filemap::{Kept, Stopped};
+use crate::folio::Held;
+use crate::mapping::{At, End, Mapping, ReadBatch};
+use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
+
+use super::{Shmem, Target};
+
+/// What a step of a read came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// So many bytes were read; 0: look again.
+    Read(usize),
+    /// No folio was found, and it takes the lock to say more.
+    Absent,
+}
+
+impl Shmem {
+    /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is
+    /// why the hits before it ended, if there were any. Waits for who is just filling a page.
+    ///
+    /// # Errors
+    /// A folio has all the holds that it can have. Nothing was read then.
+    pub(crate) fn read(
+        &self,
+        mapping: &Arc<Mapping>,
+        position: u64,
+        target: &mut impl Target,
+        stopped: Option<Stopped>,
+    ) -> Result<usize, Error> {
+        let (mut done, mut is_absent) = (0, stopped == Some(Stopped::Absent));
+        loop {
+            let at = position + done as u64;
+            let size = mapping.size();
+            let want = size.saturating_sub(at).min(target.left() as u64) as usize;
+            if want == 0 {
+                return Ok(done);
+            }
+            let step = match () {
+                () if is_absent => self.read_hole(mapping, at, want, target),
+                () if want <= PAGE_SIZE => self.read_single(mapping, at, want, target),
+                () => self.read_batch(mapping, at, want, target),
+            };
+            let read = match step {
+                Ok(Step::Read(bytes)) => bytes,
+                Ok(Step::Absent) => 0,
+                Err(_) if done > 0 => return Ok(done), // the next call tells
+                Err(error) => return Err(error),
+            };
+            is_absent = matches!(step, Ok(Step::Absent));
+            // The size again, behind the data.
+            let left = mapping.size().saturating_sub(at);
+            if read as u64 > left {
+                return Ok(done + left as usize);
+            }
+            done += read;
+        }
+    }
+
+    /// What one folio has of `want` bytes from `at` on, for who wants no more than a page or so: no batch is set up.
+    fn read_single(
+        &self,
+        mapping: &Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+    ) -> Result<Step, Error> {
+        let held = match mapping.try_hold(PageIndex::of_byte(at)) {
+            Ok(held) => held,
+            Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            Err(_) => return Ok(Step::Absent),
+        };
+        let read = self.read_held(&held, at, want, target);
+        if read == 0 {
+            self.wait_filled(mapping, &held);
+        }
+        Ok(Step::Read(read))
+    }
+
+    /// What folios that follow each other have of `want` bytes from `at` on.
+    fn read_batch(
+        &self,
+        mapping: &Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+    ) -> Result<Step, Error> {
+        let mut batch = ReadBatch::new();
+        let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
+        let end = mapping.get_folios_contig(first, last, &mut batch);
+        let mut done = 0;
+        for held in batch.iter() {
+            match self.read_held(held, at + done as u64, want - done, target) {
+                0 => break,
+                bytes => done += bytes,
+            }
+        }
+        match batch.drain().next() {
+            _ if done > 0 => {}
+            None if end == End::TooMany => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            None => return Ok(Step::Absent),
+            // The others have been given back.
+            Some(held) => self.wait_filled(mapping, &held),
+        }
+        Ok(Step::Read(done))
+    }
+
+    /// What a held folio has of `want` bytes from `at` on; 0: it is being filled, or has left since it was held.
+    fn read_held(&self, held: &Held<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
+        let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+        let bytes = (behind - at).min(want as u64) as usize;
+        match held.is_readable() {
+            Readable::Yes => copy_out(held, at, bytes, target),
+            Readable::Zeros => target.zero(bytes),
+            Readable::NotYet | Readable::Never => return 0,
+        }
+        self.touch(held);
+        bytes
+    }
+
+    /// Zeros for what of `want` bytes from `at` on lies in one hole.
+    fn read_hole(
+        &self,
+        mapping: &Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+    ) -> Result<Step, Error> {
+        let bytes = self.hole_at(mapping, at, want)?;
+        target.zero(bytes);
+        Ok(Step::Read(bytes))
+    }
+
+    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is
+    /// brought back.
+    pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
+        let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
+        let found = mapping.lock().at(index, end);
+        match found {
+            At::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
+            At::Folio => Ok(0),
+            At::Spilled { .. } => self.filemap.bring_back(mapping, index..end, Kept::No).map(|()| 0),
+        }
+    }
+
+    /// Waits until who fills a held folio has done so, if anybody does.
+    pub(super) fn wait_filled(&self, mapping: &Mapping, held: &Held<'_>) {
+        let is_done = || held.is_readable() != Readable::NotYet;
+        self.filemap.room.wait(&**mapping.backend(), &mut || is_done());
+    }
+
+    /// A folio was read; for who judges it.
+    pub(super) fn touch(&self, held: &Held<'_>) {
+        crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
+    }
+}
+
+/// Copies `bytes` bytes of a held folio from file position `from` on.
+fn copy_out(held: &Held<'_>, from: u64, bytes: usize, target: &mut impl Target) {
+    let mut done = 0;
+    while done < bytes {
+        let part = target.next(bytes - done);
+        let copied = held.copy_out(from + done as u64, part);
+        debug_assert_eq!(copied, part.len(), "a folio that is up to date has all its bytes");
+        done += copied;
+    }
+}

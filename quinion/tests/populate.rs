@@ -10,8 +10,8 @@
 
 use std::io::{self, Cursor, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use proptest::prelude::*;
 use quinion::backend::{Backend, MemoryFile};
@@ -453,8 +453,12 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let range = || (0..400_000usize, 0..300_000usize);
     prop_oneof![
-        (range(), 0..300_000usize, 1..70_000usize)
-            .prop_map(|((from, len), source, chunk)| Op::Populate { from, len, source, chunk }),
+        (range(), 0..300_000usize, 1..70_000usize).prop_map(|((from, len), source, chunk)| Op::Populate {
+            from,
+            len,
+            source,
+            chunk
+        }),
         range().prop_map(|(from, len)| Op::Write { from, len }),
         range().prop_map(|(from, len)| Op::Preallocate { from, len }),
         range().prop_map(|(from, len)| Op::Punch { from, len }),

@@ -25,8 +25,8 @@
 //!
 //! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
 //! nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
-//! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who cuts
-//! it waits for locked folios.
+//! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who
+//! cuts it waits for locked folios.
 //!
 //! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
 //!

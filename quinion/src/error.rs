@@ -98,18 +98,18 @@ pub(crate) enum Repr {
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
-        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be had \
-         in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with a \
-         memory_max that is larger than memory by as much"
+        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be \
+         had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with \
+         a memory_max that is larger than memory by as much"
     )]
     NoRoomForGuest { bytes: u64, memory: u64 },
     #[error("cannot have {bytes} bytes of guest memory: {source}")]
     Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(
-        "the snapshot {name} has changed since it was opened, so what of it is not in memory yet is lost ({missing} \
-         at byte {position}); restore from a copy that nobody writes, and open that anew"
+        "the snapshot {name} has changed since it was opened, and what of it was not in memory then, as at byte \
+         {position}, cannot be had any more; open it anew, and serve a copy that nobody writes"
     )]
-    SnapshotChanged { name: std::sync::Arc<str>, position: u64, missing: &'static str },
+    SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
     #[error("this folio is held {holds} times already; drop some pins of this range")]
     TooManyPins { holds: u32 },
     #[error(

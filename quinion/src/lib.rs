@@ -32,10 +32,23 @@
 //! # }
 //! ```
 //!
+//! And there are files that are nowhere else, sparse and as large as one likes, in the same memory:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let cache = quinion::Cache::builder().memory(16 << 20).build()?;
+//! let scratch = cache.mem_file(quinion::MemFileOptions::new().size(1 << 40))?;
+//! scratch.write_all_at(b"a terabyte, of which this takes 4 KiB", 1 << 39)?;
+//! assert_eq!(scratch.read_at(&mut [0; 1 << 20], 0)?, 1 << 20); // zeros, which take nothing
+//! scratch.punch_hole(1 << 39, 4096)?; // and now neither does the rest
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The modules below stand in the order of the architecture, from the ground
 //! floor up: a module names only modules declared before it, and a test sees to
 //! that. Programs use what is exported here at the top: [`Cache`], [`File`], [`OpenOptions`],
-//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`Pinned`], [`Stats`], [`Error`].
+//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`MemFile`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Ground floor: numbers, errors, locks, system calls, memory.
@@ -101,6 +114,9 @@ pub mod writeback;
 pub mod filemap;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod shmem;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
+pub mod guest;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
@@ -121,9 +137,9 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, MemFile, MemFileOptions, MemFileStats,
-    OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions,
-    ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, Image, ImageStats, MemFile,
+    MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats,
+    ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

@@ -24,8 +24,8 @@
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
 //! punched: nobody is led there but who is past his first look (`shrink.rs`), and he throws away what he copies, be
 //! that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so every folio
-//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the one
-//! mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
+//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the
+//! one mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
 //! none. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
@@ -102,7 +102,8 @@ impl From<ArenaError> for GuestRefused {
 /// What became of a wish for frames at their places.
 #[derive(Debug)]
 pub enum Claimed {
-    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any frames.
+    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any
+    /// frames.
     Pages(u32),
     /// Somebody has the first of them: a folio that is there or about to be, or one that has left and is still held.
     Taken,
@@ -168,7 +169,10 @@ impl GuestExtents {
     /// If some of them are behind the end.
     pub fn claim(&self, index: PageIndex, pages: u32, locks: Locks) -> Claimed {
         let first = self.place(index).expect("a page of the guest");
-        assert!(pages > 0 && index.0 + u64::from(pages) <= u64::from(self.pages), "{pages} pages from {index:?}");
+        assert!(
+            pages > 0 && index.0 + u64::from(pages) <= u64::from(self.pages),
+            "{pages} pages from {index:?}"
+        );
         let claimed = {
             let Some(mut stock) = self.arena.stock.lock_as(locks) else { return Claimed::Busy };
             let (_, guest) = stock.guests.of_mut(first.extent()).expect("a guest of ours is in stock");
@@ -237,6 +241,25 @@ impl GuestExtents {
         })
     }
 
+    /// Sees to it that `pages` pages from `index` on have memory, whoever has them: for who uses the guest's memory
+    /// without claiming it. As [`GuestExtents::claim`].
+    ///
+    /// # Errors
+    /// The machine has no memory; some of them may have some.
+    ///
+    /// # Panics
+    /// If some of them are behind the end.
+    pub fn give_memory(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
+        assert!(index.0 + u64::from(pages) <= u64::from(self.pages), "{pages} pages from {index:?}");
+        let first = self.first.plus(index.0 as u32);
+        if let (_, Some(why)) = self.back(first, pages) {
+            return Err(why);
+        }
+        // Who has the file open for writing may have made holes in it since.
+        let (bytes, at) = (pages as usize * PAGE_SIZE, index.first_byte());
+        self.arena.arena_segment.populate_pages(first.offset(), bytes, (self.file.as_fd(), at))
+    }
+
     /// Sees to it that `pages` frames from `first` on, which the caller has claimed, have memory; how many from the
     /// first on do, and why not all.
     fn back(&self, first: Frame, pages: u32) -> (u32, Option<std::io::Error>) {
@@ -281,16 +304,20 @@ impl GuestExtents {
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = match std::mem::replace(&mut *backing, Backing::Nothing) {
-            Backing::Nothing => return Ok(()),
-            Backing::All(_) => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
-            Backing::But(missing) => missing,
-        };
         // Whatever the system says: a page that is said to have none is given some before it is used.
-        let inside = index.0 as u32 % EXTENT_PAGES;
-        let mut missing = missing;
-        (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
-        *backing = Backing::But(missing);
+        *backing = match std::mem::replace(&mut *backing, Backing::Nothing) {
+            // None that we know of: who has the file open may have touched it.
+            Backing::Nothing => Backing::Nothing,
+            some => {
+                let mut missing = match some {
+                    Backing::But(missing) => missing,
+                    _ => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
+                };
+                let inside = index.0 as u32 % EXTENT_PAGES;
+                (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
+                Backing::But(missing)
+            }
+        };
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = u64::from(pages) * PAGE_SIZE as u64;
         Ok(rustix::fs::fallocate(&self.file, flags, index.first_byte(), bytes)?)
@@ -299,7 +326,10 @@ impl GuestExtents {
 
 impl fmt::Debug for GuestExtents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestExtents").field("first", &self.first).field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("GuestExtents")
+            .field("first", &self.first)
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
     }
 }
 
@@ -393,6 +423,10 @@ impl Guests {
         let (&first, guest) = self.by_first.range_mut(..=extent).next_back()?;
         (extent < guest.end()).then_some((first, guest))
     }
+    /// The extents of each.
+    pub fn ranges(&self) -> Vec<Range<u32>> {
+        self.by_first.iter().map(|(&first, guest)| first..guest.end()).collect()
+    }
     /// Whether it is an extent of a guest.
     pub fn has(&self, extent: u32) -> bool {
         self.of(extent).is_some()
@@ -434,7 +468,8 @@ impl Arena {
         let bytes = extents as usize * EXTENT_SIZE;
         // 1 room
         let _growth = self.growth.lock();
-        let first = self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
+        let first =
+            self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
@@ -481,7 +516,8 @@ impl Arena {
         let mut growth = self.growth.lock();
         let ended: Vec<(u32, u32)> = {
             let stock = self.stock.lock();
-            let ended = stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
+            let ended =
+                stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
             ended.map(|guest| (guest.first.extent(), guest.extents)).collect()
         };
         // Partner: the Acquire fence in `end_read`. Who reads what is not the folio's sees that it was retired.
@@ -506,7 +542,9 @@ impl Arena {
         let end = self.view.layout().frames_max / EXTENT_PAGES;
         let data: Vec<u32> = {
             let stock = self.stock.lock();
-            (meta..end).filter(|extent| stock.is_data(*extent) || stock.emptying.contains_key(extent)).collect()
+            (meta..end)
+                .filter(|extent| stock.is_data(*extent) || stock.emptying.contains_key(extent))
+                .collect()
         };
         let costs: BTreeMap<u32, (bool, Cost)> = data
             .into_iter()
@@ -561,12 +599,15 @@ impl Arena {
             }
             let claimed: u32 = guest.claimed.iter().map(|word| word.count_ones()).sum();
             if claimed != guest.claimed_pages {
-                return Err(format!("a guest counts {} claimed pages and has {claimed}", guest.claimed_pages));
+                return Err(format!(
+                    "a guest counts {} claimed pages and has {claimed}",
+                    guest.claimed_pages
+                ));
             }
             let frames = (first * EXTENT_PAGES..end * EXTENT_PAGES).map(Frame);
-            frames.filter(|frame| self.view.own(*frame).free_order().is_some()).try_for_each(|frame| {
-                Err(format!("{frame:?} is a guest's, and in the buddy"))
-            })?;
+            frames
+                .filter(|frame| self.view.own(*frame).free_order().is_some())
+                .try_for_each(|frame| Err(format!("{frame:?} is a guest's, and in the buddy")))?;
         }
         let extents: u32 = stock.guests.by_first.values().map(|guest| guest.extents).sum();
         if extents == stock.guests.extents {
@@ -629,7 +670,6 @@ impl Stock {
         self.extents_grown -= guest.extents;
         self.note_lowered();
     }
-
 }
 
 /// Seals the file of a guest.
@@ -736,7 +776,11 @@ mod tests {
         let data = drain(&arena, Order::MAX);
         let full = arena.stats();
         assert!(full.grown_bytes + full.control_bytes <= SMALL, "{full:?}");
-        assert_eq!(data.len() as u64 + 3 + 1, (SMALL - full.control_bytes - full.meta_bytes) / EXTENT, "and the reserve");
+        assert_eq!(
+            data.len() as u64 + 3 + 1,
+            (SMALL - full.control_bytes - full.meta_bytes) / EXTENT,
+            "and the reserve"
+        );
         arena.free_all(&data);
 
         let frame = |index| guest.place(page(index)).unwrap();
@@ -867,7 +911,10 @@ mod tests {
         let stats = arena.stats();
         let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
         assert!(no_room(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
-        assert!(no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)), "the reserve for cells");
+        assert!(
+            no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
+            "the reserve for cells"
+        );
         let most = guest(&arena, all - 1);
         assert!(arena.alloc(Order(0)).is_none() && arena.alloc_cell().is_some());
         arena.check().unwrap();
@@ -895,10 +942,13 @@ mod tests {
         assert_eq!(arena.punch_empty(), 0, "they are in use yet");
         assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         arena.free_all(&go);
-        assert!(arena.alloc(Order(0)).is_some_and(|frame| {
-            arena.free(frame, Order(0));
-            !chosen.contains(&frame.extent())
-        }), "what is not in the way is free");
+        assert!(
+            arena.alloc(Order(0)).is_some_and(|frame| {
+                arena.free(frame, Order(0));
+                !chosen.contains(&frame.extent())
+            }),
+            "what is not in the way is free"
+        );
         assert!(arena.punch_empty() >= 4);
         let guest = guest(&arena, 4);
         arena.end_demand();
@@ -929,11 +979,79 @@ mod tests {
         let arena = Arc::new(Arena::build_within(options, reservation).unwrap());
         let guest = guest(&arena, 6);
         let refused = arena.set_bound(SMALL).unwrap_err();
-        assert!(matches!(refused, ArenaError::TooSmall { min, .. } if min == SMALL + 6 * EXTENT), "{refused}");
+        assert!(
+            matches!(refused, ArenaError::TooSmall { min, .. } if min == SMALL + 6 * EXTENT),
+            "{refused}"
+        );
         arena.set_bound(SMALL + 6 * EXTENT).unwrap();
         drop(guest);
         arena.set_bound(SMALL).unwrap();
         arena.check().unwrap();
+    }
+
+    /// A file that is longer than `ulimit -f` would end the process by a signal; here it is an error. In a child, as
+    /// the limit is the process's; nothing that it does touches the arena's memory.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_limit_on_files_is_an_error_and_no_signal() {
+        let arena = arena(SMALL);
+        // SAFETY: the child sets its own limit, takes locks that nobody else has, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+            // SAFETY: as above; the limit is read from a value of ours.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+            let refused = arena.take_guest(2, c"quinion-guest-test", GuestUse::Shared);
+            let told = matches!(refused, Err(GuestRefused::Failed(ArenaError::TooLarge { max, .. })) if max == 1 << 20);
+            // SAFETY: it ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!told)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's exit status");
+    }
+
+    /// Memory that whoever has the file open took away is given again before it is touched here.
+    #[test]
+    fn holes_that_others_make_are_filled_before_we_touch_them() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 2);
+        guest.give_memory(page(0), 1024).unwrap();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(guest.file(), flags, 10 * 4096, 600 * 4096).unwrap();
+        guest.give_memory(page(500), 20).unwrap();
+        assert_eq!(taken(guest.file()), 2 * EXTENT - 580 * 4096);
+    }
+
+    /// An arena that was filled page by page has its cells below, so that what is above can be had in one piece.
+    #[test]
+    fn cells_do_not_stand_in_the_way() {
+        let arena = arena(300 << 20);
+        let (mut cells, mut data) = (Vec::new(), Vec::new());
+        loop {
+            // More cells than any cache needs: a page of them for each 64 pages.
+            let more =
+                std::iter::from_fn(|| arena.alloc(Order(0)).map(|frame| (frame, Order(0)))).take(64 * 64);
+            let before = data.len();
+            data.extend(more);
+            if data.len() == before {
+                break;
+            }
+            arena.alloc_cells(64 * 8, &mut cells, Locks::Wait);
+        }
+        let extents = arena.stats().cell_bytes / EXTENT;
+        assert_eq!(extents, 2, "as many as the reserve: {:?}", arena.stats());
+        arena.free_all(&data);
+        let most = (arena.stats().data_bytes / EXTENT) as u32 - 2;
+        assert!(arena.demand_guest(most - 1), "{:?}", arena.stats());
+        arena.choose_emptying();
+        arena.punch_empty();
+        let guest = guest(&arena, most - 1);
+        arena.end_demand();
+        arena.check().unwrap();
+        drop(guest);
+        arena.free_cells(cells);
     }
 
     #[test]
@@ -976,7 +1094,8 @@ mod tests {
             (cost.held_pages, cost.evicted_pages) = (held, evicted);
             Some(cost)
         };
-        let costs = [cost(0, 5), cost(0, 1), cost(0, 1), None, cost(0, 0), cost(1, 0), cost(0, 1), cost(0, 1)];
+        let costs =
+            [cost(0, 5), cost(0, 1), cost(0, 1), None, cost(0, 0), cost(1, 0), cost(0, 1), cost(0, 1)];
         let window = |extents| cheapest_window(10..18, extents, |extent| costs[extent as usize - 10]);
         assert_eq!(window(1), Some(14));
         assert_eq!(window(2), Some(16), "the higher of two that cost 2");

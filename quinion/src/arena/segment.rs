@@ -155,9 +155,7 @@ impl Segment {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         match self.madvise(offset, bytes, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14 does not know the advice; the file system can do most of it.
-            Err(Errno::INVAL) => {
-                Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)?)
-            }
+            Err(Errno::INVAL) => Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)?),
             done => Ok(done?),
         }
     }

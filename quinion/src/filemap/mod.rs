@@ -80,6 +80,8 @@ pub(crate) use bring_back::Kept;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]
+pub(crate) use fill::Need;
+#[cfg(feature = "std")]
 pub(crate) use future::Polled;
 #[cfg(feature = "std")]
 pub(crate) use give_way::GiveWay;

@@ -33,7 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word,
+    referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -165,8 +166,8 @@ impl Mapping {
         })
     }
 
-    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made by
-    /// writers.
+    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made
+    /// by writers.
     pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
         (self.backing, self.folio_order_max) = (backing, folio_order_max);
         self

@@ -16,9 +16,9 @@
 //! `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
-//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
-//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost. If the
-//! cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
+//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
+//! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
+//! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
 //! (`filemap/bring_back.rs`).
 //!
 //! Invariants:

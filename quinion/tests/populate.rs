@@ -297,7 +297,7 @@ fn g17_what_is_spilled_is_brought_back_by_who_grabs_it() {
     for at in (0..40 * MIB).step_by(3 * MIB) {
         // Pinned: whole, and with its bytes.
         let pinned = file.pin_folios(at as u64..(at + 5000) as u64, 9).unwrap();
-        assert!(pinned.len() >= 1 && pinned.folios().all(|folio| folio.len() >= PAGE));
+        assert!(!pinned.is_empty() && pinned.folios().all(|folio| folio.len() >= PAGE));
         assert_same(&read(&file, at, 5000), &want[at..at + 5000]);
         drop(pinned);
         // Populated in part: the rest of the page, and of the folio, is what it was.

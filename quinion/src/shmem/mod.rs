@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
-//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at
-//! once. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches and seeks.
+//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once.
+//! `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
+//! and seeks.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
 //! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
@@ -74,8 +75,8 @@ impl Shmem {
     }
 
     /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
-    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which
-    /// pool is charged when they come back. `None` if there is no cell for its record.
+    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool is
+    /// charged when they come back. `None` if there is no cell for its record.
     pub fn new_mapping(
         &self,
         id: MappingId,

@@ -1,8 +1,8 @@
 //! One folio on its way to the spill file and back, step by step: who comes in between, and what stands in the tree.
 //!
-//! The device is simulated, and holds what it was given until somebody waits for it: so between the sending of the folio
-//! and its end there is room for a hold, a write, a lock, a cut or the end of the mapping. Behind each test the tree, the
-//! rings, the arena and the slots agree.
+//! The device is simulated, and holds what it was given until somebody waits for it: so between the sending of the
+//! folio and its end there is room for a hold, a write, a lock, a cut or the end of the mapping. Behind each test
+//! the tree, the rings, the arena and the slots agree.
 
 use std::sync::Arc;
 

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Such a folio frees nothing now, so who reclaims does not count it among what he has freed; what is under way
-//! shows in [`Spill::under_way`], and who needs memory waits for that as he waits for fills and flushes. How much is under
-//! way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than
+//! shows in [`Spill::under_way`], and who needs memory waits for that as he waits for fills and flushes. How much is
+//! under way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than
 //! memory is wanted for.
 //!
 //! The invalidate lock is not taken: who has it alone may be waiting for this very memory. Who cuts the file meets

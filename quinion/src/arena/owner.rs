@@ -1565,14 +1565,11 @@ mod tests {
                         arena.free_cell(cell);
                     },
                     Op::Guest(extents) => {
-                        let taken = take_guest(&arena, extents);
-                        prop_assert!(taken.is_ok(), "{:?}", taken);
-                        guests.extend(taken.unwrap());
+                        guests.extend(take_guest(&arena, extents).map_err(TestCaseError::fail)?);
                     }
                     Op::Claim(which, at, pages) if !guests.is_empty() => {
-                        let claimed = claim(&guests[which % guests.len()], at, pages);
-                        prop_assert!(claimed.is_ok(), "{:?}", claimed);
-                        runs.extend(claimed.unwrap());
+                        let guest = &guests[which % guests.len()];
+                        runs.extend(claim(guest, at, pages).map_err(TestCaseError::fail)?);
                     }
                     Op::DropGuest(which) if !guests.is_empty() => {
                         drop(guests.swap_remove(which % guests.len()));

@@ -286,9 +286,11 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
         assert_eq!(found, byte((16 + page) * PAGE + inside), "page {page} behind the move");
     }
     (0..16).chain(48..100).chain(108..140).for_each(|page| memory.expect_page(page));
-    drop(server);
     // SAFETY: nobody touches it any more.
     unsafe { rustix::mm::munmap(target.cast(), 64 * PAGE) }.expect("ours");
+    // The server has to hear of that, too, before it ends: who unmaps waits for it.
+    drop(memory);
+    drop(server);
 }
 
 #[test]

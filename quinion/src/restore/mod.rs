@@ -53,9 +53,11 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::Cache;
 use crate::error::Error;
 
 pub mod latency;
@@ -199,6 +201,14 @@ pub enum PeerError {
     Descriptor(#[source] io::Error),
     #[error("this server panicked while it answered; what it said then tells why")]
     Panicked,
+}
+
+/// Which image the snapshot at `path` is, read through `cache`: what a trace must be of.
+///
+/// # Errors
+/// It cannot be opened, or is empty.
+pub fn identify(cache: &Cache, path: &Path) -> crate::error::Result<ImageIdentity> {
+    snapshot::Snapshot::open(cache, path).map(|snapshot| snapshot.identity())
 }
 
 /// Something that happened.

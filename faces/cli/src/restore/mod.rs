@@ -50,6 +50,9 @@ pub struct Arguments {
     /// Numbers for Prometheus: a file, written every second, or an address to ask, such as 127.0.0.1:9100.
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<Where>,
+    /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for it.
+    #[arg(long)]
+    minor: bool,
     /// What is done with a VM that cannot be served any more.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     on_failure: Failure,
@@ -98,9 +101,10 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(metrics) = &metrics {
         metrics.keep(&stats);
     }
-    let written = trace.as_ref().zip(arguments.record.as_ref()).map_or(Ok(()), |(trace, path)| {
-        trace.write(path).map_err(|error| named(path, &error))
-    });
+    let written = trace
+        .as_ref()
+        .zip(arguments.record.as_ref())
+        .map_or(Ok(()), |(trace, path)| trace.write(path).map_err(|error| named(path, &error)));
     let form = if arguments.json { Form::Json } else { Form::Text };
     if let Err(code) = crate::print(&report(&stats, trace.as_ref()).printed(form)) {
         return Ok(code);
@@ -129,6 +133,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
         options.workers = workers.into();
     }
     options.vms_max = arguments.vms_max as usize;
+    options.minor = arguments.minor;
     options.record = arguments.record.is_some();
     options.on_failure = match arguments.on_failure {
         Failure::Kill => OnFailure::Kill,
@@ -233,7 +238,13 @@ mod tests {
         (stats.vms_total, stats.numbers.faults, stats.numbers.demand_bytes) = (2, 3, 65536);
         stats.numbers.latency.add(5000);
         let printed = report(&stats, None).printed(Form::Json);
-        for part in ["\"vms\":2", "\"faults\":3", "\"demand_bytes\":65536", "\"fault_p50_ns\":5000", "\"recorded_bytes\":null"] {
+        for part in [
+            "\"vms\":2",
+            "\"faults\":3",
+            "\"demand_bytes\":65536",
+            "\"fault_p50_ns\":5000",
+            "\"recorded_bytes\":null",
+        ] {
             assert!(printed.contains(part), "{part} is not in {printed}");
         }
         assert_eq!(line(&stats), "0 VMs, 3 faults, p99 5 us, 64.0 KiB supplied");

@@ -621,13 +621,20 @@ impl Shared {
         match next {
             Next::Over => return Ok(next),
             Next::Wait => {}
-            Next::Soon => self.table().soon.push_back((Instant::now() + SOON, connection.number)),
+            Next::Soon => self.want_soon(connection.number),
             Next::Ahead => self.want_ahead(connection.number),
         }
         for space in vm.spaces() {
             self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
         }
         Ok(next)
+    }
+
+    fn want_soon(&self, number: u64) {
+        let mut table = self.table();
+        if table.soon.iter().all(|(_, other)| *other != number) {
+            table.soon.push_back((Instant::now() + SOON, number));
+        }
     }
 
     fn want_ahead(&self, number: u64) {

@@ -467,13 +467,13 @@ mod tests {
             }
             Op::Unmapped(at, len) => {
                 pages.unmapped(bytes(at, len)).expect("few pieces");
-                (at..at + len).for_each(|unit| drop(twin.remove(&unit)));
+                twin.retain(|unit, _| !(at..at + len).contains(unit));
             }
             Op::Moved(from, to, len) => {
                 pages.moved(from * UNIT, to * UNIT, len * UNIT).expect("few pieces");
                 let taken: Vec<_> =
                     (0..len).filter_map(|i| Some((to + i, twin.remove(&(from + i))?))).collect();
-                (to..to + len).for_each(|unit| drop(twin.remove(&unit)));
+                twin.retain(|unit, _| !(to..to + len).contains(unit));
                 twin.extend(taken);
             }
             Op::Absent(offset, len) => {

@@ -48,14 +48,15 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cache::{Cache, Image};
+use crate::cache::{Cache, File, Image};
 use crate::error::{Repr, Result};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
+use crate::units::PAGE_SIZE;
 
-use super::message::{Region, Said, check, offer};
+use super::message::{BadMessage, Region, Said, check, offer};
 use super::peer::{Greeting, Peer, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
@@ -200,17 +201,44 @@ impl Server {
     /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, somebody else
     /// listens there, or the system refuses a socket or a thread.
     pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
-        options.check().map_err(Repr::InvalidInput)?;
-        check_descriptors(options.vms_max)?;
+        check_options(&options)?;
         let device_bytes_before = cache.stats().device_bytes;
         let path = snapshot;
         let snapshot = Snapshot::open(cache, path)?;
+        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
+        Self::start_of(cache, device_bytes_before, (snapshot, image), socket, options)
+    }
+
+    /// As [`Server::start`], with a snapshot that is open in `cache` already: of a backend of yours, too. That it was
+    /// changed is seen only if it became longer or shorter, so nobody may write to it; and there is no image of it for
+    /// VMMs to map.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; and that is wanted by [`RestoreOptions::minor`].
+    pub fn start_file(cache: &Cache, file: &File, socket: &Path, options: RestoreOptions) -> Result<Self> {
+        check_options(&options)?;
+        if options.minor {
+            let text =
+                "an image for VMMs to map needs the snapshot's path; start with that, or without `minor`";
+            return Err(Repr::InvalidInput(text.to_owned()).into());
+        }
+        let device_bytes_before = cache.stats().device_bytes;
+        let snapshot = Snapshot::of(file.clone(), None)?;
+        Self::start_of(cache, device_bytes_before, (snapshot, None), socket, options)
+    }
+
+    fn start_of(
+        cache: &Cache,
+        device_bytes_before: u64,
+        (snapshot, image): (Snapshot, Option<Image>),
+        socket: &Path,
+        options: RestoreOptions,
+    ) -> Result<Self> {
         let identity = snapshot.identity();
         if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
             let (theirs, ours) = (trace.image().bytes, identity.bytes);
             return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
         }
-        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
         let shared = Shared {
@@ -305,6 +333,11 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn check_options(options: &RestoreOptions) -> Result<()> {
+    options.check().map_err(Repr::InvalidInput)?;
+    check_descriptors(options.vms_max)
 }
 
 /// There is room for the descriptors of so many VMs.
@@ -558,6 +591,10 @@ impl Shared {
     ) -> std::result::Result<Box<Vm>, PeerError> {
         self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
         let pages = check(regions, self.snapshot.identity().bytes)?;
+        if greeting.has_image && pages.unit() != PAGE_SIZE as u64 {
+            // The image is no file of hugetlbfs.
+            return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
+        }
         let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
         let numbers = Arc::clone(&connection.numbers);
         let source = match &self.image {

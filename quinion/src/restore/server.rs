@@ -15,8 +15,8 @@
 //! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
 //! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
 //!
-//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would read
-//! as zeros for as long as the process has to run yet.
+//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would
+//! read as zeros for as long as the process has to run yet.
 //!
 //! A panic while something is done for one peer is that peer's end and nobody else's.
 //!
@@ -292,13 +292,16 @@ impl Server {
         self.shared.snapshot.identity()
     }
 
-    /// What was done so far.
+    /// What was done so far. In a forked child all numbers are 0.
     pub fn stats(&self) -> RestoreStats {
-        self.shared.stats()
+        if self.process.is_forked() { RestoreStats::default() } else { self.shared.stats() }
     }
 
-    /// The order in which the image was wanted so far, if that is noted.
+    /// The order in which the image was wanted so far, if that is noted; not in a forked child.
     pub fn trace(&self) -> Option<Trace> {
+        if self.process.is_forked() {
+            return None;
+        }
         let recorder = self.shared.recorder.as_ref()?;
         Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).trace())
     }
@@ -307,7 +310,7 @@ impl Server {
     /// left, as [`RestoreOptions::on_failure`] says. What was done in all.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
-        self.shared.stats()
+        self.stats()
     }
 
     fn end(&mut self) {
@@ -360,10 +363,16 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
         if !metadata.file_type().is_socket() {
             return Err(failed(&"something else is there; name another place, or remove it"));
         }
-        if UnixStream::connect(path).is_ok() {
-            return Err(failed(&"somebody listens there already; name another place, or end that server"));
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                let text = "somebody listens there already; name another place, or end that server";
+                return Err(failed(&text));
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(|e| failed(&e))?;
+            }
+            Err(error) => return Err(failed(&error)),
         }
-        fs::remove_file(path).map_err(|e| failed(&e))?;
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listening = || {
@@ -416,7 +425,8 @@ impl Shared {
     fn patience(&self) -> Timespec {
         let (table, now) = (self.table(), Instant::now());
         let sweep = if table.greets_until.is_some_and(|until| now < until) { SWEEP } else { IDLE };
-        let soon = table.soon.front().map_or(sweep, |(when, _)| when.saturating_duration_since(now));
+        let first = table.soon.iter().map(|(when, _)| *when).min();
+        let soon = first.map_or(sweep, |when| when.saturating_duration_since(now));
         let wait = if table.ahead.is_empty() { soon.min(sweep) } else { Duration::ZERO };
         Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
     }
@@ -425,8 +435,8 @@ impl Shared {
     fn take_due(&self) {
         let now = Instant::now();
         let mut table = self.table();
-        let is_due = table.soon.front().is_some_and(|(when, _)| *when <= now);
-        let due = if is_due { table.soon.pop_front() } else { None };
+        let due = table.soon.iter().position(|(when, _)| *when <= now);
+        let due = due.and_then(|at| table.soon.remove(at));
         drop(table);
         match due {
             Some((_, 0)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
@@ -461,7 +471,7 @@ impl Shared {
 
     /// Accepts who waits.
     fn accept(&self) {
-        loop {
+        for _ in 0..BACKLOG {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.meet(socket),
                 Err(Errno::AGAIN) => break,
@@ -768,14 +778,18 @@ impl Shared {
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
-        if table.next_sweep.is_some_and(|next| now < next) {
+        let may_be_late = table.greets_until.is_some_and(|until| now < until + SWEEP);
+        if !may_be_late || table.next_sweep.is_some_and(|next| now < next) {
             return;
         }
         table.next_sweep = Some(now + SWEEP);
         let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
         drop(table);
         for connection in all {
-            let is_late = |stage: &Stage| matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting);
+            let is_late = |stage: &Stage| match stage {
+                Stage::Greeting(greeting) => now >= greeting.since() + self.options.greeting,
+                _ => false,
+            };
             let Some(stage) = connection.take_if(is_late) else { continue };
             let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
             // What was wanted meanwhile was a greeting's, which is over.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All VMs share what is cached of it. The look comes **after** the bytes are held: if the file is then what it was in
-//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any more,
-//! to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
+//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any
+//! more, to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
 //!
 //! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: who is served goes
 //! on, and new VMs get the old one until the server is started anew.

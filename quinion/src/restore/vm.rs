@@ -1,7 +1,7 @@
 //! VM: one virtual machine that is served: what its userfaultfd says, and the answers.
 //!
 //! ```text
-//!   a round     1 read      what can be read now, 64 messages at most
+//!   a round     1 read      what can be read now, a thousand messages at most
 //!               2 note      the events of it, in their order: given back, unmapped, moved, forked
 //!               3 start     the reads of all faults that wait, if there are several
 //!               4 answer    each fault that waits: supply, zeros, or wake
@@ -9,9 +9,9 @@
 //!   no fault    5 ahead     a piece of the trace, if there is one: what is still absent of it
 //! ```
 //!
-//! An answer is [`supply`](Vm::supply): pin a run of the snapshot, see that it is still the same, and give the kernel the
-//! pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run cannot be
-//! read the page that was asked for is tried alone, and if it cannot either it is poisoned.
+//! An answer is [`supply`](Vm::supply): pin a run of the snapshot, see that it is still the same, and give the kernel
+//! the pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run
+//! cannot be read the page that was asked for is tried alone, and if it cannot either it is poisoned.
 //!
 //! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
 //! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
@@ -19,6 +19,9 @@
 //!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together.
+//!
+//! When the process that connected is no more, its forks are served no more either: nobody is there who answers for
+//! them.
 //!
 //! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
 //!
@@ -45,6 +48,10 @@ use super::trace::{Recorder, Run, Trace};
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;
+/// How often the descriptor is read in one round, so that a round ends.
+const READS_MAX: usize = 16;
+/// Faults that wait at a time: each is a thread's, but who wakes his threads himself could go on without end.
+const WAITING_MAX: usize = 1 << 16;
 /// A VM's address spaces: its own, and those of its forks that live.
 pub(super) const SPACES_MAX: usize = 8;
 /// What is supplied ahead between two looks at what is asked for, in bytes.
@@ -242,8 +249,11 @@ impl Vm {
     fn round(&mut self, at: usize, common: &Common<'_>) -> Result<usize, PeerError> {
         // 1
         let mut messages = Vec::new();
-        if self.spaces[at].waiting.len() < MESSAGES_MAX {
-            self.spaces[at].uffd.read(&mut self.inbox, &mut messages).map_err(PeerError::Descriptor)?;
+        for _ in 0..READS_MAX {
+            let read = self.spaces[at].uffd.read(&mut self.inbox, &mut messages);
+            if read.map_err(PeerError::Descriptor)? < MESSAGES_MAX {
+                break;
+            }
         }
         let (count, now) = (messages.len(), Instant::now());
         // 2
@@ -273,6 +283,7 @@ impl Vm {
     fn note(&mut self, at: usize, message: Message, now: Instant) -> Result<(), PeerError> {
         let space = &mut self.spaces[at];
         match message {
+            Message::Fault(_) if space.waiting.len() >= WAITING_MAX => return Err(PeerError::TooManyFaults),
             Message::Fault(fault) => space.waiting.push_back(Waiting { fault, since: now }),
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
@@ -694,8 +705,8 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Passes the next part of a run, `bytes_max` bytes at most: where it is in the image, and its length. `None` at the
-    /// end, and of nothing.
+    /// Passes the next part of a run, `bytes_max` bytes at most: where it is in the image, and its length. `None` at
+    /// the end, and of nothing.
     fn take(&mut self, runs: &[Run], bytes_max: u64) -> Option<(u64, u64)> {
         let run = runs.get(self.run).filter(|_| bytes_max > 0)?;
         let (first, len) = (u64::from(run.first) * PAGE, u64::from(run.pages) * PAGE);

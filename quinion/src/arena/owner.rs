@@ -1564,7 +1564,6 @@ mod tests {
                         let cell = cells.swap_remove(from % cells.len());
                         arena.free_cell(cell);
                     },
-                    Op::Free(_) | Op::Claim(..) | Op::DropGuest(_) => {}
                     Op::Guest(extents) => {
                         let taken = take_guest(&arena, extents);
                         prop_assert!(taken.is_ok(), "{:?}", taken);
@@ -1579,6 +1578,7 @@ mod tests {
                         drop(guests.swap_remove(which % guests.len()));
                         most_grown = 0;
                     }
+                    Op::Free(_) | Op::Claim(..) | Op::DropGuest(_) => {}
                     Op::Resize(extents) => {
                         let grown = arena.stats().grown_bytes;
                         let bound = SMALL + extents * EXTENT_SIZE as u64;

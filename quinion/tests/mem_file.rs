@@ -187,7 +187,7 @@ fn r14_reads_at_and_behind_the_end_give_nothing_and_no_error() {
     let file = file(&cache);
     file.write_all_at(&[1; 5000], 0).unwrap();
     for position in [5000, 5001, 8192, 1 << 40, i64::MAX as u64, u64::MAX] {
-        assert_eq!(read(&file, position, 100), []);
+        assert!(read(&file, position, 100).is_empty());
         assert!(file.pin(position, 100).unwrap().is_empty());
         assert_eq!(file.read_vectored_at(&mut [IoSliceMut::new(&mut [0; 9])], position).unwrap(), 0);
     }

@@ -18,6 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::PAGE;
 use super::kernel::checked;
+use super::memory::{Of, map};
 
 /// esi: address; ecx: pages; edi: 0 to sum, else to write ebp:ebx.
 pub const PROGRAM: [u8; 49] = [
@@ -70,12 +71,31 @@ pub enum Work {
     Write { first: u64, pages: u64, value: u64 },
 }
 
-/// Whether there is a KVM that makes a machine.
+/// Whether there is a KVM that runs a guest in memory which is simply there.
 pub fn check() -> Result<(), String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("the guest's program is for x86-64".into());
     }
-    Machine::new(&[]).map(drop).map_err(|error| format!("/dev/kvm: {error}"))
+    let image = super::Image::new(1, 4);
+    let address = map(&Of::Anonymous, 0, image.bytes()).map_err(|error| error.to_string())?;
+    for page in 0..image.pages {
+        let bytes = image.page(page);
+        // SAFETY: a page of our own mapping.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                (address as *mut u8).add(page as usize * PAGE),
+                PAGE,
+            )
+        };
+    }
+    let machine = Machine::new(&[(0, address, image.bytes())]).map_err(|error| format!("/dev/kvm: {error}"));
+    let answer = machine.and_then(|machine| machine.run(Work::Sum { first: 0, pages: image.pages }));
+    // SAFETY: the machine is gone, and nobody else knows of it.
+    unsafe { libc::munmap(address as *mut _, image.bytes() as usize) };
+    let expected = (0..image.pages).fold(0, |so_far, page| sum(so_far, &image.page(page)));
+    assert_eq!(answer.clone().unwrap_or(expected), expected, "a guest that runs, runs right");
+    answer.map(drop)
 }
 
 /// A range of guest memory: where the guest has it, where we have it, bytes.

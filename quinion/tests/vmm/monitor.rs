@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   begin SOCKET ...             maps, registers, connects, sends
+//!   lie SOCKET MESSAGE           the same of two pages, with a message of its own; ADDRESS in it is where they are
+//!   hang_up                      closes the socket and the descriptor; the memory stays
 //!   touch FIRST PAGES THREADS    each thread reads all pages, each in an order of its own
 //!   write FIRST PAGES VALUE      eight bytes to the head of each
 //!   balloon FIRST PAGES HOW      gives pages back: dontneed, remove
@@ -18,7 +20,8 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -37,6 +40,8 @@ use crate::common::Dice;
 const VARIABLE: &str = "QUINION_TEST_MONITOR";
 /// What begins a line of the monitor's own; the test harness says things, too.
 const SAYS: &str = "monitor: ";
+/// What begins what the server told it, who does not tell a machine anything but what is wrong.
+const REFUSED: &str = "refused: ";
 /// Whoever has not answered by now never will.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
@@ -49,6 +54,8 @@ pub enum Backing {
     Shared,
     /// A private mapping of a file that somebody else has filled. Faults are MINOR.
     Clone(PathBuf),
+    /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR.
+    Offered,
 }
 
 /// A monitor that is to be.
@@ -94,11 +101,13 @@ impl Plan {
         self
     }
 
-    fn command(&self) -> String {
+    /// What a monitor is told, so that it begins.
+    pub fn command(&self) -> String {
         let Image { number, pages, generation, zero_every } = self.image;
         let backing = match &self.backing {
             Backing::Anonymous => "anonymous",
             Backing::Shared => "shared",
+            Backing::Offered => "offered",
             Backing::Clone(path) => path.to_str().expect("a path of plain letters"),
         };
         let socket = self.socket.to_str().expect("a path of plain letters");
@@ -159,8 +168,18 @@ impl Monitor {
         let _ = writeln!(input, "{command}").and_then(|()| input.flush());
     }
 
-    /// What it answers; `None`: it has ended.
+    /// What it answers; `None`: it has ended. What a server says is passed over.
     pub fn answer(&mut self) -> Option<String> {
+        loop {
+            let heard = self.hear();
+            if !heard.as_ref().is_some_and(|words| words.starts_with(REFUSED)) {
+                return heard;
+            }
+        }
+    }
+
+    /// What it answers, or what its server says before it can.
+    pub fn hear(&mut self) -> Option<String> {
         match self.answers.recv_timeout(WATCHDOG) {
             Ok(answer) => Some(answer),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -189,6 +208,12 @@ impl Monitor {
         self.child.kill().expect("it is our own child");
     }
 
+    /// Waits for its end, whatever it still says.
+    pub fn wait(&mut self) -> ExitStatus {
+        while self.answer().is_some() {}
+        self.child.wait().expect("it is our own child")
+    }
+
     /// How it ended, when it does.
     pub fn ended(&mut self) -> ExitStatus {
         while let Some(answer) = self.answer() {
@@ -209,8 +234,8 @@ impl Drop for Monitor {
 
 struct State {
     memory: Memory,
-    userfault: Userfault,
-    _stream: UnixStream,
+    _userfault: Userfault,
+    stream: UnixStream,
 }
 
 /// Is a monitor, if this process was started to be one.
@@ -246,7 +271,13 @@ fn obey(state: &mut Option<State>, line: &str) -> Result<(), String> {
         return Ok(());
     }
     if verb == "hang_up" {
-        *state = None;
+        if let Some(gone) = state.take() {
+            gone.stream.shutdown(Shutdown::Both).map_err(|error| error.to_string())?;
+        }
+        return Ok(());
+    }
+    if verb == "lie" {
+        *state = Some(lie(&words)?);
         return Ok(());
     }
     if verb == "fork" {
@@ -290,9 +321,11 @@ fn begin(words: &[&str]) -> Result<State, String> {
     if ranges.is_empty() {
         ranges.push((0, image.bytes()));
     }
+    let stream = UnixStream::connect(words[0]).map_err(failed("connect"))?;
     let (file, mode): (Option<OwnedFd>, u64) = match words[5] {
         "anonymous" => (None, kernel::MISSING),
         "shared" => (Some(kernel::memfd(image.bytes())), kernel::MISSING),
+        "offered" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
         path => (Some(std::fs::File::open(path).map_err(failed("image"))?.into()), kernel::MINOR),
     };
     let of = match &file {
@@ -307,13 +340,51 @@ fn begin(words: &[&str]) -> Result<State, String> {
         userfault.register(address, bytes, mode).map_err(failed("register"))?;
         regions.push(Region { address, offset, bytes });
     }
-    let stream = UnixStream::connect(words[0]).map_err(failed("connect"))?;
     let mut descriptors: Vec<BorrowedFd<'_>> = vec![userfault.as_fd()];
     if words[5] == "shared" {
         descriptors.extend(file.as_ref().map(OwnedFd::as_fd));
     }
     kernel::send(&stream, message(&regions).as_bytes(), &descriptors).map_err(failed("send"))?;
-    Ok(State { memory: Memory::new(image, regions), userfault, _stream: stream })
+    listen(&stream);
+    Ok(State { memory: Memory::new(image, regions), _userfault: userfault, stream })
+}
+
+/// Passes on what the server says. It ends when the server closes.
+fn listen(stream: &UnixStream) {
+    let mut stream = stream.try_clone().expect("a descriptor more");
+    std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // It may close with something of ours unread, which is an error here; what it said before that is kept.
+        let _ = stream.read_to_end(&mut said);
+        say(&format!("{REFUSED}{}", String::from_utf8_lossy(&said)));
+    });
+}
+
+/// The server's own handshake: the image for the asking.
+fn ask_for_the_image(stream: &UnixStream, bytes: u64) -> Result<OwnedFd, String> {
+    let want = b"{\"quinion_restore\":1,\"want\":\"image\"}\n";
+    kernel::send(stream, want, &[]).map_err(|error| format!("asking for the image: {error}"))?;
+    let (answer, descriptors) = kernel::receive(stream).map_err(|error| format!("the image: {error}"))?;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let expected = format!("{{\"quinion_restore\":1,\"size\":{bytes},\"page_size\":4096}}\n");
+    match <[OwnedFd; 1]>::try_from(descriptors) {
+        Ok([image]) if answer == expected => Ok(image),
+        other => Err(format!("the server answers {answer:?} with {other:?}, and not {expected:?}")),
+    }
+}
+
+/// A message that is not true, with a descriptor that is.
+fn lie(words: &[&str]) -> Result<State, String> {
+    let bytes = 2 * PAGE as u64;
+    let told = |error: std::io::Error| error.to_string();
+    let userfault = Userfault::open(kernel::EVENT_REMOVE).map_err(told)?;
+    let address = map(&Of::Anonymous, 0, bytes).map_err(told)?;
+    userfault.register(address, bytes, kernel::MISSING).map_err(told)?;
+    let stream = UnixStream::connect(words[0]).map_err(told)?;
+    let message = words[1..].join(" ").replace("ADDRESS", &address.to_string());
+    kernel::send(&stream, message.as_bytes(), &[userfault.as_fd()]).map_err(told)?;
+    let region = Region { address, offset: 0, bytes };
+    Ok(State { memory: Memory::new(Image::new(0, 2), vec![region]), _userfault: userfault, stream })
 }
 
 /// The regions, word for word as Firecracker has them.

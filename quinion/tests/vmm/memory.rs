@@ -103,6 +103,17 @@ impl Memory {
         region.address + (page * PAGE as u64 - region.offset)
     }
 
+    /// Where a range of pages is: in one piece for each region that has some of it.
+    fn pieces(&self, pages: &std::ops::Range<u64>) -> Vec<(u64, usize)> {
+        let bytes = PAGE as u64;
+        let piece = |region: &Region| {
+            let begin = region.offset.max(pages.start * bytes);
+            let end = (region.offset + region.bytes).min(pages.end * bytes);
+            (begin < end).then(|| (region.address + (begin - region.offset), (end - begin) as usize))
+        };
+        self.regions.iter().filter_map(piece).collect()
+    }
+
     fn state(&self, page: u64) -> u8 {
         self.states[page as usize].load(Ordering::SeqCst)
     }
@@ -198,23 +209,25 @@ impl Memory {
         self.written[page as usize].store(value, Ordering::SeqCst);
     }
 
-    /// Gives pages of one region back to the system.
+    /// Gives pages back to the system.
     pub fn balloon(&self, pages: std::ops::Range<u64>, how: Balloon) -> io::Result<()> {
         let advice = if how == Balloon::Remove { libc::MADV_REMOVE } else { libc::MADV_DONTNEED };
-        let bytes = (pages.end - pages.start) as usize * PAGE;
         self.set(pages.clone(), REMOVING);
-        // SAFETY: pages of ours, into which nobody has a reference.
-        checked(unsafe { libc::madvise(self.address(pages.start) as *mut _, bytes, advice) })?;
+        for (address, bytes) in self.pieces(&pages) {
+            // SAFETY: pages of ours, into which nobody has a reference.
+            checked(unsafe { libc::madvise(address as *mut _, bytes, advice) })?;
+        }
         self.set(pages, ZERO);
         Ok(())
     }
 
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
-        let bytes = (pages.end - pages.start) as usize * PAGE;
-        let address = self.address(pages.start);
-        self.set(pages, GONE);
-        // SAFETY: pages of ours, at which nobody looks any more.
-        checked(unsafe { libc::munmap(address as *mut _, bytes) }).map(drop)
+        self.set(pages.clone(), GONE);
+        for (address, bytes) in self.pieces(&pages) {
+            // SAFETY: pages of ours, at which nobody looks any more.
+            checked(unsafe { libc::munmap(address as *mut _, bytes) })?;
+        }
+        Ok(())
     }
 
     /// Moves a region to another place.

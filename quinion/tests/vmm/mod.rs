@@ -37,6 +37,7 @@ pub mod memory;
 pub mod monitor;
 pub mod naive;
 
+#[allow(unused_imports, reason = "each test file uses its part")]
 pub use monitor::{Backing, Monitor, Plan};
 
 use crate::common::fill_content;

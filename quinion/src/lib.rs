@@ -95,6 +95,11 @@ pub mod writeback;
     reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
 )]
 pub mod filemap;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod shmem;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
+pub mod guest;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
@@ -108,6 +113,9 @@ pub mod viewer;
 pub mod serve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
+// With the feature `restore`: page faults of VMs, answered from the cache.
+#[cfg(all(feature = "restore", not(quinion_model)))]
+pub mod restore;
 
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;
@@ -115,9 +123,9 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
-    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized,
-    Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, Image, ImageStats, MemFile,
+    MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats,
+    ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

@@ -48,7 +48,8 @@ use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::lists::{Charge, Promise};
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Backing, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose,
+    Shape, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -71,7 +72,7 @@ const GAPS_USUAL: usize = 16;
 /// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
 /// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
-const RUN_ORDER_MAX: Order = Order(8);
+pub(super) const RUN_ORDER_MAX: Order = Order(8);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -314,7 +315,7 @@ impl Filemap {
         patience: Patience,
     ) -> Option<Filled> {
         let Together { mapping, pool, .. } = *together;
-        if patience.locks() == Locks::Try {
+        if patience.locks() == Locks::Try || mapping.places().is_some() {
             return None;
         }
         // 2
@@ -418,7 +419,9 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
+    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for. Where pages
+    /// have their places, those at their places, and no charge; [`Filled::Nothing`] then says that somebody else has
+    /// brought the first page, and the caller looks again.
     pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -427,6 +430,9 @@ impl Filemap {
         need: Need,
         locks: Locks,
     ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        if let Some(places) = mapping.places() {
+            return self.claim_places((pool, mapping), places, gaps, need, locks);
+        }
         let mut charge = self.charge((pool, mapping), gaps, window, need, locks);
         if charge.pages() == 0 {
             return Err(Filled::PoolFull);
@@ -674,6 +680,24 @@ impl Filemap {
         }
         let pages: u32 = runs.iter().map(|run| run.pages).sum();
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+    }
+
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody judges
+    /// them, and all others as [`Filemap::list`] does.
+    pub(crate) fn list_new(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        window: Window,
+        shape: Shape,
+        promise: Promise<'_>,
+    ) {
+        if mapping.backing() != Backing::Kept {
+            return self.list(runs, window, shape, promise);
+        }
+        let heads =
+            |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
+        self.reclaim.list_kept(runs.iter().flat_map(heads), promise);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and

@@ -33,7 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word,
+    referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -48,6 +49,7 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 
 use super::device::Device;
 use super::dirty::Counts;
+use super::memory::Backing;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 use super::version::Ours;
 
@@ -81,12 +83,18 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// Where its frames are, if each page has its place.
+    places: Option<Arc<GuestExtents>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
     /// What flushes of our own have made of the file's times.
     pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
+    /// What is behind its pages.
+    backing: Backing,
+    /// The largest folio that writers make.
+    folio_order_max: Order,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -142,10 +150,20 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            places: None,
             dirty: Counts::default(),
             ours: Ours::default(),
             counters: None,
+            backing: Backing::Device,
+            folio_order_max: Order::MAX,
         })
+    }
+
+    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made by
+    /// writers.
+    pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
+        (self.backing, self.folio_order_max) = (backing, folio_order_max);
+        self
     }
 
     /// The same mapping, which counts in `counters` what it alone sees: pages that were fetched ahead, and
@@ -232,8 +250,24 @@ impl Mapping {
     /// when they leave. Without this call they are in none, and nothing reclaims them.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
+        assert!(self.places.is_none(), "what has a place is not evicted");
         self.lists = Some(Arc::clone(lists));
         self
+    }
+
+    /// The same mapping, each page of which has its place in `places`: who wants a frame for it claims that one, and no
+    /// other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further than
+    /// `places`.
+    #[must_use]
+    pub fn with_places(mut self, places: Arc<GuestExtents>) -> Self {
+        assert!(self.lists.is_none(), "what has a place is not evicted");
+        self.places = Some(places);
+        self
+    }
+
+    /// Where its pages have their places, if they have any.
+    pub fn places(&self) -> Option<&Arc<GuestExtents>> {
+        self.places.as_ref()
     }
 
     /// The mapping's number.
@@ -271,6 +305,15 @@ impl Mapping {
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+    /// What is behind its pages.
+    #[inline]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+    /// The largest folio that writers make of its pages.
+    pub fn folio_order_max(&self) -> Order {
+        self.folio_order_max
     }
     /// The arena its folios are in.
     pub fn arena(&self) -> &Arena {
@@ -522,9 +565,16 @@ impl Mapping {
             if let Kind::Folio(frame) = entry.kind() {
                 unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
+                if let Some(places) = &self.places
+                    && places.place(PageIndex(first)) != Some(Frame(frame))
+                {
+                    return Err(format!("{:?}, page {first}: {frame} is not its place", self.id));
+                }
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
                     .map_err(|what| format!("{:?}, page {first}: {what}", self.id))?;
+                let backed = guard.check_backing(first, Frame(frame), Order(order));
+                backed.map_err(|what| format!("{:?}, {what}", self.id))?;
                 pages += 1u64 << order;
             }
             from = first + (1 << order);
@@ -634,6 +684,9 @@ impl<'a> MappingGuard<'a> {
         gone: &mut Vec<(Frame, Order)>,
     ) {
         let (mapping, first) = (self.mapping, gone.len());
+        if mapping.places.is_some() {
+            return; // others map what is there
+        }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
         tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {

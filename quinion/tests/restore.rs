@@ -145,7 +145,8 @@ impl Memory {
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
         // SAFETY: the range was mapped for this.
-        unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }.expect("anonymous memory");
+        unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }
+            .expect("anonymous memory");
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
         send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
@@ -249,13 +250,15 @@ fn pages_are_given_back_while_others_are_touched() {
         threads.spawn(|| {
             for first in (0..PAGES / 2).step_by(8) {
                 memory.remove(first, 8);
-                (first..first + 8).for_each(|page| assert_eq!(memory.read(page * PAGE + 5), 0, "page {page}"));
+                (first..first + 8)
+                    .for_each(|page| assert_eq!(memory.read(page * PAGE + 5), 0, "page {page}"));
             }
         });
         for thread in 0..2 {
             let memory = &memory;
             threads.spawn(move || {
-                (0..PAGES / 2).for_each(|i| memory.expect_page(PAGES / 2 + i * (2 * thread + 1) * 5 % (PAGES / 2)));
+                (0..PAGES / 2)
+                    .for_each(|i| memory.expect_page(PAGES / 2 + i * (2 * thread + 1) * 5 % (PAGES / 2)));
             });
         }
     });

@@ -131,7 +131,9 @@ impl Default for RestoreOptions {
 impl fmt::Debug for RestoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("RestoreOptions");
-        text.field("workers", &self.workers).field("vms_max", &self.vms_max).field("run_bytes", &self.run_bytes);
+        text.field("workers", &self.workers)
+            .field("vms_max", &self.vms_max)
+            .field("run_bytes", &self.run_bytes);
         text.field("on_failure", &self.on_failure).field("greeting", &self.greeting).finish_non_exhaustive()
     }
 }
@@ -173,7 +175,9 @@ pub enum PeerError {
     TooManyDescriptors,
     #[error("the message came in hundreds of pieces; send it in one")]
     TooManyPieces,
-    #[error("none of the descriptors that came is a userfaultfd; send the one that the regions are registered with")]
+    #[error(
+        "none of the descriptors that came is a userfaultfd; send the one that the regions are registered with"
+    )]
     NoUserfaultfd,
     #[error("the message did not come within {0:?}")]
     Late(Duration),
@@ -181,9 +185,13 @@ pub enum PeerError {
     HungUp,
     #[error("the connection failed: {0}")]
     Socket(#[source] io::Error),
-    #[error("this server does not hand out the image; start it with --minor, or send regions of memory to be copied to")]
+    #[error(
+        "this server does not hand out the image; start it with --minor, or send regions of memory to be copied to"
+    )]
     NoImage,
-    #[error("the snapshot was changed or cut while it was served; start the server anew with the one you mean")]
+    #[error(
+        "the snapshot was changed or cut while it was served; start the server anew with the one you mean"
+    )]
     SnapshotChanged,
     #[error("byte {offset} of the snapshot cannot be read, and the VM cannot be told: {poison}; {source}")]
     Unreadable { offset: u64, source: Error, poison: io::Error },

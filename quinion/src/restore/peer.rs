@@ -19,13 +19,13 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 use super::PeerError;
+use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 
 /// The most pieces in which a message may come.
 const PIECES_MAX: usize = 256;
@@ -150,7 +150,9 @@ impl Greeting {
         }
         if received.flags.contains(ReturnFlags::CTRUNC) && self.fds.len() <= DESCRIPTORS_MAX {
             // Some were lost: there were more of them, or this process may not have so many open.
-            return Err(io::Error::other("a descriptor could not be received; raise the limit of open files"));
+            return Err(io::Error::other(
+                "a descriptor could not be received; raise the limit of open files",
+            ));
         }
         self.bytes.extend_from_slice(&piece[..received.bytes]);
         Ok(received.bytes)

@@ -217,7 +217,8 @@ impl Server {
             snapshot,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll", e))?,
             listener,
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed("a bell", e))?,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|e| failed("a bell", e))?,
             is_ending: AtomicBool::new(false),
             table: Mutex::new(Table::default()),
         };
@@ -449,13 +450,8 @@ impl Shared {
         table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
         let number = table.last;
         let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None };
-        let connection = Arc::new(Connection {
-            number,
-            socket,
-            peer,
-            numbers: Arc::default(),
-            place: Mutex::new(place),
-        });
+        let connection =
+            Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
         let alive = connection.peer.alive();
@@ -673,7 +669,8 @@ impl Shared {
             }
             Stage::Greeting(mut greeting) => {
                 let descriptors = greeting.take_descriptors();
-                let (uffds, _others): (Vec<_>, Vec<_>) = descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
+                let (uffds, _others): (Vec<_>, Vec<_>) =
+                    descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
                 if uffds.is_empty() {
                     self.end_greeting(connection, why);
                     return Stage::Over;
@@ -718,9 +715,7 @@ impl Shared {
         let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
         drop(table);
         for connection in all {
-            let is_late = |stage: &Stage| {
-                matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting)
-            };
+            let is_late = |stage: &Stage| matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting);
             let Some(stage) = connection.take_if(is_late) else { continue };
             let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
             // What was wanted meanwhile was a greeting's, which is over.

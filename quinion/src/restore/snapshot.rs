@@ -50,7 +50,8 @@ impl Snapshot {
         let known = known(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
-            let text = format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
+            let text =
+                format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
             return Err(Repr::InvalidInput(text).into());
         }
         let bytes = file.len();

@@ -32,11 +32,11 @@ use crate::sync::lock::Mutex;
 use crate::sys::uffd::{Fault, FaultKind, Inbox, MESSAGES_MAX, Message, Moved, Stop, Uffd};
 use crate::units::PAGE_SIZE;
 
+use super::PeerError;
 use super::pages::{Need, Pages, Stretch};
 use super::snapshot::Snapshot;
 use super::stats::Numbers;
 use super::trace::{Recorder, Run, Trace};
-use super::PeerError;
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;

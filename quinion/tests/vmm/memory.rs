@@ -221,6 +221,13 @@ impl Memory {
         Ok(())
     }
 
+    /// Gives pages of a private mapping of a file back: they are the file's again, and here that is the image.
+    pub fn reset(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
+        self.balloon(pages.clone(), Balloon::DontNeed)?;
+        self.set(pages, SNAPSHOT);
+        Ok(())
+    }
+
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
         self.set(pages.clone(), GONE);
         for (address, bytes) in self.pieces(&pages) {

@@ -7,6 +7,7 @@
 //!   touch FIRST PAGES THREADS    each thread reads all pages, each in an order of its own
 //!   write FIRST PAGES VALUE      eight bytes to the head of each
 //!   balloon FIRST PAGES HOW      gives pages back: dontneed, remove
+//!   reset FIRST PAGES            gives pages of a private mapping back, which are the file's again
 //!   race ROUNDS THREADS          threads read anywhere while one gives pages back
 //!   probe PAGE                   reads by the kernel's hand; answers with its error
 //!   unmap FIRST PAGES, remap REGION
@@ -54,7 +55,7 @@ pub enum Backing {
     Shared,
     /// A private mapping of a file that somebody else has filled. Faults are MINOR.
     Clone(PathBuf),
-    /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR.
+    /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,
 }
 
@@ -297,6 +298,7 @@ fn obey(state: &mut Option<State>, line: &str) -> Result<(), String> {
             let how = if words[2] == "remove" { Balloon::Remove } else { Balloon::DontNeed };
             plain(memory.balloon(pages(), how))
         }
+        "reset" => plain(memory.reset(pages())),
         "race" => race(memory, number(0), number(1)),
         "probe" => memory.probe(number(0)).map_err(|e| format!("errno {}", e.raw_os_error().unwrap_or(0))),
         "unmap" => plain(memory.unmap(pages())),
@@ -325,7 +327,10 @@ fn begin(words: &[&str]) -> Result<State, String> {
     let (file, mode): (Option<OwnedFd>, u64) = match words[5] {
         "anonymous" => (None, kernel::MISSING),
         "shared" => (Some(kernel::memfd(image.bytes())), kernel::MISSING),
-        "offered" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
+        "offered" => {
+            // Where the image has holes yet, a fault is not a minor one.
+            (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MISSING | kernel::MINOR)
+        }
         path => (Some(std::fs::File::open(path).map_err(failed("image"))?.into()), kernel::MINOR),
     };
     let of = match &file {

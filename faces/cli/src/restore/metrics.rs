@@ -97,7 +97,8 @@ pub fn wait(ending: &Ending, metrics: Option<&Metrics>, at_most: Duration) -> bo
     if let Some(Metrics::Asked(listener)) = metrics {
         fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
     }
-    let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
+    let at_most =
+        Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
     match poll(&mut fds, Some(&at_most)) {
         Ok(_) => !fds[0].revents().is_empty(),
         Err(_) => false,
@@ -140,7 +141,8 @@ fn request(asker: &mut impl Read) -> io::Result<String> {
     for _ in 0..64 {
         let read = asker.read(&mut piece)?;
         bytes.extend_from_slice(&piece[..read]);
-        let is_whole = bytes.windows(4).any(|end| end == b"\r\n\r\n") || bytes.windows(2).any(|end| end == b"\n\n");
+        let is_whole =
+            bytes.windows(4).any(|end| end == b"\r\n\r\n") || bytes.windows(2).any(|end| end == b"\n\n");
         if read == 0 || is_whole {
             return Ok(String::from_utf8_lossy(&bytes).into_owned());
         }
@@ -189,7 +191,10 @@ mod tests {
             answer
         };
         let answer = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.0 200 OK\r\n") && answer.contains("\nquinion_restore_vms 0\n"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.0 200 OK\r\n") && answer.contains("\nquinion_restore_vms 0\n"),
+            "{answer}"
+        );
         assert!(ask("GET /other HTTP/1.0\n\n").starts_with("HTTP/1.0 404 "));
         assert!(ask("POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
     }

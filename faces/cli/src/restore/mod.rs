@@ -98,9 +98,10 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(metrics) = &metrics {
         metrics.keep(&stats);
     }
-    let written = trace.as_ref().zip(arguments.record.as_ref()).map_or(Ok(()), |(trace, path)| {
-        trace.write(path).map_err(|error| named(path, &error))
-    });
+    let written = trace
+        .as_ref()
+        .zip(arguments.record.as_ref())
+        .map_or(Ok(()), |(trace, path)| trace.write(path).map_err(|error| named(path, &error)));
     let form = if arguments.json { Form::Json } else { Form::Text };
     if let Err(code) = crate::print(&report(&stats, trace.as_ref()).printed(form)) {
         return Ok(code);
@@ -233,7 +234,13 @@ mod tests {
         (stats.vms_total, stats.numbers.faults, stats.numbers.demand_bytes) = (2, 3, 65536);
         stats.numbers.latency.add(5000);
         let printed = report(&stats, None).printed(Form::Json);
-        for part in ["\"vms\":2", "\"faults\":3", "\"demand_bytes\":65536", "\"fault_p50_ns\":5000", "\"recorded_bytes\":null"] {
+        for part in [
+            "\"vms\":2",
+            "\"faults\":3",
+            "\"demand_bytes\":65536",
+            "\"fault_p50_ns\":5000",
+            "\"recorded_bytes\":null",
+        ] {
             assert!(printed.contains(part), "{part} is not in {printed}");
         }
         assert_eq!(line(&stats), "0 VMs, 3 faults, p99 5 us, 64.0 KiB supplied");

@@ -3,6 +3,7 @@
 //! ```text
 //!   Firecracker    [{"base_host_virt_addr":A,"size":S,"offset":O,"page_size":4096}, ..]     and a userfaultfd
 //!   ours, first    {"quinion_restore":1,"want":"image"}                                     and nothing
+//!     our answer   {"quinion_restore":1,"size":BYTES,"page_size":4096}                      and the image's memory
 //!   ours, then     the same regions, as places in the image that we sent                    and a userfaultfd
 //! ```
 //!
@@ -124,6 +125,12 @@ pub fn parse(bytes: &[u8]) -> Result<Said, BadMessage> {
         },
         _ => Ok(value(bytes)?.map_or(Said::Unfinished, Said::Regions)),
     }
+}
+
+/// What is answered to who wants the image, whose memory comes with it.
+pub fn offer(image_bytes: u64) -> String {
+    let (version, page) = (VERSION, PAGE_SIZE);
+    format!("{{\"quinion_restore\":{version},\"size\":{image_bytes},\"page_size\":{page}}}\n")
 }
 
 /// The one value that `bytes` are; `None` if its end is missing.

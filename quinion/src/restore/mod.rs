@@ -14,7 +14,19 @@
 //!
 //! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on a
 //! stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache has.
-//! A VMM that can map memory of ours asks for the image instead, and its faults are answered by mapping, not by copying.
+//!
+//! A VMM that can map memory of ours asks for the **image** instead, and its faults are answered by mapping, not by
+//! copying:
+//!
+//! ```text
+//!   VMM -> us    {"quinion_restore":1,"want":"image"}
+//!   us -> VMM    {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
+//!   VMM          maps it privately; registers that for missing and minor faults
+//!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
+//! ```
+//!
+//! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end of
+//! the connection, in this dialect and in the other.
 //!
 //! | file | what |
 //! |---|---|
@@ -105,6 +117,9 @@ pub struct RestoreOptions {
     pub record: bool,
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
+    /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the cache's
+    /// memory at once; who sends regions of memory of its own is served as ever beside it.
+    pub minor: bool,
     /// Who is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
 }
@@ -123,6 +138,7 @@ impl Default for RestoreOptions {
             greeting: Duration::from_secs(10),
             record: false,
             replay: None,
+            minor: false,
             observer: None,
         }
     }

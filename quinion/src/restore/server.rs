@@ -48,19 +48,19 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Image};
 use crate::error::{Repr, Result};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
 
-use super::message::{Region, Said, check};
+use super::message::{Region, Said, check, offer};
 use super::peer::{Greeting, Peer, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
 use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
-use super::vm::{Common, Next, SPACES_MAX, Space, Vm};
+use super::vm::{Common, Next, SPACES_MAX, Source, Space, Vm};
 use super::{Event, OnFailure, PeerError, RestoreOptions};
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd.
@@ -101,6 +101,8 @@ struct Shared {
     cache: Cache,
     device_bytes_before: u64,
     snapshot: Snapshot,
+    /// What VMMs may map, if they may.
+    image: Option<Image>,
     recorder: Option<Mutex<Recorder>>,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -201,12 +203,14 @@ impl Server {
         options.check().map_err(Repr::InvalidInput)?;
         check_descriptors(options.vms_max)?;
         let device_bytes_before = cache.stats().device_bytes;
-        let snapshot = Snapshot::open(cache, snapshot)?;
+        let path = snapshot;
+        let snapshot = Snapshot::open(cache, path)?;
         let identity = snapshot.identity();
         if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
             let (theirs, ours) = (trace.image().bytes, identity.bytes);
             return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
         }
+        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
         let shared = Shared {
@@ -215,6 +219,7 @@ impl Server {
             cache: cache.clone(),
             device_bytes_before,
             snapshot,
+            image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll", e))?,
             listener,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -533,7 +538,14 @@ impl Shared {
                 self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
                 Ok(None)
             }
-            Said::WantsImage => Err(PeerError::NoImage),
+            Said::WantsImage => {
+                let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
+                greeting.has_image = true;
+                let offer = offer(image.len());
+                say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)?;
+                self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
+                Ok(None)
+            }
             Said::Regions(regions) => self.make_vm(connection, greeting, &regions).map(Some),
         }
     }
@@ -548,7 +560,11 @@ impl Shared {
         let pages = check(regions, self.snapshot.identity().bytes)?;
         let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
         let numbers = Arc::clone(&connection.numbers);
-        Ok(Box::new(Vm::new(uffd, pages, self.snapshot.file(), numbers)))
+        let source = match &self.image {
+            Some(image) if greeting.has_image => Source::Mapped(image.clone()),
+            _ => Source::Copied(self.snapshot.file()),
+        };
+        Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
     }
 
     /// A connection has become a VM's.

@@ -50,6 +50,9 @@ pub struct Arguments {
     /// Numbers for Prometheus: a file, written every second, or an address to ask, such as 127.0.0.1:9100.
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<Where>,
+    /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for it.
+    #[arg(long)]
+    minor: bool,
     /// What is done with a VM that cannot be served any more.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     on_failure: Failure,
@@ -130,6 +133,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
         options.workers = workers.into();
     }
     options.vms_max = arguments.vms_max as usize;
+    options.minor = arguments.minor;
     options.record = arguments.record.is_some();
     options.on_failure = match arguments.on_failure {
         Failure::Kill => OnFailure::Kill,

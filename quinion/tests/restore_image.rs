@@ -30,8 +30,7 @@ fn be_the_monitor() {
     vmm::monitor::be_the_monitor();
 }
 
-const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
-const ALL_EVENTS: u64 = kernel::EVENT_REMOVE | kernel::EVENT_FORK | kernel::EVENT_REMAP | kernel::EVENT_UNMAP;
+const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
 
 /// A snapshot on a disk, a cache, and a place for a socket.
 struct Stage {
@@ -82,6 +81,10 @@ fn clones_share_an_image_and_keep_what_they_write() {
         clone.does(&format!("write 100 2000 {}", 77 + number));
         clone.does("touch 0 3000 2");
     }
+    let read = stage.cache.stats().device_bytes;
+    let mut late = Monitor::start(&stage.plan());
+    late.does("touch 0 3000 2");
+    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
     // One that copies, beside them, and one that comes late.
     Monitor::start(&Plan::new(stage.socket(), stage.image)).does("touch 0 3000 2");
     Monitor::start(&stage.plan().in_regions(3)).does("touch 0 3000 2");
@@ -151,7 +154,8 @@ fn guests_of_one_image_go_on_in_it_and_keep_what_they_write() {
         clone.does("sum 0 1024");
         clone.does("touch 0 1024 2");
     }
-    let mut late = Monitor::start(&plan);
-    late.does("touch 0 1024 2");
-    assert_eq!(stage.cache.stats().device_bytes, stage.image.bytes(), "the image is one");
+    let read = stage.cache.stats().device_bytes;
+    assert!(read >= stage.image.bytes());
+    Monitor::start(&plan).does("sum 0 1024");
+    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
 }

@@ -1,8 +1,9 @@
-//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it meanwhile.
+//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it
+//! meanwhile.
 //!
 //! The VMs here are ranges of this very process, touched by its threads; the server's threads are beside them. So
-//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their own, by the
-//! command's tests.
+//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their
+//! own, by the command's tests.
 #![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -63,12 +64,12 @@ impl Stage {
     }
 
     /// A server, and what it tells.
-    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Event2>) {
+    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Told>) {
         let (sender, receiver) = channel();
         options.on_failure = OnFailure::Leave;
-        let sender: Mutex<Sender<Event2>> = Mutex::new(sender);
+        let sender: Mutex<Sender<Told>> = Mutex::new(sender);
         options.observer = Some(Arc::new(move |event: &Event| {
-            let _ = sender.lock().expect("a sender").send(Event2::of(event));
+            let _ = sender.lock().expect("a sender").send(Told::of(event));
         }));
         let server = Server::start(&self.cache, &self.path("snapshot"), &self.path("socket"), options);
         (server.expect("a server"), receiver)
@@ -77,9 +78,9 @@ impl Stage {
 
 /// An event as text.
 #[derive(Debug)]
-struct Event2(String);
+struct Told(String);
 
-impl Event2 {
+impl Told {
     fn of(event: &Event) -> Self {
         Self(match event {
             Event::Refused { why, .. } => format!("refused: {why}"),
@@ -90,9 +91,9 @@ impl Event2 {
 }
 
 /// Waits until something is told that contains `text`.
-fn wait_for(events: &Receiver<Event2>, text: &str) -> String {
+fn wait_for(events: &Receiver<Told>, text: &str) -> String {
     loop {
-        let Event2(event) = events.recv_timeout(Duration::from_secs(60)).expect("it is told in the end");
+        let Told(event) = events.recv_timeout(Duration::from_secs(60)).expect("it is told in the end");
         if event.contains(text) {
             return event;
         }

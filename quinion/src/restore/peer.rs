@@ -25,6 +25,8 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::PeerError;
+use crate::sys::peer as sys;
+
 use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 
 /// The most pieces in which a message may come.
@@ -40,10 +42,13 @@ pub(super) struct Peer {
 impl Peer {
     /// Who connected `socket`.
     pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
-        let pid = rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid);
-        let alive = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // If it ended before we had its descriptor, the number may be another's by now; its connection has ended, too.
-        let alive = alive.filter(|_| !has_hung_up(socket));
+        let pid = sys::process(socket).and_then(Pid::from_raw);
+        let by_number = || {
+            let alive = pidfd_open(pid?, PidfdFlags::empty()).ok()?;
+            // If it ended before we had this, the number may be another's by now; its connection has ended, too.
+            (!has_hung_up(socket)).then_some(alive)
+        };
+        let alive = sys::descriptor(socket).or_else(by_number);
         Self { pid, alive }
     }
 
@@ -218,10 +223,10 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         let mut greeting = Greeting::new();
         for _ in 0..DESCRIPTORS_MAX {
-            say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+            say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
             assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
         }
-        say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(matches!(greeting.receive(ours.as_fd()), Err(PeerError::TooManyDescriptors)));
 
         let mut greeting = Greeting::new();

@@ -108,7 +108,10 @@ fn a_guest_that_touches_an_unreadable_sector_stops_and_nobody_else() {
     let mut guest = Monitor::start(&plan);
     guest.does("sum 0 200");
     match guest.ask("sum 150 100") {
-        Some(answer) => assert!(answer.starts_with("the guest stopped"), "{answer}"),
+        // Some KVMs take a page that is not to be had for a device's, and hand the access to the monitor.
+        Some(answer) => {
+            assert!(answer.starts_with("the guest stopped") || answer.starts_with("the guest left"))
+        }
         None => assert_eq!(guest.ended().signal(), Some(libc::SIGBUS)),
     }
     Monitor::start(&plan).does("sum 201 99");

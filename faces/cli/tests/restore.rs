@@ -240,6 +240,9 @@ fn it_does_not_begin_with_what_is_not_right() {
     assert_fails(&nowhere.fails(&[]), 1, "memory");
     fs::create_dir(nowhere.snapshot()).unwrap();
     assert_fails(&nowhere.fails(&[]), 1, "memory");
+    fs::remove_dir(nowhere.snapshot()).unwrap();
+    fs::write(nowhere.snapshot(), "").unwrap();
+    assert_fails(&nowhere.fails(&[]), 1, "memory: the snapshot is empty");
     for words in [&["--workers", "none"][..], &["--on-failure", "pray"], &["--nonsense"]] {
         assert_eq!(stage.fails(words).status.code(), Some(2), "{words:?}");
     }
@@ -317,6 +320,7 @@ fn hundreds_of_machines_are_served_at_once() {
     let command = stage.command(&["--vms-max", "300", "--on-failure", "leave"]);
     let served = Served::start(may_open(1024, command));
     let before = served.descriptors();
+    // They are kept by this process's end, not by that of their connections: Firecracker says nothing of those.
     let machines: Vec<_> = (0..MACHINES)
         .map(|number| {
             let userfault = kernel::Userfault::open(kernel::EVENT_REMOVE).unwrap();
@@ -343,7 +347,8 @@ fn hundreds_of_machines_are_served_at_once() {
         assert_eq!(judged, Ok(()));
     }
     reader.join().unwrap();
-    until("nothing of them is kept", || served.descriptors() <= before);
+    let each = (served.descriptors() - before) as u64 / MACHINES;
+    assert!(each <= 3, "{each} descriptors for each of them");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 

@@ -90,12 +90,17 @@ pub(crate) enum Repr {
          more memory; what was written before is untouched)"
     )]
     MemFile { name: std::sync::Arc<str>, source: Box<Error> },
+    #[error(
+        "{name}: {source} ({trouble}: punch or drop what is not needed, give the cache more memory or a larger spill \
+         file, or look after its disk; what was written before is untouched)"
+    )]
+    Spill { name: std::sync::Arc<str>, trouble: String, source: Box<Error> },
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
-        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be had \
-         in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with a \
-         memory_max that is larger than memory by as much"
+        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be \
+         had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with \
+         a memory_max that is larger than memory by as much"
     )]
     NoRoomForGuest { bytes: u64, memory: u64 },
     #[error("cannot have {bytes} bytes of guest memory: {source}")]
@@ -179,7 +184,7 @@ impl Error {
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }
             | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,
-            Repr::MemFile { ref source, .. } => source.kind(),
+            Repr::MemFile { ref source, .. } | Repr::Spill { ref source, .. } => source.kind(),
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
@@ -191,6 +196,11 @@ impl Error {
             }
             Repr::Pinned { .. } => ErrorKind::Busy,
         }
+    }
+
+    /// Whether it says that there is no page to be had: not of pins that are too many.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        matches!(*self.0, Repr::NoMemory { .. } | Repr::PoolFull { .. })
     }
 
     /// The kind of an error of changing a file: `kind`, but where the system says more.

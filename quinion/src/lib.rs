@@ -64,6 +64,9 @@ pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
+pub mod spill;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
@@ -84,6 +87,7 @@ pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "flushes hand out frames")]
@@ -134,7 +138,7 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::Pinned;
+pub use folio::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -145,8 +149,10 @@ pub use owner::CacheOwner;
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use spill::{SpillOptions, SpillStats};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
+pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -59,6 +59,7 @@ use crate::sync::Locks;
 use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::Stop as TreeStop;
 
+use super::bring_back::Kept;
 use super::fill::{Filemap, Filled, Need, deal_out, folios_in, pages_of};
 use super::read::Patience;
 use super::touched::Touched;
@@ -132,6 +133,9 @@ enum Stop {
     Grows,
     /// The folio there is pinned.
     Pinned(u64),
+    /// The folio there is being filled, of a memory file: by a call of a user's that may take any time, so that no lock is
+    /// held while it is waited for.
+    Filling(PageIndex),
     Failed(Error),
 }
 
@@ -141,6 +145,10 @@ impl Stop {
         match self {
             Stop::Failed(error) => error,
             Stop::Pinned(position) => Repr::Pinned { position }.into(),
+            Stop::Filling(_) => {
+                let words = "others are just putting bytes there; write the rest again";
+                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+            }
             Stop::Grows => {
                 let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
                 Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
@@ -266,6 +274,10 @@ impl Filemap {
                 // What is left would not follow what is there: others may append as soon as the lock is let go.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
                 Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
+                Err(Stop::Filling(index)) => {
+                    self.wait_filled(mapping, index);
+                    Ok(())
+                }
                 Err(Stop::Grows) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
             };
@@ -314,6 +326,7 @@ impl Filemap {
                 Err(Stop::Grows) => hand = Hand::Alone,
                 Err(Stop::Pinned(_)) if author.on_pinned == OnPinned::Detach => hand = Hand::Alone,
                 Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
+                Err(Stop::Filling(index)) => self.wait_filled(mapping, index),
                 Err(Stop::Failed(error)) => return Err(error),
             }
         }
@@ -390,13 +403,20 @@ impl Filemap {
             Some(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => {
                 Ok(self.fill_allocated(mapping, held, piece))
             }
+            Some(WriteRefused::Filling) if mapping.is_memory() => Err(Stop::Filling(held.first())),
             Some(WriteRefused::Filling) => {
-                let backend = &**mapping.backend();
-                self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+                self.wait_filled(mapping, held.first());
                 Ok(0)
             }
             Some(WriteRefused::Pinned) => self.meet_pin(mapping, author, hand, held, piece),
             Some(WriteRefused::Left) | None => Ok(0),
+        }
+    }
+
+    /// Waits until who fills the folio at `index` has done so, if anybody does.
+    fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
+        if let Ok(held) = mapping.try_hold(index) {
+            self.room.wait(&**mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
         }
     }
 
@@ -488,6 +508,13 @@ impl Filemap {
         hand: Hand,
         piece: Piece<'_>,
     ) -> Result<usize, Stop> {
+        let index = PageIndex::of_byte(piece.position);
+        if mapping.is_memory() && self.is_spilled(mapping, index) {
+            // The write lock keeps the file from being cut. What is overwritten as a whole comes back, too: it is rare.
+            let end = PageIndex(pages_of_bytes(piece.end()));
+            self.bring_back(mapping, index..end, Kept::ByCaller)?;
+            return Ok(0);
+        }
         let pages = self.whole_pages(mapping, piece);
         if !pages.is_empty() {
             return self.write_new(mapping, author, piece, pages);

@@ -17,6 +17,10 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A range of folios can be had locked, those that are missing created: `grab.rs`.
+//!
+//! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
+//!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
 //!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
@@ -55,6 +59,8 @@ mod dirty;
 #[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
+mod grab;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
@@ -72,6 +78,8 @@ mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
 #[cfg(feature = "std")]
+mod spill;
+#[cfg(feature = "std")]
 mod split;
 #[cfg(feature = "std")]
 mod version;
@@ -84,6 +92,11 @@ pub use device::Device;
 pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
+#[cfg(feature = "std")]
+pub use grab::{
+    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked,
+    Taken, Watch,
+};
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
@@ -101,6 +114,8 @@ pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
 pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+#[cfg(feature = "std")]
+pub use spill::{Departed, Departure, Parted, Restored};
 #[cfg(feature = "std")]
 pub use split::{Copied, Divided};
 #[cfg(feature = "std")]

@@ -609,7 +609,7 @@ impl Shared {
         let numbers = Arc::clone(&connection.numbers);
         let source = match &self.image {
             Some(image) if greeting.has_image => Source::Mapped(image.clone()),
-            _ => Source::Copied(self.snapshot.file()),
+            _ => Source::Copied(Box::new(self.snapshot.file())),
         };
         Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
     }

@@ -75,7 +75,7 @@ const MAPPED_BYTES: u64 = 512 << 10;
 #[derive(Debug)]
 pub(super) enum Source {
     /// The snapshot's bytes are copied.
-    Copied(File),
+    Copied(Box<File>),
     /// The image's memory is mapped.
     Mapped(Image),
 }

@@ -12,11 +12,13 @@
 //! ```
 //!
 //! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
-//! `mapping/memory.rs`. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
+//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
-//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost.
+//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost. If the
+//! cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
+//! (`filemap/bring_back.rs`).
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.
@@ -30,48 +32,77 @@
 //! where the kernel copies its zero page piece by piece.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::filemap::{Author, Filemap, OnPinned, Touched};
 use crate::mapping::{Backing, Mapping};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
-use crate::units::{MappingId, Order, PoolNumber};
+use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
+mod grab;
 mod holes;
 mod pin;
+mod populate;
 mod read;
 mod target;
 
+pub use populate::Slice;
 pub(crate) use target::{Pieces, Target, Whole};
+
+/// Bytes of a write that is put into a hole by a grab; a smaller one goes the way of every file's.
+const GRABBED_WRITE_MIN: usize = 128 << 10;
 
 /// The paths of a cache's memory files.
 #[derive(Debug)]
 pub struct Shmem {
     pub(crate) filemap: Arc<Filemap>,
+    /// How many memory files there are.
+    files: AtomicU64,
 }
 
 impl Shmem {
     /// The paths of memory files beside those of files.
     pub fn new(filemap: Arc<Filemap>) -> Self {
-        Self { filemap }
+        Self { filemap, files: AtomicU64::new(0) }
+    }
+
+    /// How many memory files there are.
+    pub fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
     }
 
     /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
-    /// has. `None` if there is no cell for its record.
+    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool is
+    /// charged when they come back. `None` if there is no cell for its record.
     pub fn new_mapping(
         &self,
         id: MappingId,
         folio_order_max: Order,
+        spills: Option<PoolNumber>,
         process: ForkGuard,
         tuning: Tuning,
     ) -> Option<Arc<Mapping>> {
         let (arena, reclaim) = (Arc::clone(&self.filemap.arena), self.filemap.reclaim());
-        let mapping = Mapping::memory(arena, id, Backing::Kept, folio_order_max, process, tuning)?;
+        let to = self.filemap.spill.as_ref().zip(spills);
+        let backing = if to.is_some() { Backing::Spills } else { Backing::Kept };
+        let mapping = Mapping::memory(arena, id, backing, folio_order_max, process, tuning)?;
+        let mapping = match to {
+            Some((spill, pool)) => mapping.with_spill(spill, pool),
+            None => mapping,
+        };
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         reclaim.add_mapping(Arc::clone(&mapping));
+        self.files.fetch_add(1, Ordering::Relaxed);
         Some(mapping)
+    }
+
+    /// The last handle of a memory file is gone: so is the file, when the caller drops the mapping.
+    pub fn end(&self, mapping: &Mapping) {
+        self.files.fetch_sub(1, Ordering::Relaxed);
+        self.filemap.reclaim().remove_mapping(mapping.id());
     }
 
     /// Writes `bytes` at `position` for `pool`; as [`Filemap::write`].
@@ -85,7 +116,38 @@ impl Shmem {
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
+        if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
+            let (populator, end) = ((pool, touched, on_pinned), position + bytes.len() as u64);
+            let mut put = |slice: &mut Slice<'_>| {
+                slice.put(&bytes[(slice.position() - position) as usize..]);
+                Ok(())
+            };
+            let written = self.populate(mapping, populator, position..end, &mut put)?;
+            if written > 0 {
+                return Ok(written as usize);
+            }
+        }
+        self.write_page_by_page(mapping, (pool, touched, on_pinned), position, bytes)
+    }
+
+    /// As [`Shmem::write`], by the way of every file.
+    fn write_page_by_page(
+        &self,
+        mapping: &Arc<Mapping>,
+        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        position: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Error> {
         self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
+    }
+
+    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not spill:
+    /// then they are put where they stay in one go. (What is there is written in place, with no lock but the page's; and
+    /// of what is spilled no page is brought back to be overwritten.)
+    fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
+        let is_inside = position + len as u64 <= mapping.size();
+        let mut first = std::iter::once(PageIndex::of_byte(position));
+        is_inside && mapping.backing() == Backing::Kept && mapping.first_missing(&mut first).is_some()
     }
 
     /// Writes `bytes` where the file ends: where that was, how many, and why not all.
@@ -101,3 +163,6 @@ impl Shmem {
         self.filemap.append(mapping, Author::of_memory(pool, touched, on_pinned), bytes)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! ```text
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
+//!   region   memory as a virtual machine has it     uffd   who brings its pages
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
@@ -15,10 +16,14 @@
 mod mapped;
 mod ram_disk;
 mod raw;
+mod region;
+mod uffd;
 
 pub use mapped::Mapped;
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
+pub use region::{PageKind, Region};
+pub use uffd::{Absent, Uffd, Waiting};
 
 use std::fs::File;
 use std::io;

@@ -52,6 +52,7 @@ mod shared;
 mod split;
 mod stage;
 mod statistics;
+mod store;
 mod stream;
 mod thrash;
 mod timing;

@@ -42,6 +42,7 @@ mod limit;
 mod machine;
 mod pages;
 mod places;
+mod populate;
 mod ratio;
 mod readbatch;
 mod readseq;
@@ -73,7 +74,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 11] = [
+const EXPERIMENTS: [Experiment; 12] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -133,6 +134,12 @@ const EXPERIMENTS: [Experiment; 11] = [
         question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
         starts: Starts::Anyhow,
         cases: write::cases,
+    },
+    Experiment {
+        name: "populate",
+        question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
+        starts: Starts::Anyhow,
+        cases: populate::cases,
     },
     Experiment {
         name: ratio::NAME,

@@ -17,6 +17,8 @@ use super::shared::Shared;
 use super::timing::Spent;
 use peers::{PEERS, Peer, Stage};
 
+pub use peers::{faults_of, timed};
+
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];
 /// A full run's repetitions: one takes most of a minute.
 const REPEAT: usize = 5;

@@ -226,9 +226,7 @@ impl Stage {
         let region = self.region(on)?;
         let uffd = faults_of(&region, Absent::Missing)?;
         let spent = timed(|| {
-            (0..self.bytes)
-                .step_by(unit)
-                .try_for_each(|at| uffd.copy(at as usize, &source(at)[..unit]))
+            (0..self.bytes).step_by(unit).try_for_each(|at| uffd.copy(at as usize, &source(at)[..unit]))
         })?;
         self.check(|at| region.word(at as usize))?;
         Ok(spent)
@@ -277,7 +275,9 @@ impl Stage {
         for at in places {
             let at = at / PAGE as u64 * PAGE as u64;
             if word(at) != word_at(at % SOURCE_BYTES as u64) {
-                return Err(Unmeasured::Failed(format!("at byte {at} stands something else than was put there")));
+                return Err(Unmeasured::Failed(format!(
+                    "at byte {at} stands something else than was put there"
+                )));
             }
         }
         Ok(())

@@ -83,6 +83,11 @@ pub(crate) enum Repr {
          drop some pins, pin less at a time, or build the cache with a larger pinned_max"
     )]
     TooMuchPinned { asked: u64, pinned: u64, max: u64 },
+    #[error(
+        "{name}: {source} (memory files are not evicted: punch or drop what is not needed, give the cache or the pool \
+         more memory; what was written before is untouched)"
+    )]
+    MemFile { name: std::sync::Arc<str>, source: Box<Error> },
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this folio is held {holds} times already; drop some pins of this range")]
@@ -156,6 +161,7 @@ impl Error {
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }
             | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,
+            Repr::MemFile { ref source, .. } => source.kind(),
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,

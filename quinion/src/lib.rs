@@ -95,6 +95,8 @@ pub mod writeback;
     reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
 )]
 pub mod filemap;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub mod shmem;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
@@ -115,9 +117,9 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, OpenOptions, Outside, OutsideInForce, Pool,
-    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized,
-    Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, MemFile, MemFileOptions, MemFileStats,
+    OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions,
+    ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

@@ -72,6 +72,10 @@ mod pools;
 
 pub use pools::PoolCounts;
 
+/// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
+const RINGS: usize = CLASSES + 1;
+/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by nobody.
+const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
 /// Folios judged under one hold of the locks.
@@ -210,7 +214,7 @@ impl Reclaim {
         Self {
             judges: RankedMutex::new(Rank::Policy, Judges::new(policy)),
             policy_kind: policy,
-            lists: Arc::new(Lists::new(Arc::clone(&arena), CLASSES)),
+            lists: Arc::new(Lists::new(Arc::clone(&arena), RINGS)),
             pools: pools::State::all(pages_max),
             pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
@@ -289,6 +293,18 @@ impl Reclaim {
         self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
     }
 
+    /// Lists folios that were inserted and that nobody judges, those of memory files that stay. As [`Reclaim::list`],
+    /// with no lock but that of the rings.
+    pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut promise: Promise<'_>) {
+        let (pool, mut lists) = (promise.pool(), self.lists.lock());
+        frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut promise));
+    }
+
+    /// The mappings that are known, those of memory files among them.
+    pub fn mappings(&self) -> Vec<Arc<Mapping>> {
+        self.mappings.read().values().cloned().collect()
+    }
+
     /// Whether a mapping of this number is known.
     pub fn knows(&self, id: MappingId) -> bool {
         self.mappings.read().contains_key(&id)
@@ -302,8 +318,7 @@ impl Reclaim {
 
     /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
     pub fn collect_spare_nodes(&self) {
-        let mappings: Vec<_> = self.mappings.read().values().cloned().collect();
-        mappings.iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
+        self.mappings().iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
     }
 
     /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
@@ -534,7 +549,7 @@ impl Reclaim {
             if !self.can_go(frame) {
                 return None;
             }
-            let pool = PoolNumber((ring / CLASSES) as u8);
+            let pool = PoolNumber((ring / RINGS) as u8);
             may(pool, u64::from(word.order().pages())).then(|| (pool, self.victim(frame, true, None)))
         };
         frames.filter_map(victim).collect()
@@ -775,7 +790,12 @@ enum Judged {
 
 /// The ring of a pool's folios of one class.
 fn ring(pool: PoolNumber, class: usize) -> usize {
-    usize::from(pool.0) * CLASSES + class
+    usize::from(pool.0) * RINGS + class
+}
+
+/// Pages of a pool that are kept.
+fn kept(lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
+    lists.pages(ring(pool, KEPT))
 }
 
 fn weights(lists: &ListsGuard<'_>, pool: PoolNumber) -> Weights {

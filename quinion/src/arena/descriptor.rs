@@ -14,7 +14,7 @@
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
 //! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
 //! | `STEADY` | set by `complete` with `UPTODATE`, cleared by `begin_writes` with a step of the sequence by two | the fill's hold; a writer's hold |
-//! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
+//! | `LOCKED` | set by `prepare` and `try_lock_allocated`, cleared by `complete` | the fill's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
 //! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
@@ -30,7 +30,7 @@
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
 //! | even | 0 | 1 | 0 | 0 | >= 1 | in the index or about to be, being filled; its fill holds it, and so may readers who wait |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
-//! | even | 0 | 0 | 0 | 0 | 0 | its fill failed; it is about to be retired |
+//! | even | 0 | 0 | 0 | 0 | any | **allocated**: in the index of a memory file, and nobody has put bytes there; zeros, whatever is in its frames |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
@@ -58,7 +58,7 @@
 //! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it himself, it is dirty before it is
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
-//! A folio in the index is up to date as a whole, or being filled: one of whose pages some failed leaves the
+//! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves the
 //! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
@@ -250,6 +250,9 @@ pub enum Readable {
     Yes,
     /// A fill is at work.
     NotYet,
+    /// Nobody has put bytes there yet: a folio of a memory file that was allocated and reads as zeros. What is in its
+    /// frames is not to be looked at.
+    Zeros,
     /// The fill failed, or the folio left the index since it was held.
     Never,
 }
@@ -522,6 +525,17 @@ impl Descriptor {
         }
     }
 
+    /// Takes the lock of an allocated folio, with a hold: the caller fills it, and ends that by
+    /// [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. The caller holds it
+    /// besides. `false`: it is not allocated any more, or somebody else has the lock, or it has left; look again.
+    pub fn try_lock_allocated(&self) -> bool {
+        let allocated = |word: Word| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
+        let fit = |word: Word| allocated(word) && word.holds() < HOLDS_MAX;
+        let step = |word: u64| fit(Word(word)).then(|| (word | Flags::LOCKED) + HOLD);
+        // Acquire, partner: the Release in `complete`, by who allocated it, or had the lock before.
+        self.update(Ordering::Acquire, step).is_some()
+    }
+
     /// Takes a folio that nobody holds out of the readers' sight; a fill holds what it fills. `None`: it
     /// is held or not live, or its bytes are not in the file yet, and nothing was changed. On success the frames are
     /// the caller's. The caller holds the tree lock.
@@ -562,18 +576,18 @@ impl Descriptor {
 
     // ---- split ----------------------------------------------------------------------------------
 
-    /// Takes an up-to-date folio that nobody holds out of the readers' sight, so that it can be split: its word then.
-    /// `None`: it is held, or not up to date, or has left; nothing was changed. On success each of its pieces is
+    /// Takes a folio that nobody holds, and so nobody fills, out of the readers' sight, so that it can be split: its
+    /// word then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
     /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them.
     /// The caller holds the tree lock.
     pub fn try_begin_split(&self) -> Option<Word> {
-        let fit = |word: Word| word.is_live() && word.holds() == 0 && word.has(Flags::UPTODATE);
+        let fit = |word: Word| word.is_live() && word.holds() == 0;
         let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
         let step = |word: u64| fit(Word(word)).then(|| odd(word));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before)
     }
 
-    /// Names a piece of a folio that was split: up to date, held by nobody, and for the rest as the `whole` was: what
+    /// Names a piece of a folio that was split: held by nobody, and for the rest as the `whole` was: up to date or not, what
     /// has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has besides;
     /// the marker is one of them. The piece at the whole's own frame may be the whole itself.
     /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
@@ -660,6 +674,7 @@ impl Descriptor {
             () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
             () if word.has(Flags::LOCKED) => Readable::NotYet,
             () if word.has(Flags::UPTODATE) && same => Readable::Yes,
+            () if same => Readable::Zeros,
             () => Readable::Never,
         }
     }
@@ -905,9 +920,6 @@ impl Descriptor {
         if word.has(Flags::WRITEBACK) && word.holds() == 0 {
             return Err("a folio is being written and nobody holds it");
         }
-        if word.has(Flags::UNWRITTEN) && !word.has(Flags::UPTODATE | Flags::LOCKED) {
-            return Err("a folio is to be written whose bytes are not there");
-        }
         Ok(())
     }
 }
@@ -1003,6 +1015,25 @@ mod tests {
         let sequence = d.word().sequence();
         assert_eq!(d.put(), Put::Last(Order(2)));
         assert_eq!((d.word().sequence(), d.word().holds()), (sequence, 0), "no borrow from the sequence");
+    }
+
+    #[test]
+    fn an_allocated_folio_is_zeros_until_somebody_fills_it_under_its_lock() {
+        let d = Descriptor::new();
+        d.prepare(FILE, PageIndex(0), Order(1), false);
+        let ticket = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();
+        assert!(!d.try_lock_allocated(), "its first fill has the lock");
+        assert_eq!(d.complete(false), Completed::Attached);
+        assert_eq!(d.is_readable(ticket), Readable::Zeros);
+        assert_eq!(d.begin_read(FILE, PageIndex(0)).unwrap_err(), NotReady::Filling, "no hit");
+        assert_eq!(d.begin_writes(), Err(WriteRefused::Filling), "and no write in place");
+        assert!(d.try_lock_allocated() && !d.try_lock_allocated());
+        assert_eq!((d.is_readable(ticket), d.word().holds()), (Readable::NotYet, 2));
+        assert_eq!(d.complete(true), Completed::Attached);
+        assert_eq!(d.is_readable(ticket), Readable::Yes);
+        assert!(!d.try_lock_allocated(), "what is up to date is not allocated");
+        assert_eq!((d.put(), d.retire()), (Put::Kept, Retire::Free));
+        assert!(!d.try_lock_allocated());
     }
 
     #[test]

@@ -67,6 +67,7 @@ mod engine;
 mod file;
 mod flush;
 mod memory;
+mod nothing;
 mod ring;
 mod room;
 mod simulated;
@@ -89,6 +90,7 @@ pub use file::{Creation, LocalFile, NotAFileKind, OpenError, Start, Way, WriteOp
 pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
 pub use memory::MemoryFile;
+pub use nothing::Nothing;
 pub use room::{WaitRoom, Wish};
 pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times, WriteFaults};
 pub use threads::{BlockingSource, Pool, ReadAt, WriteAt};

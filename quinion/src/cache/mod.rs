@@ -12,6 +12,8 @@
 //!                                                                         changed: forget its folios, share it
 //! ```
 //!
+//! A cache has **memory files**, in `mem_file.rs`, which are in no table: each is known to its handles.
+//!
 //! A cache has **pools**, named shares of it, in `pool.rs`; what is opened without one is of the default pool.
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
@@ -47,6 +49,7 @@ use crate::mapping::Mapping;
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
+use crate::shmem::Shmem;
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -61,6 +64,7 @@ use crate::xarray::INDICES_MAX;
 mod batch;
 mod file;
 mod future;
+mod mem_file;
 mod open;
 mod outside;
 mod pool;
@@ -71,6 +75,7 @@ pub use crate::filemap::{ReadaheadUse, Resized};
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
+pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
 use outside::Watch;
@@ -106,6 +111,8 @@ impl fmt::Debug for Cache {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) filemap: Arc<Filemap>,
+    /// The paths of memory files.
+    shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
@@ -323,6 +330,7 @@ impl Builder {
                 MakesRoom::of(&filemap),
                 self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
             ),
+            shmem: Shmem::new(Arc::clone(&filemap)),
             filemap,
             engine,
             leases: Arc::default(),
@@ -559,12 +567,9 @@ impl Cache {
     /// What is broken.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_process().map_err(|e| e.to_string())?;
-        let mappings: Vec<_> = {
-            let table = self.shared.table.lock();
-            table.files.values().map(|known| Arc::clone(&known.mapping)).collect()
-        };
-        mappings.iter().try_for_each(|mapping| mapping.check())?;
-        self.shared.filemap.reclaim.check()?;
+        let reclaim = &self.shared.filemap.reclaim;
+        reclaim.mappings().iter().try_for_each(|mapping| mapping.check())?;
+        reclaim.check()?;
         self.shared.filemap.arena.check()
     }
 

@@ -283,8 +283,12 @@ impl Pool {
         self.cache().open_backend_in(backend, options, Some(&self.share))
     }
 
-    fn cache(&self) -> Cache {
+    pub(super) fn cache(&self) -> Cache {
         Cache { shared: Arc::clone(&self.share.shared) }
+    }
+
+    pub(super) fn share(&self) -> &Arc<PoolShare> {
+        &self.share
     }
 
     /// Its name.

@@ -202,7 +202,7 @@ impl File {
         let len = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.check_writes()?;
         check_range(position, len)?;
-        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Pieces { pieces, at: 0 });
+        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Gathered::of(pieces));
         loop {
             let bytes = rest.next(position + done as u64, &mut page);
             match self.write_at_with(bytes, position + done as u64, later) {
@@ -421,15 +421,19 @@ impl File {
 }
 
 /// Pieces that follow each other, of which `at` bytes of the first have been handed out.
-struct Pieces<'a, 'b> {
+pub(super) struct Gathered<'a, 'b> {
     pieces: &'a [IoSlice<'b>],
     at: usize,
 }
 
-impl<'a> Pieces<'a, '_> {
+impl<'a, 'b> Gathered<'a, 'b> {
+    pub fn of(pieces: &'a [IoSlice<'b>]) -> Self {
+        Self { pieces, at: 0 }
+    }
+
     /// What comes next, for byte `position` of the file, so that each page is written once: what one piece has up to
     /// the end of a page, or what several have of one page, in `page`. Empty: nothing is left.
-    fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
+    pub fn next<'p>(&mut self, position: u64, page: &'p mut [u8; PAGE_SIZE]) -> &'p [u8]
     where
         'a: 'p,
     {
@@ -474,7 +478,7 @@ impl<'a> Pieces<'a, '_> {
 
 /// Whether there can be such bytes in a file.
 #[inline]
-fn check_range(position: u64, len: u64) -> Result<()> {
+pub(super) fn check_range(position: u64, len: u64) -> Result<()> {
     if position <= FILE_BYTES_MAX && len <= FILE_BYTES_MAX - position {
         return Ok(());
     }

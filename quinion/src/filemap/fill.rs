@@ -48,7 +48,8 @@ use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
 use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
 use crate::lists::{Charge, Promise};
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose, Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Backing, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose,
+    Shape, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -674,6 +675,24 @@ impl Filemap {
         }
         let pages: u32 = runs.iter().map(|run| run.pages).sum();
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+    }
+
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody judges
+    /// them, and all others as [`Filemap::list`] does.
+    pub(crate) fn list_new(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        window: Window,
+        shape: Shape,
+        promise: Promise<'_>,
+    ) {
+        if mapping.backing() != Backing::Kept {
+            return self.list(runs, window, shape, promise);
+        }
+        let heads =
+            |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
+        self.reclaim.list_kept(runs.iter().flat_map(heads), promise);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and

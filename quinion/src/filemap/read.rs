@@ -333,7 +333,7 @@ impl Filemap {
                 Ok(held) => match self.wait_readable(mapping, &held, miss, patience) {
                     Readable::Yes => return Ok(Some(held)),
                     Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                    Readable::Never => miss.reach = Reach::Page,
+                    Readable::Never | Readable::Zeros => miss.reach = Reach::Page,
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
@@ -459,7 +459,7 @@ impl Filemap {
             match readable {
                 Readable::Yes => return Ok(Missed::Ready(held)),
                 Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                Readable::Never => {}
+                Readable::Never | Readable::Zeros => {}
             }
         }
         if next != Next::Anything {

@@ -198,7 +198,7 @@ impl Filemap {
     }
 
     /// The error of a wish to pin `asked` bytes more than may be.
-    pub(super) fn too_much_pinned(&self, asked: u64) -> Error {
+    pub(crate) fn too_much_pinned(&self, asked: u64) -> Error {
         let pinned = self.arena.pinned_pages() * PAGE_SIZE as u64;
         Repr::TooMuchPinned { asked, pinned, max: self.pinned_pages_max() * PAGE_SIZE as u64 }.into()
     }

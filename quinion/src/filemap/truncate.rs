@@ -158,7 +158,10 @@ impl Filemap {
         let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
         let mut tree = mapping.lock();
         mapping.set_size(size);
-        tree.forget_dirty(behind..touched.end);
+        // Of a memory file everything is dirty as long as it is there.
+        if !mapping.is_memory() {
+            tree.forget_dirty(behind..touched.end);
+        }
         drop(tree);
         // 8
         self.remove(mapping, edge..touched.end, Content::All);
@@ -420,6 +423,8 @@ impl Filemap {
             match zero_page(&held, at, (page_end - at) as usize) {
                 Ok(()) => at = page_end,
                 Err(WriteRefused::Left) => {}
+                // A folio of a memory file that was allocated, and nobody writes: it is zeros.
+                Err(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != Readable::NotYet;
                     self.room.wait(&**mapping.backend(), &mut || filled());

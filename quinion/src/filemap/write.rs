@@ -56,7 +56,7 @@ use crate::mapping::{AskedFor, Fate, Mapping, MappingGuard, Marked, Purpose, Sha
 use crate::readahead::Window;
 use crate::stats::Count;
 use crate::sync::Locks;
-use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::Stop as TreeStop;
 
 use super::fill::{Filemap, Filled, Need, deal_out, folios_in, pages_of};
@@ -75,7 +75,10 @@ const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 /// Who writes: one handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Author<'a> {
-    reader: Reader<'a>,
+    /// Who reads what is overwritten in part; of a memory file nobody.
+    reader: Option<Reader<'a>>,
+    /// The pool that is charged for what it brings.
+    pool: PoolNumber,
     touched: &'a Touched,
     on_pinned: OnPinned,
 }
@@ -83,12 +86,16 @@ pub(crate) struct Author<'a> {
 impl<'a> Author<'a> {
     /// Who reads as `reader` and counts what it touches in `touched`.
     pub fn new(reader: Reader<'a>, touched: &'a Touched, on_pinned: OnPinned) -> Self {
-        Self { reader, touched, on_pinned }
+        Self { reader: Some(reader), pool: reader.pool(), touched, on_pinned }
+    }
+    /// Who writes to a memory file, on behalf of `pool`.
+    pub fn of_memory(pool: PoolNumber, touched: &'a Touched, on_pinned: OnPinned) -> Self {
+        Self { reader: None, pool, touched, on_pinned }
     }
 
     /// Whether its writes are uncached ones.
     fn is_uncached(self) -> bool {
-        self.reader.behind().is_some()
+        self.reader.is_some_and(|reader| reader.behind().is_some())
     }
     /// How long what it makes is to stay.
     fn fate(self) -> Fate {
@@ -274,6 +281,10 @@ impl Filemap {
             let Piece { position, bytes } = piece;
             Repr::Write { position, len: bytes.len(), source }.into()
         };
+        // Of a memory file all is dirty, and nothing is written back.
+        if mapping.is_memory() {
+            return Ok(());
+        }
         self.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
     }
 
@@ -376,6 +387,9 @@ impl Filemap {
             Err(refused) => Some(refused),
         };
         match refused {
+            Some(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => {
+                Ok(self.fill_allocated(mapping, held, piece))
+            }
             Some(WriteRefused::Filling) => {
                 let backend = &**mapping.backend();
                 self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
@@ -428,7 +442,7 @@ impl Filemap {
             tree.adopt(held);
         }
         drop(tree);
-        if matches!(marked, Marked::Done { newly: 1.. }) {
+        if matches!(marked, Marked::Done { newly: 1.. }) && !mapping.is_memory() {
             self.writeback.note_dirty(mapping);
         }
         marked != Marked::Left
@@ -443,6 +457,25 @@ impl Filemap {
         }
     }
 
+    // ---- allocated ------------------------------------------------------------------------------
+
+    /// The first write to a folio of a memory file that has memory and no bytes: those of `piece`, and zeros around
+    /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those who
+    /// hold it wait until it is unlocked.
+    #[inline(never)]
+    fn fill_allocated(&self, mapping: &Arc<Mapping>, held: &Held<'_>, piece: Piece<'_>) -> usize {
+        if !self.arena.view().own(held.frame()).try_lock_allocated() {
+            return 0; // somebody else is at it
+        }
+        let run = FillRun { index: held.first(), frame: held.frame(), pages: held.order().pages() };
+        self.put_bytes(run, piece);
+        let end = run.index.plus(u64::from(run.pages)).first_byte().min(piece.end());
+        // It was dirty before. That it leaves the index meanwhile the write lock holds off.
+        mapping.lock().grow_size(end);
+        self.unlock_new(mapping, run);
+        (end - piece.position) as usize
+    }
+
     // ---- not cached -----------------------------------------------------------------------------
 
     /// Writes the whole pages that `piece` begins with, if it does; else reads its first page. As
@@ -455,13 +488,14 @@ impl Filemap {
         hand: Hand,
         piece: Piece<'_>,
     ) -> Result<usize, Stop> {
-        let pages = self.whole_pages(piece, mapping.size());
+        let pages = self.whole_pages(mapping, piece);
         if !pages.is_empty() {
             return self.write_new(mapping, author, piece, pages);
         }
         // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
         let first = PageIndex::of_byte(piece.position).align_down(self.folio_orders.min).first_byte();
-        match self.hold_page(mapping, author.reader, first)? {
+        let Some(reader) = author.reader else { return Ok(0) }; // a memory file's pages are all whole
+        match self.hold_page(mapping, reader, first)? {
             Some(held) => self.write_held(mapping, author, hand, &held, piece),
             // Others have made the file shorter, past the cache.
             None => Err(Stop::Grows),
@@ -469,9 +503,11 @@ impl Filemap {
     }
 
     /// The pages from the beginning of `piece` on, in whole folios of the smallest order, that it leaves no byte of as
-    /// it was in a file of `size` bytes; none if it does not begin with such. A few at a time.
-    fn whole_pages(&self, piece: Piece<'_>, size: u64) -> Range<PageIndex> {
+    /// it was in the file; none if it does not begin with such. A few at a time.
+    fn whole_pages(&self, mapping: &Mapping, piece: Piece<'_>) -> Range<PageIndex> {
         let unit = self.folio_orders.min;
+        // What is not there of a memory file is zeros: as if it lay behind the end.
+        let size = if mapping.is_memory() { 0 } else { mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
         let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
         let end = match piece.end() {
@@ -491,11 +527,12 @@ impl Filemap {
         piece: Piece<'_>,
         pages: Range<PageIndex>,
     ) -> Result<usize, Stop> {
-        let pool = author.reader.pool();
+        let pool = author.pool;
         // 1 What is not there.
         let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
-        let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
+        let order = Order::fitting(count).min(mapping.folio_order_max());
+        let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let mut gaps = vec![(pages.start, count)];
         let (charge, frames) = self
@@ -525,7 +562,7 @@ impl Filemap {
         let added = added.expect("a lock that is waited for is had");
         self.free_runs(&added.left);
         let end = self.mark_new(mapping, piece, &added.inserted);
-        self.list(&added.inserted, window, shape, promise.with_charge(charge));
+        self.list_new(mapping, &added.inserted, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, pages_of(&added.inserted));
         self.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
         added.inserted.iter().for_each(|&run| self.unlock_new(mapping, run));
@@ -576,7 +613,10 @@ impl Filemap {
             for (page, order) in folios_in(self.arena.view(), run) {
                 let first = run.index.plus(u64::from(page));
                 let behind = first.plus(u64::from(order.pages()));
-                let pages = first.max(changed.start)..behind.min(changed.end);
+                let pages = match mapping.is_memory() {
+                    true => first..behind, // the zeros beside them are nowhere else, either
+                    false => first.max(changed.start)..behind.min(changed.end),
+                };
                 // One that goes when its reader has passed may have gone again.
                 let is_in = self.mark_folio(mapping, &mut tree, (run.frame.plus(page), first), pages, now);
                 end = if is_in && first == end { behind } else { end };
@@ -586,7 +626,9 @@ impl Filemap {
             tree.grow_size(end.first_byte().min(piece.end()));
         }
         drop(tree);
-        self.writeback.note_dirty(mapping);
+        if !mapping.is_memory() {
+            self.writeback.note_dirty(mapping);
+        }
         end
     }
 

@@ -27,6 +27,9 @@ pub struct Pinned {
     after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
 }
 
+/// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
 /// Who waits for pins to be given back. Handed down by the paths.
 pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
     /// Folios in `pages` were pinned, and this pin of them is gone. Called with no lock held.
@@ -92,7 +95,12 @@ impl Pinned {
         let first = unsafe { held.bytes().add(inside) };
         match self.extents.last_mut() {
             // SAFETY: one past an extent's end is still in, or just past, the arena's mapping.
-            Some(last) if std::ptr::eq(unsafe { last.first.add(last.len) }, first) => last.len += bytes,
+            Some(last)
+                if !std::ptr::eq(last.first, ZEROS.as_ptr())
+                    && std::ptr::eq(unsafe { last.first.add(last.len) }, first) =>
+            {
+                last.len += bytes
+            }
             _ => self.extents.push(Extent { first, len: bytes }),
         }
         let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that
@@ -100,6 +108,17 @@ impl Pinned {
         self.frames.push(frame);
         self.len += bytes;
         bytes
+    }
+
+    /// Adds `len` zeros, of shared pages that are nobody's.
+    pub(crate) fn add_zeros(&mut self, len: usize) {
+        let mut left = len;
+        while left > 0 {
+            let some = left.min(ZEROS.len());
+            self.extents.push(Extent { first: ZEROS.as_ptr(), len: some });
+            left -= some;
+        }
+        self.len += len;
     }
 
     /// Counts what was pinned since the last call; how many pages all pins keep now.

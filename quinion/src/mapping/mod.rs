@@ -20,7 +20,8 @@
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
 //!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
-//! wanted any more: `dirty.rs`.
+//! wanted any more: `dirty.rs`. A **memory file** has no file behind it, so that all its pages are dirty, and what is
+//! not in its tree is zeros: `memory.rs`.
 //!
 //! The **invalidate lock** is another one: whoever adds folios holds it shared
 //! from the insertion until the fills are submitted, whoever empties a range
@@ -57,6 +58,8 @@ mod drop_behind;
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
+mod memory;
+#[cfg(feature = "std")]
 mod nodes;
 #[cfg(feature = "std")]
 mod owner;
@@ -86,6 +89,8 @@ pub(crate) use insert::cut;
 #[cfg(feature = "std")]
 pub use insert::{Added, AddedFolio, AddedRuns, AskedFor, Consumed, Fate, NewFolio, Purpose, Shape};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
+#[cfg(feature = "std")]
+pub use memory::{At, Backing, MemoryPages, Seek};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]

@@ -48,6 +48,7 @@ use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, 
 
 use super::device::Device;
 use super::dirty::Counts;
+use super::memory::Backing;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
 use super::version::Ours;
 
@@ -87,6 +88,10 @@ pub struct Mapping {
     pub(super) ours: Ours,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
+    /// What is behind its pages.
+    backing: Backing,
+    /// The largest folio that writers make.
+    folio_order_max: Order,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -145,7 +150,16 @@ impl Mapping {
             dirty: Counts::default(),
             ours: Ours::default(),
             counters: None,
+            backing: Backing::Device,
+            folio_order_max: Order::MAX,
         })
+    }
+
+    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made by
+    /// writers.
+    pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
+        (self.backing, self.folio_order_max) = (backing, folio_order_max);
+        self
     }
 
     /// The same mapping, which counts in `counters` what it alone sees: pages that were fetched ahead, and
@@ -271,6 +285,15 @@ impl Mapping {
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+    /// What is behind its pages.
+    #[inline]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+    /// The largest folio that writers make of its pages.
+    pub fn folio_order_max(&self) -> Order {
+        self.folio_order_max
     }
     /// The arena its folios are in.
     pub fn arena(&self) -> &Arena {
@@ -525,6 +548,8 @@ impl Mapping {
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
                     .map_err(|what| format!("{:?}, page {first}: {what}", self.id))?;
+                let backed = guard.check_backing(first, Frame(frame), Order(order));
+                backed.map_err(|what| format!("{:?}, {what}", self.id))?;
                 pages += 1u64 << order;
             }
             from = first + (1 << order);

@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::arena::dirty::Bits;
-use crate::arena::{Flags, Word};
+use crate::arena::{Flags, Readable, Word};
 use crate::folio::{Fresh, Held};
 use crate::lists::Promise;
 use crate::sync::Locks;
@@ -102,6 +102,13 @@ impl Mapping {
     /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
     /// for locks.
     pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
+        // Of a folio of a memory file that was allocated there are no bytes, and its copies are allocated as well.
+        let has_bytes = match held.is_readable() {
+            Readable::Yes => true,
+            Readable::Zeros => false,
+            Readable::NotYet => return Copied::InFlight,
+            Readable::Never => return Copied::Gone,
+        };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
         // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
         let mut copies: Vec<Copy<'_>> = Vec::new();
@@ -109,7 +116,9 @@ impl Mapping {
             let first = page.align_down(unit);
             if copies.last().is_none_or(|last| last.first != first) {
                 let Some(mut fresh) = Fresh::alloc(self.arena(), unit) else { return Copied::NoMemory };
-                (0..unit.pages()).for_each(|nth| fresh.copy_page(nth, held, first.plus(u64::from(nth))));
+                if has_bytes {
+                    (0..unit.pages()).for_each(|nth| fresh.copy_page(nth, held, first.plus(u64::from(nth))));
+                }
                 copies.push(Copy { first, fresh, dirty: Vec::new() });
             }
             copies.last_mut().expect("it was just added").dirty.push(page);
@@ -118,7 +127,7 @@ impl Mapping {
         let (first, pages) = (held.first(), u64::from(held.order().pages()));
         let Some(mut guard) = self.lock_to_add(first, pages, Locks::Wait) else { return Copied::NoMemory };
         // 2 The folio goes, and they come.
-        guard.exchange(held, copies, (unit, &unwanted), promise.as_mut())
+        guard.exchange((held, has_bytes), copies, (unit, &unwanted), promise.as_mut())
     }
 }
 
@@ -193,11 +202,11 @@ impl MappingGuard<'_> {
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
 
-    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was. Of each dirty page that is
+    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had. Of each dirty page that is
     /// not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
-        held: &Held<'_>,
+        (held, has_bytes): (&Held<'_>, bool),
         copies: Vec<Copy<'_>>,
         (unit, unwanted): (Order, &Range<PageIndex>),
         promise: Option<&mut Promise<'_>>,
@@ -209,7 +218,8 @@ impl MappingGuard<'_> {
         if tree.load(first.0) != Entry::folio(head.0) || !view.own(head).word().is_live() {
             return Copied::Gone;
         }
-        if view.own(head).word().has(Flags::LOCKED | Flags::WRITEBACK) {
+        let word = view.own(head).word();
+        if word.has(Flags::LOCKED | Flags::WRITEBACK) || word.has(Flags::UPTODATE) != has_bytes {
             return Copied::InFlight;
         }
         let mut copied = copies.iter().flat_map(|copy| &copy.dirty);
@@ -229,7 +239,7 @@ impl MappingGuard<'_> {
         for Copy { first, fresh, dirty } in copies {
             let frame = fresh.into_frame();
             view.referenced(frame).expect("a frame of ours").store(0, Ordering::Relaxed);
-            let filled = Word(Flags::UPTODATE | Flags::STEADY);
+            let filled = Word(if has_bytes { Flags::UPTODATE | Flags::STEADY } else { 0 });
             view.own(frame).prepare_piece(mapping.id(), first, unit, filled, 0);
             let inserted = self.xarray(&nodes).insert(first.0, unit.0, frame.0);
             assert!(
@@ -293,7 +303,7 @@ mod tests {
         };
         let exchange = |copies, unwanted: &Range<PageIndex>| {
             let mut guard = mapping.lock_to_add(first, 4, Locks::Wait).unwrap();
-            guard.exchange(&held, copies, (Order(0), unwanted), None)
+            guard.exchange((&held, true), copies, (Order(0), unwanted), None)
         };
         assert_eq!(exchange(copies(&before), &none), Copied::InFlight, "there is no copy of page 1");
         assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (2, Ok(())), "nothing was changed");

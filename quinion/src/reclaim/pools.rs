@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use crate::lists::UNLIMITED;
-use crate::policy::{CLASSES, PolicyKind, Share, Turn};
+use crate::policy::{PolicyKind, Share, Turn};
 use crate::sync::lock::Mutex;
 use crate::units::{POOLS_MAX, PoolNumber};
 use crate::workingset::WorkingSet;
 
-use super::{From, Judges, ListsGuard, Reclaim, Search, weights};
+use super::{From, Judges, ListsGuard, RINGS, Reclaim, Search, kept, weights};
 
 /// Folios that change their pool under one hold of the lock of the rings.
 const MOVED_MAX: u32 = 256;
@@ -118,7 +118,7 @@ impl Reclaim {
 
     /// Moves the folios of a pool to the default pool.
     fn disband(&self, pool: PoolNumber) {
-        for class in 0..CLASSES {
+        for class in 0..RINGS {
             loop {
                 let mut lists = self.lists.lock();
                 if usize::from(pool.0) >= lists.pools() {
@@ -189,10 +189,15 @@ impl Reclaim {
         }
     }
 
-    /// Pages of a pool above what is protected of it, as far as they are listed.
+    /// Pages of a pool above what is protected of it, as far as they are listed and can go.
     pub(super) fn excess(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
+        weights(lists, pool).total().saturating_sub(self.protected_of(lists, pool))
+    }
+
+    /// What is protected of those pages of a pool that can go: what is kept counts first.
+    fn protected_of(&self, lists: &ListsGuard<'_>, pool: PoolNumber) -> u64 {
         let protected = self.state(pool).protected.load(Ordering::Relaxed);
-        weights(lists, pool).total().saturating_sub(protected)
+        protected.saturating_sub(kept(lists, pool))
     }
 
     /// The pool that is to give `pages` pages or less; `None` if nothing more is to be had.
@@ -222,7 +227,7 @@ impl Reclaim {
                         can_give: listed > 0 && !met.over,
                         can_give_excess: !met.at_minimum,
                         over: self.lists.charged(pool).saturating_sub(self.lists.limit(pool)),
-                        protected: self.state(pool).protected.load(Ordering::Relaxed),
+                        protected: self.protected_of(lists, pool),
                     };
                 }
                 judges.turns.next(&shares[..lists.pools()], asking, pages.into())

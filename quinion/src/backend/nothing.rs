@@ -1,0 +1,52 @@
+//! Nothing: what is behind a memory file.
+//!
+//! The pages of a memory file are nowhere but in the cache: there is no device to read them from, and none to write
+//! them to. Whoever cuts or punches such a file does all there is to do in the index, so these calls have nothing to
+//! add and succeed. Nobody fills from here, because the paths of a memory file know that what is not cached is zeros,
+//! and nobody flushes to here, because write-back does not know such files; a fill or a flush that comes all the same is
+//! told so by an error.
+
+use std::io;
+use std::ops::Range;
+
+use super::flush::read_only;
+use super::{Attributes, Backend, Fill, Identity, SyncKind, Version};
+
+/// What [`Identity::device`] of a memory file is: no device has this number.
+const DEVICE: u64 = u64::MAX - 1;
+
+/// No device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Nothing {
+    /// A number of the memory file's own.
+    pub number: u64,
+}
+
+impl Backend for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+    /// A file of no bytes that never changes: how long it is, its mapping says.
+    fn attributes(&self) -> io::Result<Attributes> {
+        let identity = Identity { device: DEVICE, inode: self.number, born: 0 };
+        let version = Version { modified: 0, changed: 0, settled: true, steps: true };
+        Ok(Attributes { identity, version, size: 0 })
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        for fill in fills {
+            fill.complete(Err(read_only(self.name())));
+        }
+    }
+    fn can_drop_behind(&self) -> bool {
+        false
+    }
+    fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn punch(&self, _range: Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,569 @@
+//! MemFile: a file of memory, as tmpfs has them, in the memory of a cache.
+//!
+//! ```text
+//!   mem_file(options) ----> MemFile --clone--> MemFile          handles of one file; each has a position of its own
+//!                              |
+//!                              v
+//!                           mapping without a device            gone, with its pages, when the last handle is
+//! ```
+//!
+//! A [`MemFile`] is sparse: what nobody wrote reads as zeros and takes no memory. It grows by writes, up to what the
+//! cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is dropped;
+//! the cache evicts files' pages for them, and not them for files. What is pinned lives on with its pins.
+//!
+//! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
+//! in `shmem/`.
+//!
+//! Invariants:
+//!  1. An error is returned only if not one byte was read or written; otherwise their number.
+//!  2. No call of a forked child reaches the arena or a lock.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+
+use crate::arena::{CellNumber, Grown, KeepingView};
+use crate::error::{Error, ErrorKind, Repr, Result};
+use crate::filemap::{OnPinned, Stopped, Touched, read_hits_into};
+use crate::folio::Pinned;
+use crate::mapping::{Mapping, MemoryPages, Seek as Sought, TreeCounts};
+use crate::shmem::{Pieces, Whole};
+use crate::stats::Counters;
+use crate::sys::fork::ForkGuard;
+use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
+
+use super::pool::{Pool, PoolShare};
+use super::write::{Gathered, check_range};
+use super::{Cache, Shared};
+
+/// What a memory file is to be.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct MemFileOptions {
+    /// How long it is at first, in bytes: all of it a hole. The default is 0.
+    pub size: u64,
+    /// What it is called in errors and in [`MemFile`]'s `Debug`. It need not be the only one of that name. The default
+    /// is "memory file".
+    pub name: Option<String>,
+    /// The largest folio that is made of its pages, as log2 of pages, 0 to 9; larger values mean 9. The default is the
+    /// cache's ([`Builder::folio_order_max`](crate::Builder::folio_order_max)), and it is never more than that.
+    pub folio_order_max: Option<u8>,
+    /// What writes, cuts and punches do with bytes that are pinned.
+    pub on_pinned: OnPinned,
+}
+
+impl MemFileOptions {
+    /// The default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Sets [`MemFileOptions::size`].
+    #[must_use]
+    pub fn size(mut self, bytes: u64) -> Self {
+        self.size = bytes;
+        self
+    }
+    /// Sets [`MemFileOptions::name`].
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+    /// Sets [`MemFileOptions::folio_order_max`].
+    #[must_use]
+    pub fn folio_order_max(mut self, order: u8) -> Self {
+        self.folio_order_max = Some(order);
+        self
+    }
+    /// Sets [`MemFileOptions::on_pinned`].
+    #[must_use]
+    pub fn on_pinned(mut self, on_pinned: OnPinned) -> Self {
+        self.on_pinned = on_pinned;
+        self
+    }
+}
+
+/// Numbers of a memory file, in pages of 4 KiB.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct MemFileStats {
+    /// Pages with bytes, in memory.
+    pub data_pages: u64,
+    /// Pages with memory, and no bytes yet: they read as zeros.
+    pub allocated_pages: u64,
+    /// Pages with their bytes in the spill file.
+    pub spilled_pages: u64,
+    /// Pages of its length that take no memory at all.
+    pub hole_pages: u64,
+}
+
+impl MemFileStats {
+    /// What it takes of the cache's memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.data_pages + self.allocated_pages) * PAGE_SIZE as u64
+    }
+}
+
+/// A file of memory, in a [`Cache`]. Cloning it is cheap and gives another handle of the same file, at the same
+/// position. All of it takes `&self`, and may be done by many threads at once.
+pub struct MemFile {
+    // What a hit needs, side by side.
+    view: KeepingView,
+    cell: CellNumber,
+    id: MappingId,
+    process: ForkGuard,
+    counters: Arc<Counters>,
+    touched: Touched,
+    handle: Arc<MemHandle>,
+    position: u64,
+}
+
+/// What the handles of a memory file share; with the last of them it ends.
+struct MemHandle {
+    mapping: Arc<Mapping>,
+    /// `None`: the default pool.
+    pool: Option<Arc<PoolShare>>,
+    name: Arc<str>,
+    on_pinned: OnPinned,
+    // Last: the cache outlives what is in it.
+    shared: Arc<Shared>,
+}
+
+impl Drop for MemHandle {
+    fn drop(&mut self) {
+        if !self.shared.process.is_forked() {
+            self.shared.filemap.reclaim.remove_mapping(self.mapping.id());
+        }
+    }
+}
+
+impl Cache {
+    /// Makes a memory file. It takes 256 bytes, and what is written to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would be larger than a file can be.
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is no cell for its record.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    pub fn mem_file(&self, options: MemFileOptions) -> Result<MemFile> {
+        self.mem_file_in(options, None)
+    }
+
+    fn mem_file_in(&self, options: MemFileOptions, pool: Option<&Arc<PoolShare>>) -> Result<MemFile> {
+        self.check_process()?;
+        check_range(0, options.size)?;
+        let order = Order(options.folio_order_max.unwrap_or(Order::MAX.0)).min(Order::MAX);
+        let mapping = self.shared.new_memory(order)?;
+        mapping.set_size(options.size);
+        let name = Arc::from(options.name.as_deref().unwrap_or("memory file"));
+        let (shared, on_pinned) = (Arc::clone(&self.shared), options.on_pinned);
+        Ok(MemFile::new(Arc::new(MemHandle { mapping, pool: pool.cloned(), name, on_pinned, shared })))
+    }
+}
+
+impl Pool {
+    /// As [`Cache::mem_file`]; the pool is charged for what is written to it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn mem_file(&self, options: MemFileOptions) -> Result<MemFile> {
+        self.cache().mem_file_in(options, Some(self.share()))
+    }
+}
+
+impl Shared {
+    /// A mapping for a memory file, with a number that no other has.
+    fn new_memory(&self, folio_order_max: Order) -> Result<Arc<Mapping>> {
+        let mut table = self.table.lock();
+        let id = table.next_id(&self.filemap);
+        let new = self.shmem.new_mapping(id, folio_order_max, self.process, self.tuning);
+        drop(table);
+        new.ok_or_else(|| {
+            let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
+            Repr::NoMemory { position: 0, pages }.into()
+        })
+    }
+}
+
+impl MemFile {
+    fn new(handle: Arc<MemHandle>) -> Self {
+        let (shared, mapping) = (&handle.shared, &handle.mapping);
+        Self {
+            view: shared.filemap.arena.keeping_view(),
+            cell: mapping.cell(),
+            id: mapping.id(),
+            process: shared.process,
+            counters: Arc::clone(&shared.filemap.counters),
+            touched: Touched::default(),
+            position: 0,
+            handle,
+        }
+    }
+
+    #[inline]
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
+    }
+
+    // ---- reading --------------------------------------------------------------------------------
+
+    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read: all of them, or
+    /// fewer at the end of the file. 0 means the end of the file, or an empty buffer. What nobody wrote is zeros, and
+    /// takes no memory by being read.
+    ///
+    /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at. One
+    /// of a hole takes the file's index lock for some steps, once for each hole however large. Waits for nobody but who
+    /// is just filling a page there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
+    /// held more often than can be. Nothing was read then.
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.check_process()?;
+        if buffer.is_empty() || position >= FILE_BYTES_MAX {
+            return Ok(0);
+        }
+        let len = buffer.len();
+        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
+        if hits.stopped == Stopped::Full {
+            self.counters.add_hit(hits.bytes as u64);
+            return Ok(hits.bytes);
+        }
+        self.read_slowly(buffer, position, hits.bytes, hits.stopped)
+    }
+
+    /// Ends a read of which `done` bytes are there.
+    #[inline(never)]
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: Stopped) -> Result<usize> {
+        let mut target = Whole::from(buffer, done);
+        let read = self.shmem_read(&mut target, position + done as u64, Some(why));
+        let bytes = done + if done > 0 { read.unwrap_or(0) } else { read? };
+        self.counters.add_hit(bytes as u64);
+        self.touched.remember(position, position + bytes as u64);
+        Ok(bytes)
+    }
+
+    fn shmem_read(
+        &self,
+        target: &mut impl crate::shmem::Target,
+        position: u64,
+        why: Option<Stopped>,
+    ) -> Result<usize> {
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        shared.shmem.read(mapping, position, target, why).map_err(|error| self.explain(error))
+    }
+
+    /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes were
+    /// read; as [`MemFile::read_at`] of all of them together.
+    ///
+    /// # Errors
+    /// As [`MemFile::read_at`].
+    pub fn read_vectored_at(&self, pieces: &mut [IoSliceMut<'_>], position: u64) -> Result<usize> {
+        self.check_process()?;
+        if position >= FILE_BYTES_MAX {
+            return Ok(0);
+        }
+        let bytes = self.shmem_read(&mut Pieces::of(pieces), position, None)?;
+        self.counters.add_hit(bytes as u64);
+        Ok(bytes)
+    }
+
+    /// Reads exactly `buffer.len()` bytes at `position`.
+    ///
+    /// # Errors
+    /// As [`MemFile::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file ends before.
+    /// The buffer's content is unspecified then.
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.read_at(&mut buffer[done..], position.saturating_add(done as u64))? {
+                0 => {
+                    let (wanted, name, end) = (buffer.len(), self.name(), self.len());
+                    let text = format!(
+                        "cannot read {wanted} bytes at byte {position}: {name} ends at byte {end}; \
+                         ask for less, or use read_at"
+                    );
+                    return Err(Repr::InvalidInput(text).into());
+                }
+                bytes => done += bytes,
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins `len` bytes at `position`, or as many as the file has there, without a copy; they stay as they are until
+    /// the [`Pinned`] is dropped, whoever writes to the file. Where nobody wrote, pages of zeros are lent that all share,
+    /// and nothing is pinned or allocated.
+    ///
+    /// # Errors
+    /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
+    /// what is pinned already.
+    pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
+        self.check_process()?;
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        shared.shmem.pin(mapping, position.min(FILE_BYTES_MAX), len, self.process)
+    }
+
+    // ---- writing --------------------------------------------------------------------------------
+
+    /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because memory ran
+    /// out after some (the next call tells). Past the end the file grows, and what lies between is a hole.
+    ///
+    /// Every reader sees them when it returns, each 4 KiB page whole. Nothing is read, and nothing waits for a device
+    /// but for memory that other files' pages have to leave. Over what was written before it takes no lock but that of
+    /// the page, and one that all writers inside the file share.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache, or the pool, has no page left that can go; what
+    /// was written before is untouched. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind
+    /// byte 2^63 - 1. [`ErrorKind::Busy`](crate::ErrorKind::Busy): see [`MemFileOptions::on_pinned`].
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Nothing was written then.
+    #[inline]
+    pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<usize> {
+        self.check_process()?;
+        check_range(position, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        if shared.filemap.overwrite(mapping, &self.touched, position, bytes) {
+            return Ok(bytes.len());
+        }
+        self.write_slowly(bytes, position)
+    }
+
+    #[inline(never)]
+    fn write_slowly(&self, bytes: &[u8], position: u64) -> Result<usize> {
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let written = shared.shmem.write(mapping, self.author(), position, bytes);
+        written.map_err(|error| self.explain(error))
+    }
+
+    /// Writes all of `bytes` at byte `position`.
+    ///
+    /// # Errors
+    /// As [`MemFile::write_at`]; some of the bytes may have been written.
+    pub fn write_all_at(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            done += self.write_at(&bytes[done..], position + done as u64)?;
+        }
+        if bytes.is_empty() { self.write_at(bytes, position).map(drop) } else { Ok(()) }
+    }
+
+    /// Writes the bytes of `pieces`, one after the other, at byte `position`; as [`MemFile::write_at`] of all of them,
+    /// also where several lie in one page.
+    ///
+    /// # Errors
+    /// As [`MemFile::write_at`].
+    pub fn write_vectored_at(&self, pieces: &[IoSlice<'_>], position: u64) -> Result<usize> {
+        self.check_process()?;
+        check_range(position, pieces.iter().map(|piece| piece.len() as u64).sum())?;
+        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Gathered::of(pieces));
+        loop {
+            let bytes = rest.next(position + done as u64, &mut page);
+            match self.write_at(bytes, position + done as u64) {
+                Ok(written) if written < bytes.len() || bytes.is_empty() => return Ok(done + written),
+                Ok(written) => done += written,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done), // the next call tells
+            }
+        }
+    }
+
+    /// Writes `bytes` at the end of the file, wherever that is, and returns the position of the first of them. Of two
+    /// appends at once neither gets into the other.
+    ///
+    /// # Errors
+    /// As [`MemFile::write_at`]; but some of the bytes may stand at the end of the file then ([`MemFile::len`] says).
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        self.check_process()?;
+        if bytes.is_empty() {
+            return Ok(self.len());
+        }
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let appended = shared.shmem.append(mapping, self.author(), bytes);
+        let (position, _, outcome) = appended.map_err(|error| self.explain(error))?;
+        outcome.map(|()| position).map_err(|error| self.explain(error))
+    }
+
+    // ---- size and holes -------------------------------------------------------------------------
+
+    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. What was
+    /// pinned behind the new end stays with its pins. Waits for those who write.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Busy`](crate::ErrorKind::Busy),
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): as [`MemFile::write_at`].
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio at the new end is pinned, and there is no page for
+    /// the copy of what stays of it; the size is what it was.
+    pub fn set_len(&self, bytes: u64) -> Result<()> {
+        self.check_process()?;
+        check_range(0, bytes)?;
+        let MemHandle { shared, mapping, on_pinned, .. } = &*self.handle;
+        shared.shmem.set_len(mapping, bytes, *on_pinned).map_err(|error| self.explain(error))
+    }
+
+    /// Makes `len` bytes at byte `position` a hole: they read as zeros, and the pages that lie wholly in them are free,
+    /// if nobody has pinned them. The size stays; what of the range lies behind it is left out. Waits as
+    /// [`MemFile::set_len`].
+    ///
+    /// # Errors
+    /// As [`MemFile::set_len`]; some of the range may be zeros then.
+    pub fn punch_hole(&self, position: u64, len: u64) -> Result<()> {
+        self.check_process()?;
+        check_range(position, len)?;
+        let MemHandle { shared, mapping, on_pinned, .. } = &*self.handle;
+        let punched = shared.shmem.punch(mapping, (position, position + len), *on_pinned);
+        punched.map_err(|error| self.explain(error))
+    }
+
+    /// The first byte from `position` on that lies in data: in a folio that somebody has written to. `None`: there is
+    /// none before the end of the file. Memory that is allocated and was not written to is no data. Takes the file's
+    /// index lock, some thousand folios at a time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
+        self.check_process()?;
+        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, Sought::Data))
+    }
+
+    /// The first byte from `position` on that lies in no data; the end of the file counts as such. `None`: `position` is
+    /// not before the end. As [`MemFile::seek_data`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
+        self.check_process()?;
+        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, Sought::Hole))
+    }
+
+    // ---- numbers --------------------------------------------------------------------------------
+
+    /// How long it is, in bytes. In a forked child 0.
+    pub fn len(&self) -> u64 {
+        if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
+    }
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.handle.name
+    }
+    /// The name of the pool that is charged for it.
+    pub fn pool(&self) -> &str {
+        self.handle.pool.as_ref().map_or("default", |share| &share.name)
+    }
+
+    /// How its pages are kept. Takes the file's index lock, some thousand folios at a time; while others change the file
+    /// the numbers are of no one moment.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn stats(&self) -> Result<MemFileStats> {
+        self.check_process()?;
+        let mapping = &self.handle.mapping;
+        let MemoryPages { data, allocated, spilled } = mapping.memory_pages();
+        let hole_pages = mapping.size_pages().saturating_sub(data + allocated + spilled);
+        Ok(MemFileStats { data_pages: data, allocated_pages: allocated, spilled_pages: spilled, hole_pages })
+    }
+
+    /// What was counted of its index: locks, ways down. For benchmarks and tests. Waits for nothing.
+    pub fn tree_counts(&self) -> TreeCounts {
+        self.handle.mapping.tree_counts()
+    }
+
+    fn pool_number(&self) -> PoolNumber {
+        self.handle.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
+    }
+
+    /// Who writes by this handle.
+    fn author(&self) -> (PoolNumber, &Touched, OnPinned) {
+        (self.pool_number(), &self.touched, self.handle.on_pinned)
+    }
+
+    /// An error of this file's: where there is no memory, what can be done is another thing than for a file.
+    fn explain(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::NoMemory {
+            return error;
+        }
+        Repr::MemFile { name: Arc::clone(&self.handle.name), source: Box::new(error) }.into()
+    }
+}
+
+impl fmt::Debug for MemHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemHandle").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for MemFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("MemFile");
+        text.field("name", &self.handle.name).field("len", &self.len()).field("position", &self.position);
+        text.finish_non_exhaustive()
+    }
+}
+
+impl Clone for MemFile {
+    fn clone(&self) -> Self {
+        let mut clone = Self::new(Arc::clone(&self.handle));
+        clone.position = self.position;
+        clone
+    }
+}
+
+/// At the handle's position.
+impl Read for MemFile {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.read_at(buffer, self.position)?;
+        self.position += bytes as u64;
+        Ok(bytes)
+    }
+    fn read_vectored(&mut self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let bytes = self.read_vectored_at(pieces, self.position)?;
+        self.position += bytes as u64;
+        Ok(bytes)
+    }
+}
+
+/// At the handle's position.
+impl Write for MemFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.write_at(bytes, self.position)?;
+        self.position += written as u64;
+        Ok(written)
+    }
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let written = self.write_vectored_at(pieces, self.position)?;
+        self.position += written as u64;
+        Ok(written)
+    }
+    /// Does nothing: there is no other place where the bytes could be.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for MemFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.check_process()?;
+        let (base, offset) = match to {
+            SeekFrom::Start(position) => (position, 0),
+            SeekFrom::Current(offset) => (self.position, offset),
+            SeekFrom::End(offset) => (self.len(), offset),
+        };
+        let position = base.checked_add_signed(offset).filter(|&position| position <= FILE_BYTES_MAX);
+        self.position = position.ok_or_else(|| {
+            let text = format!(
+                "cannot seek {offset} bytes from byte {base}: positions go from 0 to {FILE_BYTES_MAX}"
+            );
+            io::Error::from(Error::from(Repr::InvalidInput(text)))
+        })?;
+        Ok(self.position)
+    }
+}

@@ -1,0 +1,250 @@
+//! Memory: a mapping without a device, whose pages are nowhere else.
+//!
+//! ```text
+//!   index    0   1   2   3   4   5   6   7   8   9  10  11
+//!            [---- F ----]    .   .  [s - s]  [---- A ----]    .  hole: nothing stands there, and it reads as zeros
+//!                                                              F  data
+//!                                                              s  spilled: data, in the spill file
+//!                                                              A  allocated: memory is there, and no bytes yet: zeros
+//! ```
+//!
+//! | state of a page | in the tree | descriptor | reads as |
+//! |---|---|---|---|
+//! | hole | nothing, ever: no eviction leaves a shadow here | | zeros |
+//! | data | a folio | `UPTODATE`, `DIRTY` with the dirty bits of all its pages | its bytes |
+//! | allocated | a folio | not `UPTODATE`, not `LOCKED`, `DIRTY` likewise | zeros |
+//! | on its way | a folio | `LOCKED`, not `UPTODATE`, `DIRTY` when its insertion is done | whoever has it locked is waited for |
+//! | spilled | a value of kind spill | | what the spill file has |
+//!
+//! **Dirty** says of a page that it differs from what is behind the file, which is here: always. So eviction,
+//! drop-behind and invalidation leave these folios alone without having heard of memory files, and who overwrites one
+//! finds it dirty already and takes no lock. Write-back does not know the mapping: nothing of it counts among the
+//! cache's dirty pages.
+//!
+//! The folios of a mapping that is **kept** stand in a ring of their pool that nobody judges, so that they are charged
+//! to it and found as any other, and reclaim does not walk over them. Those of one that **spills** stand in the judged
+//! rings.
+//!
+//! Invariants (asserted by [`Mapping::check`]):
+//!  1. A folio of a memory file is dirty in all its pages, unless it is locked.
+//!  2. A folio of any other mapping that is not up to date is being filled.
+//!
+//! Not an invariant: that a page that nobody has written is a hole. It may lie in a folio with one that was.
+//!
+//! Kernel cousin: `shmem`. We differ: what says that a folio has no backing but itself is the dirty bit that writers
+//! look at in any case, and not a flag of the mapping that each path has to ask.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::arena::dirty::Bits;
+use crate::arena::{Arena, Flags};
+use crate::backend::{Backend, Nothing};
+use crate::sys::fork::ForkGuard;
+use crate::tuning::Tuning;
+use crate::units::{Frame, MappingId, Order, PageIndex};
+use crate::xarray::{INDICES_MAX, Kind, Value};
+
+use super::owner::{Mapping, MappingGuard};
+
+/// Entries that are looked at under one hold of the tree lock.
+const LOOKED_AT_MAX: usize = 4096;
+
+/// What is behind the pages of a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Backing {
+    /// A file.
+    #[default]
+    Device,
+    /// Nothing: it is a memory file, whose pages stay where they are until they are punched or the file ends.
+    Kept,
+    /// Nothing, but its folios may go to the spill file.
+    Spills,
+}
+
+/// What stands at a page of a memory file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum At {
+    /// A folio.
+    Folio,
+    /// Nothing, from this page on up to that one.
+    Hole {
+        /// The first page behind the hole, or the end of what was asked for.
+        end: PageIndex,
+    },
+    /// A value: data that is in the spill file.
+    Spilled {
+        /// The first page it stands for.
+        first: PageIndex,
+        /// How many pages it stands for.
+        order: Order,
+        /// What it says of where they are.
+        value: Value,
+    },
+}
+
+/// How the pages of a memory file are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryPages {
+    /// Pages that have bytes, in memory. Those that are just being filled are among them.
+    pub data: u64,
+    /// Pages that have memory and no bytes yet.
+    pub allocated: u64,
+    /// Pages that have their bytes in the spill file.
+    pub spilled: u64,
+}
+
+impl Mapping {
+    /// A mapping of no pages and no bytes, with nothing behind it. `None` if the arena has no cell for its record.
+    ///
+    /// # Panics
+    /// If `backing` is a device.
+    pub fn memory(
+        arena: Arc<Arena>,
+        id: MappingId,
+        backing: Backing,
+        folio_order_max: Order,
+        process: ForkGuard,
+        tuning: Tuning,
+    ) -> Option<Self> {
+        assert_ne!(backing, Backing::Device, "a memory file has no device");
+        let nothing = Nothing { number: u64::from(id.0) };
+        let attributes = nothing.attributes().expect("what nothing is is known");
+        let mapping = Self::new(arena, id, Arc::new(nothing), &attributes, process, tuning)?;
+        mapping.lock().forget_all(); // no eviction leaves anything
+        Some(mapping.backed(backing, folio_order_max))
+    }
+
+    /// Whether it is a memory file: what is not in its tree is zeros, and what is there is nowhere else.
+    #[inline]
+    pub fn is_memory(&self) -> bool {
+        self.backing() != Backing::Device
+    }
+
+    /// How its pages are kept now. Takes the tree lock for [`LOOKED_AT_MAX`] entries at a time: while others change it,
+    /// the numbers are of no one moment.
+    pub fn memory_pages(&self) -> MemoryPages {
+        let (mut pages, mut from) = (MemoryPages::default(), Some(PageIndex(0)));
+        while let Some(at) = from {
+            from = self.lock().count_memory(at, &mut pages);
+        }
+        pages
+    }
+
+    /// The first page of `pages` that has bytes (`wanted` is data), or that has none. `None`: there is no such page. As
+    /// [`Mapping::memory_pages`]. An allocated page has none.
+    pub fn seek_memory(&self, pages: Range<PageIndex>, wanted: Seek) -> Option<PageIndex> {
+        let mut at = pages.start;
+        while at < pages.end {
+            match self.lock().seek_some(at..pages.end, wanted) {
+                Sought::Found(page) => return Some(page),
+                Sought::Not(next) => at = next,
+            }
+        }
+        None
+    }
+}
+
+/// What is sought in a memory file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seek {
+    /// A page with bytes.
+    Data,
+    /// A page without: a hole, or one that is allocated.
+    Hole,
+}
+
+/// What one hold of the lock has found.
+enum Sought {
+    Found(PageIndex),
+    /// Nothing before this page.
+    Not(PageIndex),
+}
+
+impl MappingGuard<'_> {
+    /// What stands at `index` of a memory file; of a hole, how far it goes, no further than `end`.
+    pub fn at(&self, index: PageIndex, end: PageIndex) -> At {
+        debug_assert!(self.mapping.is_memory() && index < end, "a page of a memory file is asked for");
+        let nodes = self.mapping.nodes();
+        match self.xarray(&nodes).next(index.0, end.0 - 1) {
+            None => At::Hole { end },
+            Some((first, ..)) if first > index.0 => At::Hole { end: PageIndex(first) },
+            Some((first, entry, order)) => match entry.kind() {
+                Kind::Value(value) if value.is_spill() => {
+                    At::Spilled { first: PageIndex(first), order: Order(order), value }
+                }
+                Kind::Value(value) => unreachable!("a memory file remembers nothing: {value:?}"),
+                _ => At::Folio,
+            },
+        }
+    }
+
+    /// Adds entries from `from` on to `pages`; where to go on.
+    fn count_memory(&self, from: PageIndex, pages: &mut MemoryPages) -> Option<PageIndex> {
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        for (seen, (first, entry, order)) in tree.range(from.0, INDICES_MAX - 1).enumerate() {
+            if seen == LOOKED_AT_MAX {
+                return Some(PageIndex(first));
+            }
+            let number = match entry.kind() {
+                Kind::Folio(frame) if self.has_bytes(Frame(frame)) => &mut pages.data,
+                Kind::Folio(_) => &mut pages.allocated,
+                _ => &mut pages.spilled,
+            };
+            *number += 1 << order;
+        }
+        None
+    }
+
+    fn seek_some(&self, pages: Range<PageIndex>, wanted: Seek) -> Sought {
+        let nodes = self.mapping.nodes();
+        let tree = self.xarray(&nodes);
+        // Before `at` there is nothing that is wanted.
+        let mut at = pages.start;
+        for (seen, (first, entry, order)) in tree.range(pages.start.0, pages.end.0 - 1).enumerate() {
+            if wanted == Seek::Hole && first > at.0 {
+                return Sought::Found(at);
+            }
+            let is_data = match entry.kind() {
+                Kind::Folio(frame) => self.has_bytes(Frame(frame)),
+                _ => true,
+            };
+            if is_data == (wanted == Seek::Data) {
+                return Sought::Found(at.max(PageIndex(first)));
+            }
+            at = PageIndex(first + (1 << order));
+            if seen == LOOKED_AT_MAX {
+                return Sought::Not(at);
+            }
+        }
+        match wanted {
+            Seek::Hole if at < pages.end => Sought::Found(at),
+            _ => Sought::Not(pages.end),
+        }
+    }
+
+    /// Whether a folio of the tree has bytes, or is getting some.
+    fn has_bytes(&self, frame: Frame) -> bool {
+        self.mapping.view().own(frame).word().has(Flags::UPTODATE | Flags::LOCKED)
+    }
+
+    /// What is wrong with the folio at `first`, by the invariants of this room.
+    pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
+        let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
+        if word.has(Flags::LOCKED) {
+            return Ok(());
+        }
+        if !mapping.is_memory() && !word.has(Flags::UPTODATE) {
+            return Err(format!("page {first}: no fill is at work, and its bytes are not there: {word:?}"));
+        }
+        let dirty = mapping.view().count_bits(Bits::Dirty, frame, order.pages());
+        if mapping.is_memory() && dirty < order.pages() {
+            return Err(format!(
+                "page {first} of a memory file: {dirty} of {} pages are dirty",
+                order.pages()
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Shmem: what happens to a request for a memory file, whose pages are in the cache and nowhere else.
+//!
+//! ```text
+//!   read_at
+//!    hit?   as of any file                                      no lock, no system call, no shared store
+//!    else   1 batch     folios that follow each other, held together: bytes, or zeros where none were put yet
+//!           2 look      nothing there? the tree under its lock, and only that, says that it is a hole, and how far
+//!           3 zeros     all of the hole, in one step
+//!           4 size      looked at again
+//!   write    the story of every write (filemap/write.rs), in which nothing is read, nothing waits for write-back, and
+//!            what is around the bytes of a page is zeros
+//! ```
+//!
+//! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
+//! `mapping/memory.rs`. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
+//! and seeks.
+//!
+//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
+//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost.
+//!
+//! Invariants:
+//!  1. What was not found without the tree's lock is no hole.
+//!  2. A read takes no memory, of a hole of whatever size.
+//!  3. No lock is held while anybody waits, and no hold of a folio is kept behind the batch that it belongs to.
+//!  4. A byte behind the end of a file is zero in memory, or not there: who makes the file longer shows zeros.
+//!
+//! Not an invariant: that a read of several pages is of one moment. Each page is.
+//!
+//! Kernel cousin: `mm/shmem.c`. We differ: nothing is a special case of a swap cache; a hole is zeros of any length
+//! where the kernel copies its zero page piece by piece.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::filemap::{Author, Filemap, OnPinned, Touched};
+use crate::mapping::{Backing, Mapping};
+use crate::sys::fork::ForkGuard;
+use crate::tuning::Tuning;
+use crate::units::{MappingId, Order, PoolNumber};
+
+mod holes;
+mod pin;
+mod read;
+mod target;
+
+pub(crate) use target::{Pieces, Target, Whole};
+
+/// The paths of a cache's memory files.
+#[derive(Debug)]
+pub struct Shmem {
+    pub(crate) filemap: Arc<Filemap>,
+}
+
+impl Shmem {
+    /// The paths of memory files beside those of files.
+    pub fn new(filemap: Arc<Filemap>) -> Self {
+        Self { filemap }
+    }
+
+    /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
+    /// has. `None` if there is no cell for its record.
+    pub fn new_mapping(
+        &self,
+        id: MappingId,
+        folio_order_max: Order,
+        process: ForkGuard,
+        tuning: Tuning,
+    ) -> Option<Arc<Mapping>> {
+        let (arena, reclaim) = (Arc::clone(&self.filemap.arena), self.filemap.reclaim());
+        let mapping = Mapping::memory(arena, id, Backing::Kept, folio_order_max, process, tuning)?;
+        let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+        let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
+        reclaim.add_mapping(Arc::clone(&mapping));
+        Some(mapping)
+    }
+
+    /// Writes `bytes` at `position` for `pool`; as [`Filemap::write`].
+    ///
+    /// # Errors
+    /// There is no memory, or the pages are pinned and the call does not detach them.
+    pub(crate) fn write(
+        &self,
+        mapping: &Arc<Mapping>,
+        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        position: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Error> {
+        self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
+    }
+
+    /// Writes `bytes` where the file ends: where that was, how many, and why not all.
+    ///
+    /// # Errors
+    /// As [`Shmem::write`], if none was written.
+    pub(crate) fn append(
+        &self,
+        mapping: &Arc<Mapping>,
+        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        bytes: &[u8],
+    ) -> Result<(u64, usize, Result<(), Error>), Error> {
+        self.filemap.append(mapping, Author::of_memory(pool, touched, on_pinned), bytes)
+    }
+}

@@ -1,0 +1,96 @@
+//! Pin: a range of a memory file, lent as it is.
+//!
+//! Where there are bytes, the folios are pinned as those of any file. Where there are none, in a hole or in what was
+//! allocated and not written, **shared zero pages** are lent: pages of zeros of this process that take no memory of
+//! the cache, as often as they are needed. So a pin allocates nothing, and pins nothing but what has bytes.
+//!
+//! Who writes to the range afterwards does not change what was lent: a pinned folio gives way to a copy, and zeros that
+//! were lent are not the file's pages.
+//!
+//! Invariants: those of `filemap/pin.rs`.
+
+use std::sync::Arc;
+
+use crate::arena::{HOLDS_MAX, Readable};
+use crate::error::{Error, Repr};
+use crate::folio::Pinned;
+use crate::mapping::{End, Mapping, ReadBatch};
+use crate::sys::fork::ForkGuard;
+use crate::units::PageIndex;
+
+use super::Shmem;
+
+impl Shmem {
+    /// Pins `len` bytes at `position`, or as many as the file has there. Waits for who is just filling a page.
+    ///
+    /// # Errors
+    /// Pins would keep more than they may, or a folio has all the holds that it can have; nothing is pinned then.
+    pub(crate) fn pin(
+        &self,
+        mapping: &Arc<Mapping>,
+        position: u64,
+        len: usize,
+        process: ForkGuard,
+    ) -> Result<Pinned, Error> {
+        let filemap = &self.filemap;
+        let (mut pinned, mut batch) = (Pinned::new(Arc::clone(&filemap.arena), process), ReadBatch::new());
+        while pinned.len() < len {
+            let at = position.saturating_add(pinned.len() as u64);
+            // The size before, and behind what is held; see `read.rs`.
+            let size = mapping.size();
+            let want = size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
+            if want == 0 {
+                break;
+            }
+            let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
+            let end = mapping.get_folios_contig(first, last, &mut batch);
+            if batch.is_empty() {
+                if end == End::TooMany {
+                    return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into());
+                }
+                let hole = self.hole_at(mapping, at, want)?;
+                pinned.add_zeros(hole.min(mapping.size().saturating_sub(at) as usize));
+                continue;
+            }
+            if !self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size) {
+                self.wait_filled(mapping, first);
+            }
+            if pinned.count_pages() > filemap.pinned_pages_max() {
+                return Err(filemap.too_much_pinned(len as u64));
+            }
+        }
+        filemap.counters.add_hit(pinned.len() as u64);
+        Ok(pinned)
+    }
+
+    /// Pins what held folios have of the rest, as far as the file reached before they were held, `size`, and reaches now.
+    /// `false`: not even the first of them is filled.
+    fn pin_batch(
+        &self,
+        mapping: &Mapping,
+        pinned: &mut Pinned,
+        batch: &mut ReadBatch<'_>,
+        position: u64,
+        len: usize,
+        size: u64,
+    ) -> bool {
+        let (end, mut some) = (mapping.size().min(size), false);
+        for held in batch.drain() {
+            let at = position + pinned.len() as u64;
+            let left = end.saturating_sub(at).min((len - pinned.len()) as u64);
+            let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+            let readable = held.is_readable();
+            if left == 0 {
+                return true; // cut off meanwhile
+            }
+            self.touch(&held);
+            match readable {
+                Readable::Yes => drop(pinned.add(held, at, left as usize)),
+                Readable::Zeros => pinned.add_zeros(left.min(behind - at) as usize),
+                Readable::NotYet | Readable::Never => return some,
+            }
+            some = true;
+        }
+        some
+    }
+}

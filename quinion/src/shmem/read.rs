@@ -1,0 +1,177 @@
+//! Read: what of a memory file was no hit.
+//!
+//! ```text
+//!   index      5   6   7   8   9  10  11  12  13  14          wanted: 6 to 14
+//!              [- F -]  .   .  [-- A --]  [L]  [G]
+//!                   |---|                                     batch: F               bytes
+//!                        |-----|                              one lookup under lock  zeros, both pages at once
+//!                              |--------|                     batch: A, allocated    zeros, all of it at once
+//!                                         |----|              L is being filled: the batch ended before it; it is
+//!                                                             waited for when it is the first
+//! ```
+//!
+//! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before
+//! it is copied: up to date, allocated, or on its way. That a folio which has no bytes reads as zeros is right
+//! however it is raced: whoever fills it does so under its lock, and then it is waited for; a moment before it was
+//! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
+//!
+//! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who
+//! extends a file zeroes first what was behind its end; behind, because who cuts it stores the size before he lets go of
+//! a page.
+//!
+//! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
+//! The common read is a hit and does not come here.
+
+use std::sync::Arc;
+
+use crate::arena::{HOLDS_MAX, Readable};
+use crate::error::{Error, Repr};
+use crate::filemap::Stopped;
+use crate::folio::Held;
+use crate::mapping::{At, End, Mapping, ReadBatch};
+use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
+
+use super::{Shmem, Target};
+
+/// What a step of a read came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// So many bytes were read; 0: look again.
+    Read(usize),
+    /// No folio was found, and it takes the lock to say more.
+    Absent,
+}
+
+impl Shmem {
+    /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is why
+    /// the hits before it ended, if there were any. Waits for who is just filling a page.
+    ///
+    /// # Errors
+    /// A folio has all the holds that it can have. Nothing was read then.
+    pub(crate) fn read(
+        &self,
+        mapping: &Arc<Mapping>,
+        position: u64,
+        target: &mut impl Target,
+        stopped: Option<Stopped>,
+    ) -> Result<usize, Error> {
+        let mut batch = ReadBatch::new();
+        let (mut done, mut is_absent) = (0, stopped == Some(Stopped::Absent));
+        loop {
+            let at = position + done as u64;
+            let size = mapping.size();
+            let want = size.saturating_sub(at).min(target.left() as u64) as usize;
+            if want == 0 {
+                return Ok(done);
+            }
+            let step = match is_absent {
+                true => self.read_hole(mapping, at, want, target),
+                false => self.read_batch(mapping, at, want, target, &mut batch),
+            };
+            let read = match step {
+                Ok(Step::Read(bytes)) => bytes,
+                Ok(Step::Absent) => 0,
+                Err(_) if done > 0 => return Ok(done), // the next call tells
+                Err(error) => return Err(error),
+            };
+            is_absent = matches!(step, Ok(Step::Absent));
+            // The size again, behind the data.
+            let left = mapping.size().saturating_sub(at);
+            if read as u64 > left {
+                return Ok(done + left as usize);
+            }
+            done += read;
+        }
+    }
+
+    /// What folios that follow each other have of `want` bytes from `at` on.
+    fn read_batch<'m>(
+        &self,
+        mapping: &'m Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+        batch: &mut ReadBatch<'m>,
+    ) -> Result<Step, Error> {
+        let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
+        let end = mapping.get_folios_contig(first, last, batch);
+        let mut done = 0;
+        for held in batch.iter() {
+            let from = at + done as u64;
+            let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+            let bytes = (behind - from).min((want - done) as u64) as usize;
+            match held.is_readable() {
+                Readable::Yes => copy_out(held, from, bytes, target),
+                Readable::Zeros => target.zero(bytes),
+                Readable::NotYet | Readable::Never => break,
+            }
+            self.touch(held);
+            done += bytes;
+        }
+        let is_empty = batch.is_empty();
+        batch.clear();
+        match end {
+            _ if done > 0 => Ok(Step::Read(done)),
+            End::TooMany if is_empty => Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            _ if is_empty => Ok(Step::Absent),
+            _ => {
+                self.wait_filled(mapping, first);
+                Ok(Step::Read(0))
+            }
+        }
+    }
+
+    /// Zeros for what of `want` bytes from `at` on lies in one hole.
+    fn read_hole(
+        &self,
+        mapping: &Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+    ) -> Result<Step, Error> {
+        let bytes = self.hole_at(mapping, at, want)?;
+        target.zero(bytes);
+        Ok(Step::Read(bytes))
+    }
+
+    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now.
+    pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
+        let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
+        let found = mapping.lock().at(index, end);
+        match found {
+            At::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
+            At::Folio => Ok(0),
+            At::Spilled { .. } => Err(self.no_spill(at)),
+        }
+    }
+
+    /// A page says that it is in a spill file, and the cache has none.
+    fn no_spill(&self, position: u64) -> Error {
+        let source = std::io::Error::other("its page is marked as spilled, and this cache has no spill file");
+        Repr::Read { position, len: PAGE_SIZE, source }.into()
+    }
+
+    /// Waits until who fills the folio at `index` has done so, if anybody does.
+    pub(super) fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
+        if let Ok(held) = mapping.try_hold(index) {
+            let is_done = || held.is_readable() != Readable::NotYet;
+            self.filemap.room.wait(&**mapping.backend(), &mut || is_done());
+        }
+    }
+
+    /// A folio was read; for who judges it.
+    pub(super) fn touch(&self, held: &Held<'_>) {
+        crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
+    }
+}
+
+/// Copies `bytes` bytes of a held folio from file position `from` on.
+fn copy_out(held: &Held<'_>, from: u64, bytes: usize, target: &mut impl Target) {
+    let mut done = 0;
+    while done < bytes {
+        let part = target.next(bytes - done);
+        let copied = held.copy_out(from + done as u64, part);
+        debug_assert_eq!(copied, part.len(), "a folio that is up to date has all its bytes");
+        done += copied;
+    }
+}

@@ -6,6 +6,7 @@
 //!   holes          there is nothing                    beside tmpfs, and beside clearing the buffer
 //!
 //!   .., pinned     ours without copying: pins of as many bytes, and a look at the first word of each piece
+//!   .., order 0    ours in folios of a page; else of up to 2 MiB
 //! ```
 //!
 //! Each is read from its first byte to its last, in reads of one size, by one thread into one buffer. CPU time
@@ -17,11 +18,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
+use quinion::{Cache, MemFile, MemFileOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::caches::check_warm;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use super::scratch::{Scratch, is_from, write_content};
+use super::scratch::{Scratch, is_from, put_content, write_content};
 use super::shared::Shared;
 use super::store::Store;
 use super::timing::alone;
@@ -29,6 +31,9 @@ use crate::sys::{HugeMemory, Mapped};
 
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
 
+const OURS: &str = "quinion";
+const OURS_PAGES: &str = "quinion, order 0";
+const PINNED: &str = "quinion, pinned";
 const TMPFS: &str = "tmpfs 4K";
 const TMPFS_HUGE: &str = "tmpfs huge";
 const CACHED: &str = "cached file";
@@ -56,8 +61,29 @@ impl Kind {
     }
 }
 
-/// Sizes of reads.
-const SIZES: [(&str, usize); 3] = [("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20)];
+/// Reads of one size, and what is wanted of them beside tmpfs at least: of data, and of holes.
+struct Size {
+    name: &'static str,
+    bytes: usize,
+    data_goal: Option<f64>,
+    hole_goal: Option<f64>,
+}
+
+const SIZES: [Size; 3] = [
+    Size { name: "4 KiB", bytes: 4 << 10, data_goal: Some(1.5), hole_goal: Some(2.0) },
+    Size { name: "64 KiB", bytes: 64 << 10, data_goal: None, hole_goal: None },
+    Size { name: "1 MiB", bytes: 1 << 20, data_goal: Some(1.1), hole_goal: Some(1.0) },
+];
+
+impl Size {
+    fn goal(&self, kind: Kind) -> Option<f64> {
+        match kind {
+            Kind::Data => self.data_goal,
+            Kind::Preallocated => None,
+            Kind::Holes => self.hole_goal,
+        }
+    }
+}
 
 /// A file of a tmpfs for each kind.
 struct Peer([KernelFile; 3]);
@@ -78,9 +104,27 @@ impl Peer {
     }
 }
 
+/// A memory file of ours for each kind.
+struct Ours([MemFile; 3]);
+
+impl Ours {
+    /// In a cache of their own, in folios of up to this order.
+    fn new(bytes: u64, order: u8) -> Result<Self, Unmeasured> {
+        let memory = 2 * bytes + bytes / 8 + (64 << 20);
+        let cache = Cache::builder().memory(memory).folio_order_max(order).build()?;
+        let file = |kind: Kind| cache.mem_file(MemFileOptions::new().size(bytes).name(kind.name()));
+        let [mut data, preallocated, holes] = [file(Kind::Data)?, file(Kind::Preallocated)?, file(Kind::Holes)?];
+        put_content(&mut data, bytes)?;
+        let _ = &preallocated;
+        Ok(Self([data, preallocated, holes]))
+    }
+}
+
 /// The files, all as long.
 struct Files {
     bytes: u64,
+    ours: Ours,
+    ours_pages: Ours,
     tmpfs: Peer,
     tmpfs_huge: Result<Peer, Unmeasured>,
     cached: KernelFile,
@@ -110,13 +154,41 @@ impl Files {
         let mapped = Mapped::new(&cached, bytes as usize)?;
         let tmpfs_huge = Store::huge().and_then(|store| Peer::new(&store, bytes));
         let tmpfs = Peer::new(&Store::small(), bytes)?;
-        Ok(Self { bytes, tmpfs, tmpfs_huge, cached, mapped, copy, _scratch: scratch })
+        let (ours, ours_pages) = (Ours::new(bytes, 9)?, Ours::new(bytes, 0)?);
+        Ok(Self { bytes, ours, ours_pages, tmpfs, tmpfs_huge, cached, mapped, copy, _scratch: scratch })
     }
 }
 
 /// A read of the file of a kind: into a buffer, from a place.
 type Read = fn(&Files, Kind, &mut [u8], u64) -> Result<(), Unmeasured>;
 
+fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
+    full(files.ours.0[kind as usize].read_at(buffer, position)?, buffer)
+}
+fn ours_pages(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
+    full(files.ours_pages.0[kind as usize].read_at(buffer, position)?, buffer)
+}
+/// As many bytes as the buffer holds are lent, and looked at; of the last read the first word is shown in the buffer.
+fn pinned(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
+    let pinned = files.ours.0[kind as usize].pin(position, buffer.len())?;
+    let (mut bytes, mut words) = (0, 0);
+    for chunk in pinned.chunks() {
+        let word = *chunk.first_chunk().expect("a chunk is a page at least");
+        words |= u64::from_le_bytes(word);
+        if bytes == 0 {
+            buffer[..8].copy_from_slice(&word);
+        }
+        bytes += chunk.len();
+    }
+    black_box(words);
+    full(bytes, buffer)
+}
+fn full(bytes: usize, buffer: &[u8]) -> Result<(), Unmeasured> {
+    if bytes == buffer.len() {
+        return Ok(());
+    }
+    Err(Unmeasured::Failed(format!("a read gave {bytes} of {} bytes", buffer.len())))
+}
 fn tmpfs(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
     Ok(files.tmpfs.0[kind as usize].read_exact_at(buffer, position)?)
 }
@@ -143,23 +215,35 @@ fn bare_clear(_files: &Files, _kind: Kind, buffer: &mut [u8], _position: u64) ->
 /// Every kind in every size.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
-    let all = Kind::ALL.into_iter().flat_map(|kind| SIZES.map(|size| (kind, size)));
+    let all = Kind::ALL.into_iter().flat_map(|kind| SIZES.iter().map(move |size| (kind, size)));
     all.map(|(kind, size)| case(&files, kind, size)).collect()
 }
 
-fn case(files: &Shared<Files>, kind: Kind, (name, bytes): (&'static str, usize)) -> Case {
-    let files = files.clone();
-    let case = Case::new(format!("{name}, {}", kind.name()), &METRICS, move || {
+fn case(files: &Shared<Files>, kind: Kind, size: &Size) -> Case {
+    let (files, bytes, goal) = (files.clone(), size.bytes, size.goal(kind));
+    let case = Case::new(format!("{}, {}", size.name, kind.name()), &METRICS, move || {
         let files = files.get()?;
         let of = |name, read| alternative(&files, name, kind, bytes, read);
-        let mut ways = vec![of(TMPFS, tmpfs), of(TMPFS_HUGE, tmpfs_huge)];
+        let mut ways = vec![of(OURS, ours), of(OURS_PAGES, ours_pages), of(PINNED, pinned)];
+        ways.extend([of(TMPFS, tmpfs), of(TMPFS_HUGE, tmpfs_huge)]);
         match kind {
             Kind::Data => ways.extend([of(CACHED, cached), of(MAPPED, mapped), of(COPY, bare_copy)]),
             Kind::Preallocated | Kind::Holes => ways.push(of(CLEAR, bare_clear)),
         }
         Ok(ways)
     });
-    case.told("cpu", TMPFS).told("cpu", TMPFS_HUGE)
+    let case = case
+        .compare("cpu", OURS, TMPFS, goal)
+        .compare("cpu", OURS, TMPFS_HUGE, goal)
+        .compare("cpu", OURS_PAGES, TMPFS, None)
+        .compare("cpu", PINNED, TMPFS_HUGE, None);
+    match kind {
+        Kind::Data => {
+            let case = case.compare("cpu", OURS, CACHED, None).compare("cpu", OURS, MAPPED, None);
+            case.bound("cpu", OURS, COPY, None)
+        }
+        Kind::Preallocated | Kind::Holes => case.bound("cpu", OURS, CLEAR, None),
+    }
 }
 
 fn alternative(files: &Rc<Files>, name: &'static str, kind: Kind, bytes: usize, read: Read) -> Alternative {
@@ -190,7 +274,7 @@ fn read_all(
     let last = files.bytes - bytes as u64;
     let is_right = match kind {
         Kind::Data => is_from(&buffer, last),
-        Kind::Preallocated | Kind::Holes => buffer.iter().all(|&byte| byte == 0),
+        Kind::Preallocated | Kind::Holes => buffer[..8] == [0; 8],
     };
     if !is_right {
         return Err(Unmeasured::Failed(format!("what was read is not what stands at {last}")));

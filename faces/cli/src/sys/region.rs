@@ -11,7 +11,6 @@
 //!
 //! Not an invariant: that an access returns soon. One of a page that nobody brings waits for ever.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -52,16 +51,16 @@ impl Region {
     }
 
     /// The first `len` bytes of `file`, as everybody who maps it has them.
-    pub fn shared(file: &File, len: usize) -> io::Result<Self> {
+    pub fn shared(file: impl AsFd, len: usize) -> io::Result<Self> {
         Self::mapped(file, len, MapFlags::SHARED)
     }
 
     /// The same, but for what is written here.
-    pub fn private(file: &File, len: usize) -> io::Result<Self> {
+    pub fn private(file: impl AsFd, len: usize) -> io::Result<Self> {
         Self::mapped(file, len, MapFlags::PRIVATE)
     }
 
-    fn mapped(file: &File, len: usize, kind: MapFlags) -> io::Result<Self> {
+    fn mapped(file: impl AsFd, len: usize, kind: MapFlags) -> io::Result<Self> {
         let region = Self::reserved(len)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let at = region.start.as_ptr().cast();

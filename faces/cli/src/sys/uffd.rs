@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub enum Absent {
     Missing,
     /// Those that the file has, and the region's page table has not.
     Minor,
+    /// Both.
+    Either,
 }
 
 /// A region's faults, for who answers them.
@@ -118,6 +120,7 @@ impl Uffd {
         let (mode, features) = match absent {
             Absent::Missing => (MODE_MISSING, MISSING_SHMEM | MISSING_HUGETLBFS),
             Absent::Minor => (MODE_MINOR, MINOR_SHMEM | MINOR_HUGETLBFS),
+            Absent::Either => (MODE_MISSING | MODE_MINOR, MISSING_SHMEM | MINOR_SHMEM),
         };
         uffd.ask(API, &mut Api { api: API_VERSION, features, ioctls: 0 })?;
         let (start, len) = (uffd.start as u64, uffd.len as u64);
@@ -178,6 +181,12 @@ impl Uffd {
         // SAFETY: the kernel reads and writes one entry, which is ours.
         let result = unsafe { libc::poll(ptr::from_mut(&mut poll), 1, PATIENCE.as_millis() as libc::c_int) };
         ended(result.into()).map(drop)
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -49,6 +49,8 @@ pub enum ErrorKind {
     NoSpace,
     /// Users' pins kept bytes as they are for longer than the call was to wait.
     Busy,
+    /// A file that had to stay as it was has changed, or become shorter: what is read of it now is not what it was.
+    Changed,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +92,19 @@ pub(crate) enum Repr {
     MemFile { name: std::sync::Arc<str>, source: Box<Error> },
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(
+        "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be had \
+         in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with a \
+         memory_max that is larger than memory by as much"
+    )]
+    NoRoomForGuest { bytes: u64, memory: u64 },
+    #[error("cannot have {bytes} bytes of guest memory: {source}")]
+    Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error(
+        "the snapshot {name} has changed since it was opened, and what of it was not in memory then, as at byte \
+         {position}, cannot be had any more; open it anew, and serve a copy that nobody writes"
+    )]
+    SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
     #[error("this folio is held {holds} times already; drop some pins of this range")]
     TooManyPins { holds: u32 },
     #[error(
@@ -157,7 +172,10 @@ impl Error {
             Repr::Open { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
+            Repr::SnapshotChanged { .. } => ErrorKind::Changed,
             Repr::NoMemory { .. }
+            | Repr::NoRoomForGuest { .. }
+            | Repr::Guest { .. }
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }
             | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,

@@ -97,6 +97,9 @@ pub mod writeback;
 pub mod filemap;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod shmem;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
+pub mod guest;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
@@ -117,9 +120,9 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, MemFile, MemFileOptions, MemFileStats,
-    OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions,
-    ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, Image, ImageStats, MemFile,
+    MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats,
+    ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

@@ -496,14 +496,9 @@ impl Reclaim {
     /// Empties one extent of folios as far as it can be, so that it can hold nodes; they take turns.
     /// Returns the pages freed.
     pub fn reclaim_extent(&self, protection: Protection) -> u32 {
-        let view = self.arena.view();
-        let (first, end) = (view.layout().frames_meta / EXTENT_PAGES, view.frames_grown() / EXTENT_PAGES);
-        if first >= end {
-            return 0;
-        }
         // Two at a time may choose the same: then one of them frees less.
-        let extent = self.extent.load(Ordering::Relaxed).clamp(first, end - 1);
-        self.extent.store(if extent + 1 == end { first } else { extent + 1 }, Ordering::Relaxed);
+        let Some(extent) = self.arena.next_data_extent(self.extent.load(Ordering::Relaxed)) else { return 0 };
+        self.extent.store(extent + 1, Ordering::Relaxed);
         self.evict_extent(extent, protection)
     }
 

@@ -25,6 +25,7 @@
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
 //!                                             -> shrink    extents out of use, and back to the machine
+//!                                             -> guest     extents with files of their own
 //!                                             -> limits    how much a process may hope for
 //!                                             -> page_locks   who changes a page's bytes in place
 //! ```
@@ -59,6 +60,8 @@ mod buddy;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cells;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod guest;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod limits;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
@@ -70,6 +73,8 @@ mod segment;
 mod shrink;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use buddy::Run;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use guest::{Claimed, GuestExtents, GuestRefused, GuestUse};
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
 #[cfg(all(feature = "std", not(quinion_model)))]

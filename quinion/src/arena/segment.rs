@@ -16,7 +16,8 @@
 //! extent does; see `shrink.rs`.)
 //!
 //! Invariants:
-//!  1. The mapping stays where it is, in full, until the segment is dropped.
+//!  1. The mapping stays where it is, in full, until the segment is dropped. Another file may lie over a part of it
+//!     for a while ([`Segment::lay_over`]).
 //!  2. The file's size never changes; a viewer that maps all of it never meets its end.
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
@@ -30,6 +31,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags, SeekFrom};
 use rustix::io::Errno;
@@ -67,6 +69,8 @@ pub struct Segment {
     bytes: usize,
     /// The process that mapped it; a forked child has no mapping.
     process: u32,
+    /// Whether what is mapped there is locked in memory.
+    is_locked: AtomicBool,
 }
 
 // SAFETY: a segment owns its mapping as a box owns its bytes; what it hands out is an address.
@@ -94,10 +98,10 @@ impl Segment {
             NonNull::new(reserved.map_err(system("mmap"))?.cast::<u8>()).expect("not at address 0");
         let base = align_up(reserved);
         // From here on the drop undoes the reservation.
-        let segment =
-            Self { file, reserved: (reserved, reserved_bytes), base, bytes, process: std::process::id() };
-        segment.map_file()?;
-        segment.advise(sharing)?;
+        let (reserved, process) = ((reserved, reserved_bytes), std::process::id());
+        let segment = Self { file, reserved, base, bytes, process, is_locked: AtomicBool::new(false) };
+        segment.map(0, bytes, segment.file.as_fd(), 0).map_err(system("mmap"))?;
+        segment.advise(0, bytes, sharing).map_err(system("madvise"))?;
         Ok(segment)
     }
 
@@ -110,29 +114,76 @@ impl Segment {
         self.file.as_fd()
     }
 
+    /// Whether this process has the mapping: not a forked child of the one that made it.
+    pub fn is_here(&self) -> bool {
+        std::process::id() == self.process
+    }
+
     /// Gives `extent` its 2 MiB of memory. May take half a millisecond, or some where a virtual machine has to
     /// fetch the memory first. An error (ENOMEM, EFAULT, EHWPOISON) if there is not enough; some of it may
     /// have been taken then, which a later try uses.
     pub fn populate(&self, extent: u32) -> io::Result<PageSize> {
+        let at = u64::from(extent) * EXTENT_SIZE as u64;
+        self.populate_extent(extent, (self.file.as_fd(), at))
+    }
+
+    /// As [`Segment::populate`], where a file lies over the extent, from `at` of it on.
+    pub fn populate_extent(&self, extent: u32, (file, at): (BorrowedFd<'_>, u64)) -> io::Result<PageSize> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
         // An extent without any page cannot be collapsed, so it gets one first.
-        self.populate_bytes(offset, crate::units::PAGE_SIZE)?;
+        self.populate_pages(offset, crate::units::PAGE_SIZE, (file, at))?;
         if self.collapse(offset).is_ok() {
             return Ok(PageSize::Huge);
         }
-        self.populate_bytes(offset, EXTENT_SIZE)?;
+        self.populate_pages(offset, EXTENT_SIZE, (file, at))?;
         Ok(PageSize::Small)
     }
 
     /// Gives `bytes` bytes at `offset` (whole pages) their memory, in pages of any size.
     pub fn populate_bytes(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        self.populate_pages(offset, bytes, (self.file.as_fd(), offset as u64))
+    }
+
+    /// As [`Segment::populate_bytes`], where a file lies over them, from `at` of it on.
+    pub fn populate_pages(
+        &self,
+        offset: usize,
+        bytes: usize,
+        (file, at): (BorrowedFd<'_>, u64),
+    ) -> io::Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         match self.madvise(offset, bytes, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14 does not know the advice; the file system can do most of it.
-            Err(Errno::INVAL) => self.allocate(offset, bytes),
+            Err(Errno::INVAL) => Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)?),
             done => Ok(done?),
         }
+    }
+
+    /// Puts `file`, of `bytes` bytes, over that part of the segment, for reading and writing, with the same advice and
+    /// lock. Nobody who looks there meets a moment without any mapping: the kernel changes it in one step.
+    ///
+    /// # Errors
+    /// The system refuses; what lies there is arbitrary then, and the caller puts something else over it or lets
+    /// nobody touch it.
+    pub fn lay_over(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.map(offset, bytes, file, 0)?;
+        self.settle_in(offset, bytes)
+    }
+
+    /// Puts the segment's own file back where another lay. Errors as for [`Segment::lay_over`].
+    pub fn lay_bare(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        self.map(offset, bytes, self.file.as_fd(), offset as u64)?;
+        self.settle_in(offset, bytes)
+    }
+
+    /// What was just mapped there is treated as the rest is.
+    fn settle_in(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        self.advise(offset, bytes, Sharing::ReadOnly)?;
+        if self.is_locked.load(Ordering::Relaxed) {
+            self.lock_bytes(offset, bytes)?;
+        }
+        Ok(())
     }
 
     /// Takes the memory of `extent` away again, in every process that maps it; who reads there afterwards finds
@@ -154,16 +205,24 @@ impl Segment {
 
     /// Has the system keep every page of it in memory from the moment it is there.
     pub fn lock(&self) -> Result<(), ArenaError> {
-        // SAFETY: the range is our mapping; locking it changes no byte.
-        let locked =
-            unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.bytes, MlockFlags::ONFAULT) };
+        let locked = self.lock_bytes(0, self.bytes);
         let limit = getrlimit(Resource::Memlock).current;
-        locked.map_err(|errno| ArenaError::Locked { bytes: self.bytes as u64, limit, source: errno.into() })
+        locked.map_err(|errno| ArenaError::Locked {
+            bytes: self.bytes as u64,
+            limit,
+            source: errno.into(),
+        })?;
+        self.is_locked.store(true, Ordering::Relaxed); // asked by those who were handed the segment after this
+        Ok(())
     }
 
-    /// Takes memory for a range of the file without mapping it here.
-    fn allocate(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        Ok(rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset as u64, bytes as u64)?)
+    fn lock_bytes(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
+        debug_assert!(offset + bytes <= self.bytes);
+        // SAFETY: the range is our mapping; locking it changes no byte.
+        unsafe {
+            let at = self.base.as_ptr().add(offset);
+            rustix::mm::mlock_with(at.cast(), bytes, MlockFlags::ONFAULT)
+        }
     }
 
     /// Makes an extent that has at least one page into one page of 2 MiB.
@@ -176,29 +235,31 @@ impl Segment {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Puts the file over the aligned part of the reservation.
-    fn map_file(&self) -> Result<(), ArenaError> {
-        // SAFETY: the range lies inside our reservation, in which nothing lives yet.
+    /// Puts `file`, from `at` of it on, over a part of the reservation, in one step.
+    fn map(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
+        // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or frames that nobody owns: no
+        // reference to them exists, and who copies from one optimistically throws the copy away (`guest.rs`).
         let mapped = unsafe {
             rustix::mm::mmap(
-                self.base.as_ptr().cast(),
-                self.bytes,
+                self.base.as_ptr().add(offset).cast(),
+                bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::FIXED,
-                &self.file,
-                0,
+                file,
+                at,
             )
         };
-        mapped.map(drop).map_err(system("mmap"))
+        mapped.map(drop)
     }
 
     /// Tells the kernel what this memory is. That cores and children leave it out matters; that huge
     /// pages are welcome is a hint, which a kernel without them refuses.
-    fn advise(&self, sharing: Sharing) -> Result<(), ArenaError> {
-        self.madvise(0, self.bytes, Advice::LinuxDontDump).map_err(system("madvise"))?;
-        self.madvise(0, self.bytes, Advice::LinuxDontFork).map_err(system("madvise"))?;
+    fn advise(&self, offset: usize, bytes: usize, sharing: Sharing) -> rustix::io::Result<()> {
+        self.madvise(offset, bytes, Advice::LinuxDontDump)?;
+        self.madvise(offset, bytes, Advice::LinuxDontFork)?;
         if sharing == Sharing::ReadOnly {
-            let _hint = self.madvise(0, self.bytes, Advice::LinuxHugepage);
+            let _hint = self.madvise(offset, bytes, Advice::LinuxHugepage);
         }
         Ok(())
     }
@@ -212,7 +273,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if !self.is_here() {
             return; // invariant 3
         }
         let (start, bytes) = self.reserved;
@@ -222,8 +283,16 @@ impl Drop for Segment {
     }
 }
 
-/// The file, of its final size and sealed.
+/// A memory file of its final size, which nobody can change from now on.
 fn create_file(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
+    let file = create_sized(name, bytes, sharing)?;
+    seal(&file, SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// A memory file of its final size, to which [`seal`] may still add seals. The size is below `ulimit -f`, as in
+/// [`Segment::create`].
+pub fn create_sized(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
     let mode = match sharing {
@@ -232,9 +301,13 @@ fn create_file(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, A
     };
     rustix::fs::fchmod(&file, mode).map_err(system("fchmod"))?;
     rustix::fs::ftruncate(&file, bytes as u64).map_err(system("ftruncate"))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(system("fcntl(F_ADD_SEALS)"))?;
+    seal(&file, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(file)
+}
+
+/// Seals a memory file against more.
+pub fn seal(file: &OwnedFd, seals: SealFlags) -> Result<(), ArenaError> {
+    rustix::fs::fcntl_add_seals(file, seals).map_err(system("fcntl(F_ADD_SEALS)"))
 }
 
 fn align_up(address: NonNull<u8>) -> NonNull<u8> {
@@ -243,7 +316,7 @@ fn align_up(address: NonNull<u8>) -> NonNull<u8> {
     unsafe { address.add(missing) }
 }
 
-fn system(call: &'static str) -> impl Fn(Errno) -> ArenaError {
+pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> ArenaError {
     move |errno| ArenaError::System { call, source: errno.into() }
 }
 
@@ -289,7 +362,9 @@ mod tests {
     #[test]
     fn where_the_advice_is_unknown_the_file_is_allocated() {
         let segment = segment();
-        segment.allocate(EXTENT_SIZE, 3 * PAGE_SIZE).unwrap();
+        // The advice is unknown where nothing is to be advised of, too: an address that is none of a page.
+        let (file, at) = (segment.file(), EXTENT_SIZE as u64);
+        segment.populate_pages(EXTENT_SIZE + 1, 3 * PAGE_SIZE, (file, at)).unwrap();
         assert_eq!(taken(&segment), 3 * PAGE_SIZE);
     }
 

@@ -54,6 +54,7 @@ use super::owner::{Arena, ArenaError, Stock, extents_within};
 use super::referenced::is_wanted;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Which frames of an extent have come back.
@@ -83,18 +84,21 @@ impl Returned {
 
 /// What emptying an extent would cost; the least is chosen first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Cost {
+pub(super) struct Cost {
     /// Pages that somebody holds and that may never go.
-    held_pages: u32,
+    pub held_pages: u32,
     /// Pages to be evicted; what was read since the last round counts twice.
-    evicted_pages: u32,
+    pub evicted_pages: u32,
     /// High extents before low ones.
     below_top: u32,
 }
 
 impl Cost {
+    /// Of an extent that has no memory.
+    pub const NOTHING: Self = Self { held_pages: 0, evicted_pages: 0, below_top: 0 };
+
     /// The cost of `extent`, looked up without a lock: an estimate.
-    fn of(view: &View, extent: u32) -> Self {
+    pub fn of(view: &View, extent: u32) -> Self {
         let (mut held_pages, mut evicted_pages) = (0, 0);
         let (mut at, end) = (extent * EXTENT_PAGES, (extent + 1) * EXTENT_PAGES);
         while at < end {
@@ -113,7 +117,7 @@ impl Cost {
 }
 
 /// Whether a user's pin keeps some folio of `extent`. An estimate, as it is looked up without a lock.
-fn is_pinned(view: &View, extent: u32) -> bool {
+pub(super) fn is_pinned(view: &View, extent: u32) -> bool {
     (extent * EXTENT_PAGES..(extent + 1) * EXTENT_PAGES).map(Frame).any(|frame| {
         let descriptor = view.own(frame);
         descriptor.word().holds() > 0 && descriptor.pins() > 0
@@ -136,10 +140,7 @@ impl Arena {
         self.bound.store(memory, Ordering::Relaxed);
         stock.extents_max = extents_within(memory);
         stock.note_lowered();
-        while stock.emptying.len() > stock.to_empty(self.extents_meta()) as usize {
-            let (&extent, _) = stock.emptying.first_key_value().expect("there is one");
-            stock.reopen(&self.view, extent);
-        }
+        stock.reopen_surplus(&self.view, self.extents_meta());
         Ok(())
     }
 
@@ -154,7 +155,10 @@ impl Arena {
             let others: Vec<u32> = (meta..stock.extents_reached).filter(|e| stock.is_data(*e)).collect();
             (stock.to_empty(meta) as usize, chosen, others)
         };
-        let pinned: Vec<u32> = chosen.iter().copied().filter(|e| is_pinned(&self.view, *e)).collect();
+        let demand = self.stock.lock().guests.demand().cloned();
+        let is_demanded = |extent: &u32| demand.as_ref().is_some_and(|range| range.contains(extent));
+        let pinned: Vec<u32> =
+            chosen.iter().copied().filter(|e| !is_demanded(e) && is_pinned(&self.view, *e)).collect();
         if wanted <= chosen.len() && pinned.is_empty() {
             return chosen;
         }
@@ -217,7 +221,9 @@ impl Arena {
         let is_grown = {
             let stock = self.stock.lock();
             let (reached, punched) = (stock.extents_reached, stock.punched.clone());
-            move |extent: u32| extent < reached && !punched.contains(&extent)
+            let guests: BTreeSet<u32> = (0..reached).filter(|extent| stock.guests.has(*extent)).collect();
+            // A guest has another file: the arena's is to be empty there.
+            move |extent: u32| extent < reached && !punched.contains(&extent) && !guests.contains(&extent)
         };
         let (mut extent, mut found) = (self.extents_meta(), 0);
         let end = self.view.layout().frames_max / EXTENT_PAGES;
@@ -240,27 +246,51 @@ impl Arena {
 
     /// Extents that are to go and have not gone.
     pub fn excess_extents(&self) -> u32 {
-        self.stock.lock().excess()
+        let stock = self.stock.lock();
+        stock.excess().max(stock.in_the_way())
     }
 
-    /// Whether each extent that is still to go has a folio that a user's pin keeps: waiting is of no use then.
+    /// Whether each extent that is still to go has a folio that a user's pin keeps, or one that has to go for a guest:
+    /// waiting is of no use then.
     pub fn is_excess_pinned(&self) -> bool {
-        let left: Vec<u32> = self.stock.lock().emptying.keys().copied().collect();
-        left.into_iter().all(|extent| is_pinned(&self.view, extent))
+        let (left, demand) = {
+            let stock = self.stock.lock();
+            let left: Vec<u32> = stock.emptying.keys().copied().collect();
+            (left, stock.guests.demand().cloned().unwrap_or_default())
+        };
+        let is_in_the_way = |extent: &u32| demand.contains(extent) && is_pinned(&self.view, *extent);
+        left.iter().any(is_in_the_way) || left.iter().all(|extent| is_pinned(&self.view, *extent))
     }
 
-    fn extents_meta(&self) -> u32 {
+    pub(super) fn extents_meta(&self) -> u32 {
         self.view.layout().frames_meta / EXTENT_PAGES
     }
 }
 
 impl Stock {
     /// Whether `extent` holds data and is not being emptied. It is not one of the tables.
-    fn is_data(&self, extent: u32) -> bool {
+    pub(super) fn is_data(&self, extent: u32) -> bool {
         extent < self.extents_reached
             && !self.punched.contains(&extent)
             && !self.emptying.contains_key(&extent)
             && !self.cells.has_extent(extent)
+            && !self.guests.has(extent)
+    }
+
+    /// Extents that have memory where a guest is to be.
+    fn in_the_way(&self) -> u32 {
+        let demand = self.guests.demand().cloned().unwrap_or_default();
+        demand.filter(|extent| !self.has_no_memory(*extent)).count() as u32
+    }
+
+    /// Gives extents back to the buddy that are being emptied and need not be any more.
+    pub(super) fn reopen_surplus(&mut self, view: &View, meta: u32) {
+        while self.emptying.len() > self.to_empty(meta) as usize {
+            let demand = self.guests.demand().cloned().unwrap_or_default();
+            let surplus = self.emptying.keys().copied().find(|extent| !demand.contains(extent));
+            let Some(extent) = surplus else { return };
+            self.reopen(view, extent);
+        }
     }
 
     /// Whether the frame's extent has gone, or the frame has come back in one that is going.
@@ -271,26 +301,26 @@ impl Stock {
     }
 
     /// Extents of data.
-    fn extents_data(&self, meta: u32) -> u32 {
-        self.extents_grown - meta - self.cells.extents()
+    pub(super) fn extents_data(&self, meta: u32) -> u32 {
+        self.extents_grown - meta - self.cells.extents() - self.guests.extents()
     }
 
-    /// Extents more than the bound and the reserve allow.
+    /// Extents more than the bound, the reserve and a guest that is to come allow.
     pub(super) fn excess(&self) -> u32 {
-        (self.extents_grown + self.reserve_left()).saturating_sub(self.extents_max)
+        (self.extents_grown + self.reserve_left() + self.guests.demanded()).saturating_sub(self.extents_max)
     }
 
     /// Extents of data that are to be emptied. Two stay, whatever the bound: else nothing could be read.
     fn to_empty(&self, meta: u32) -> u32 {
-        self.excess().min(self.extents_data(meta).saturating_sub(2))
+        self.excess().min(self.extents_data(meta).saturating_sub(2)).max(self.in_the_way())
     }
 
-    fn note_lowered(&mut self) {
+    pub(super) fn note_lowered(&mut self) {
         self.is_lowered = self.excess() > 0;
     }
 
     /// Takes the free frames of `extent` out of the buddy; what comes back from now on is noted.
-    fn close(&mut self, view: &View, extent: u32) {
+    pub(super) fn close(&mut self, view: &View, extent: u32) {
         let mut returned = Returned::default();
         self.buddy.take_extent(view, Frame(extent * EXTENT_PAGES), |run| returned.add(run.frame, run.pages));
         self.emptying.insert(extent, returned);
@@ -305,17 +335,22 @@ impl Stock {
         }
     }
 
-    /// Takes frames back: into the buddy, or as returned where their extent is being emptied.
-    pub(super) fn give_back(&mut self, view: &View, frame: Frame, pages: u32) {
-        let (mut frame, end) = (frame, frame.plus(pages));
+    /// Takes frames back: into the buddy, or as returned where their extent is being emptied, or as unclaimed where it
+    /// is a guest's. Returns whether a guest has ended by that.
+    #[must_use]
+    pub(super) fn give_back(&mut self, view: &View, frame: Frame, pages: u32) -> bool {
+        let (mut frame, end, mut ended) = (frame, frame.plus(pages), false);
         while frame < end {
             let next = Frame((frame.extent() + 1) * EXTENT_PAGES).min(end);
-            match self.emptying.get_mut(&frame.extent()) {
-                Some(returned) => returned.add(frame, next.0 - frame.0),
-                None => self.buddy.free_run(view, frame, next.0 - frame.0),
+            let pages = next.0 - frame.0;
+            match (self.guests.take_back(frame, pages), self.emptying.get_mut(&frame.extent())) {
+                (Some(was_last), _) => ended |= was_last,
+                (None, Some(returned)) => returned.add(frame, pages),
+                (None, None) => self.buddy.free_run(view, frame, pages),
             }
             frame = next;
         }
+        ended
     }
 
     /// `extent` has no memory any more.
@@ -338,7 +373,7 @@ impl Stock {
                 self.extents_reached
             ));
         }
-        if self.excess() > 0 && !self.is_lowered {
+        if self.excess() > self.guests.demanded() && !self.is_lowered {
             return Err("there are more extents than the bound and the reserve for cells allow".into());
         }
         for extent in self.punched.iter().chain(self.emptying.keys()) {

@@ -154,6 +154,12 @@ impl View {
         self.header().frames_grown.load(Ordering::Relaxed).min(self.layout.frames_max)
     }
 
+    /// There are so many frames from now on. For the owner.
+    #[cfg(feature = "std")]
+    pub(super) fn publish_frames(&self, frames: u32) {
+        self.header().frames_grown.store(frames, Ordering::Relaxed);
+    }
+
     /// The frames that exist now, looked up once for several questions. All questions below are its.
     #[inline]
     pub fn grown(&self) -> Grown<'_> {

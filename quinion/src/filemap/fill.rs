@@ -72,7 +72,7 @@ const GAPS_USUAL: usize = 16;
 /// Nodes that only remember, forgotten at a time when nodes run out.
 const FORGET_NODES: u64 = 64;
 /// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
-const RUN_ORDER_MAX: Order = Order(8);
+pub(super) const RUN_ORDER_MAX: Order = Order(8);
 /// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
 const RECLAIM_PAGES: u32 = 256;
 /// How often memory is waited for before it is said that there is none.
@@ -315,7 +315,7 @@ impl Filemap {
         patience: Patience,
     ) -> Option<Filled> {
         let Together { mapping, pool, .. } = *together;
-        if patience.locks() == Locks::Try {
+        if patience.locks() == Locks::Try || mapping.places().is_some() {
             return None;
         }
         // 2
@@ -419,7 +419,9 @@ impl Filemap {
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
     }
 
-    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for.
+    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for. Where pages
+    /// have their places, those at their places, and no charge; [`Filled::Nothing`] then says that somebody else has
+    /// brought the first page, and the caller looks again.
     pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -428,6 +430,9 @@ impl Filemap {
         need: Need,
         locks: Locks,
     ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        if let Some(places) = mapping.places() {
+            return self.claim_places((pool, mapping), places, gaps, need, locks);
+        }
         let mut charge = self.charge((pool, mapping), gaps, window, need, locks);
         if charge.pages() == 0 {
             return Err(Filled::PoolFull);

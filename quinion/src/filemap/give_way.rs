@@ -81,7 +81,7 @@ impl Duty for GiveWay {
         let Some(look) = self.look(&mut seen) else { return Some(LOOK_AGAIN) };
         let (stats, max) = (filemap.arena.stats(), filemap.memory_told());
         let grown = stats.grown_bytes + stats.control_bytes;
-        let least = self.memory_min.max(filemap.memory_for_protected());
+        let least = self.memory_min.max(filemap.memory_for_protected()).max(filemap.arena.memory_min());
         let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
         let wished = wish(look, sizes, &mut seen.calm_looks);
         drop(seen);

@@ -23,6 +23,7 @@
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
 //! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
+//! `places.rs` gives out frames where each page has its own.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -47,6 +48,8 @@ mod hint;
 #[cfg(feature = "std")]
 mod pin;
 #[cfg(feature = "std")]
+mod places;
+#[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]
 mod refault;
@@ -69,6 +72,8 @@ pub use ahead::ReadaheadUse;
 pub(crate) use background::MakesRoom;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
+#[cfg(feature = "std")]
+pub(crate) use fill::Need;
 #[cfg(feature = "std")]
 pub(crate) use future::Polled;
 #[cfg(feature = "std")]

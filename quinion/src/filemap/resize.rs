@@ -8,6 +8,10 @@
 //!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
 //!            6 sweep      a moment later: what late readers took there
 //!   later    3 to 6 without waiting, by the upkeep, every tenth of a second, as long as something is left
+//!
+//!   guest    1 take       where there is room side by side and within the bound
+//!            2 demand     else: which extents cost least that lie side by side; then 4 and 5 of these, and of as many
+//!                         others as the bound wants; and 1 again
 //! ```
 //!
 //! What is left in the end is **slack**: extents with a page that a user's pin
@@ -27,13 +31,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::arena::ArenaError;
+use std::ffi::CStr;
+
+use crate::arena::{ArenaError, GuestExtents, GuestRefused, GuestUse};
 use crate::backend::{Reap, WakesHeldBack};
 use crate::error::{Error, Repr};
 use crate::reclaim::Protection;
 use crate::sync::Locks;
 use crate::sync::lock::Mutex;
-use crate::units::PAGE_SIZE;
+use crate::units::{EXTENT_SIZE, PAGE_SIZE};
 use crate::upkeep::Duty;
 
 use super::fill::Filemap;
@@ -42,6 +48,8 @@ use super::fill::Filemap;
 const UNPROTECTED_SHARE: u64 = 16;
 /// How long a resize waits for what is in flight, or held by a reader.
 const WAIT_MAX: Duration = Duration::from_millis(500);
+/// The same, for a guest, for which gigabytes may have to be evicted, and written before.
+const GUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Between two looks at it.
 const ROUND: Duration = Duration::from_millis(1);
 /// After which a reader who was in the middle of a copy has most likely ended it.
@@ -90,8 +98,41 @@ impl Filemap {
     pub(super) fn resize_unless_told(&self, memory: u64, told: u64) {
         let _one = self.resizing.lock();
         if self.memory_told() == told {
-            let in_range = self.resize_within(memory, Duration::ZERO, || {});
-            debug_assert!(in_range.is_ok(), "{in_range:?}");
+            // A guest that was taken meanwhile may want more: then the next look at the machine finds that out.
+            let _in_range = self.resize_within(memory, Duration::ZERO, || {});
+        }
+    }
+
+    /// Takes `extents` extents for a guest, emptying others where there is no room for them.
+    ///
+    /// # Errors
+    /// So much is not to be had in one piece, or the system refuses.
+    pub(crate) fn take_guest(
+        &self,
+        extents: u32,
+        name: &CStr,
+        usage: GuestUse,
+    ) -> Result<Arc<GuestExtents>, Error> {
+        let _wakes = WakesHeldBack::new();
+        let _one = self.resizing.lock();
+        let bytes = u64::from(extents) * EXTENT_SIZE as u64;
+        let no_room = || Error::from(Repr::NoRoomForGuest { bytes, memory: self.arena.bound() });
+        if self.memory_for_protected().saturating_add(bytes) > self.arena.bound() {
+            return Err(no_room());
+        }
+        // 1
+        let mut taken = self.arena.take_guest(extents, name, usage);
+        if matches!(taken, Err(GuestRefused::NoRoom)) && self.arena.demand_guest(extents) {
+            // 2
+            self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
+            taken = self.arena.take_guest(extents, name, usage);
+            self.arena.end_demand();
+            self.upkeep.poke(); // late readers
+        }
+        match taken {
+            Ok(guest) => Ok(Arc::new(guest)),
+            Err(GuestRefused::NoRoom) => Err(no_room()),
+            Err(GuestRefused::Failed(source)) => Err(Repr::Guest { bytes, source: Box::new(source) }.into()),
         }
     }
 

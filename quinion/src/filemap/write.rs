@@ -535,12 +535,13 @@ impl Filemap {
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let mut gaps = vec![(pages.start, count)];
-        let (charge, frames) = self
-            .charge_and_frames((pool, mapping), &mut gaps, window, Need::Asked, Locks::Wait)
-            .map_err(|refused| match refused {
-                Filled::PoolFull => self.pool_full(pool, piece.position),
-                _ => self.no_memory(piece.position),
-            })?;
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, Need::Asked, Locks::Wait);
+        let (charge, frames) = match room {
+            Ok(room) => room,
+            Err(Filled::Nothing) => return Ok(0), // others have brought the first page to its place
+            Err(Filled::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
+            Err(_) => return Err(self.no_memory(piece.position).into()),
+        };
         let runs = deal_out(&gaps, &frames);
         let Some(promise) = self.promise_places(mapping, &runs, Patience::Wait) else {
             self.free_runs(&runs);

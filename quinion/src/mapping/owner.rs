@@ -33,7 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, HoldRefused, NotReady, Record, Retire, View, Word, referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word,
+    referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -82,6 +83,8 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
+    /// Where its frames are, if each page has its place.
+    places: Option<Arc<GuestExtents>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
     /// What flushes of our own have made of the file's times.
@@ -147,6 +150,7 @@ impl Mapping {
             stock: Stock::default(),
             tuning,
             lists: None,
+            places: None,
             dirty: Counts::default(),
             ours: Ours::default(),
             counters: None,
@@ -246,8 +250,24 @@ impl Mapping {
     /// when they leave. Without this call they are in none, and nothing reclaims them.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
+        assert!(self.places.is_none(), "what has a place is not evicted");
         self.lists = Some(Arc::clone(lists));
         self
+    }
+
+    /// The same mapping, each page of which has its place in `places`: who wants a frame for it claims that one, and no
+    /// other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further than
+    /// `places`.
+    #[must_use]
+    pub fn with_places(mut self, places: Arc<GuestExtents>) -> Self {
+        assert!(self.lists.is_none(), "what has a place is not evicted");
+        self.places = Some(places);
+        self
+    }
+
+    /// Where its pages have their places, if they have any.
+    pub fn places(&self) -> Option<&Arc<GuestExtents>> {
+        self.places.as_ref()
     }
 
     /// The mapping's number.
@@ -545,6 +565,11 @@ impl Mapping {
             if let Kind::Folio(frame) = entry.kind() {
                 unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
+                if let Some(places) = &self.places
+                    && places.place(PageIndex(first)) != Some(Frame(frame))
+                {
+                    return Err(format!("{:?}, page {first}: {frame} is not its place", self.id));
+                }
                 descriptor
                     .check_folio(Frame(frame), self.id, PageIndex(first))
                     .map_err(|what| format!("{:?}, page {first}: {what}", self.id))?;
@@ -659,6 +684,9 @@ impl<'a> MappingGuard<'a> {
         gone: &mut Vec<(Frame, Order)>,
     ) {
         let (mapping, first) = (self.mapping, gone.len());
+        if mapping.places.is_some() {
+            return; // others map what is there
+        }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
         tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {

@@ -110,6 +110,9 @@ impl Mapping {
             Readable::Never => return Copied::Gone,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
+        if self.places().is_some() && !dirty.is_empty() {
+            return Copied::NoMemory; // each page has its place, and there is no other for a copy
+        }
         // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
         let mut copies: Vec<Copy<'_>> = Vec::new();
         for &page in &dirty {

@@ -1,0 +1,533 @@
+//! Guest: memory that virtual machines map, and images from which many of them start.
+//!
+//! ```text
+//!   memory     [ a guest's extents, one file of their own ]      a machine's own: it maps the file shared, and writes
+//!                 ^ write, read, punch: copies to and from an address, which the machine may be writing
+//!
+//!   image      snapshot file --fills--> [ extents = folios ]     frozen: machines map the file privately, so they
+//!                                         |  |  |                share what none of them has written
+//!                 ready    1 1 1 1 . . 1 1 1 . . . .             a bit for each page: it came, and came from the
+//!                                                                snapshot as it was opened
+//! ```
+//!
+//! [`Frozen`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a guest's
+//! extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no second
+//! copy. It fills lazily. Whoever wants a range makes it **ready** first ([`Frozen::bring`]); pages that are ready stay as
+//! long as the image does, and never change.
+//!
+//! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in place
+//! or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each fill
+//! the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the image
+//! is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is so recent
+//! that another one could carry the same time is waited for when it is opened. That its inode changes, by a new name or
+//! a removal, says nothing of its bytes, and breaks nothing. (Stores through a mapping of the snapshot show late, as
+//! anywhere; a device's content has no times at all.)
+//!
+//! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
+//! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
+//! were made ready, or is started when all of the image is.
+//!
+//! [`Memory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached, and there
+//! are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is touched by
+//! us, before, by a call that answers an error where a touch alone would be a signal.
+//!
+//! Invariants:
+//!  1. A page that is ready holds the bytes that the snapshot had there when it was opened, zeros behind its end.
+//!  2. No page of an image leaves, and none that is ready is written, as long as it lives.
+//!  3. No call touches a page of a guest that was not given memory.
+//!
+//! Not an invariant: that a read of [`Memory`] is of one moment, even of one byte after another.
+//!
+//! Locks: none of its own but the one that keeps readers and writers of a [`Memory`] out of a punch. Cost of a range
+//! that is ready: a load for each 64 pages.
+
+use std::fmt;
+use std::ops::{ControlFlow, Range};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::arena::{ArenaError, GuestExtents, GuestUse};
+use crate::backend::{Attributes, Backend};
+use crate::error::{Error, Repr};
+use crate::filemap::{Filemap, Need};
+use crate::folio::copy;
+use crate::mapping::Mapping;
+use crate::sync::{Rank, RankedRwLock};
+use crate::sys::fork::ForkGuard;
+use crate::tuning::Tuning;
+use crate::units::{EXTENT_PAGES, EXTENT_SIZE, MappingId, PAGE_SIZE, PageIndex, pages_of_bytes};
+
+/// Pages that are brought, and looked at, at a time.
+const PIECE: u64 = EXTENT_PAGES as u64;
+/// Pages on their way beyond the piece that is waited for, where all of a range is wanted.
+const AHEAD: u64 = 3 * PIECE;
+/// How long a snapshot that was just written may take until a later change is sure to show.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether it has.
+const SETTLE_LOOK: Duration = Duration::from_millis(5);
+/// Bits of a word.
+const WORD: u64 = u64::BITS as u64;
+
+/// The extents that `bytes` bytes take.
+fn extents_for(bytes: u64) -> Result<u32, Error> {
+    let extents = bytes.div_ceil(EXTENT_SIZE as u64);
+    // More than any arena has: `take_guest` would refuse it, if it could be said.
+    u32::try_from(extents).ok().filter(|extents| *extents > 0 && *extents < 1 << 20).ok_or_else(|| {
+        let text = format!("guest memory of {bytes} bytes is not possible; ask for 1 byte to 2 TiB");
+        Repr::InvalidInput(text).into()
+    })
+}
+
+/// An image: the pages of a snapshot in a guest's extents, brought when somebody wants them.
+pub struct Frozen {
+    filemap: Arc<Filemap>,
+    mapping: Arc<Mapping>,
+    places: Arc<GuestExtents>,
+    /// Its file, for reading only.
+    reader: OwnedFd,
+    name: Arc<str>,
+    opened: Attributes,
+    /// A bit for each page that is ready.
+    ready: Box<[AtomicU64]>,
+    ready_pages: AtomicU64,
+    is_broken: AtomicBool,
+    process: ForkGuard,
+}
+
+/// Who is told what came of pages: in rising order, each page once. He may say that it is enough.
+pub type Told<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
+
+impl Frozen {
+    /// An image of what `backend` reads, called `name` in errors, known to reclaim under the number `id`, which nobody
+    /// else has. Nothing is read yet. Waits a moment if the file was just written.
+    ///
+    /// # Errors
+    /// The file is empty, cannot be looked at, or is being written; there is no room for it; no cell for its record.
+    pub fn new(
+        filemap: &Arc<Filemap>,
+        id: MappingId,
+        (backend, name): (Arc<dyn Backend>, Arc<str>),
+        process: ForkGuard,
+        tuning: Tuning,
+    ) -> Result<Self, Error> {
+        let opened = settled(&*backend, &name)?;
+        if opened.size == 0 {
+            let text = format!("the snapshot {name} is empty; an image needs at least a byte");
+            return Err(Repr::InvalidInput(text).into());
+        }
+        let extents = extents_for(opened.size)?;
+        let places = filemap.take_guest(extents, c"quinion-image", GuestUse::Frozen)?;
+        let reader = reopened(&places, opened.size)?;
+        let arena = Arc::clone(&filemap.arena);
+        let mapping = Mapping::new(arena, id, backend, &opened, process, tuning);
+        let Some(mapping) = mapping else {
+            return Err(Repr::NoMemory { position: 0, pages: filemap.arena.pages_max() }.into());
+        };
+        let mapping = mapping.with_shadow_nodes(filemap.reclaim().shadow_nodes());
+        let mapping = mapping.with_counters(&filemap.counters).with_places(Arc::clone(&places));
+        let mapping = Arc::new(mapping);
+        filemap.reclaim().add_mapping(Arc::clone(&mapping));
+        let words = u64::from(places.pages()) / WORD;
+        Ok(Self {
+            filemap: Arc::clone(filemap),
+            mapping,
+            places,
+            reader,
+            name,
+            opened,
+            ready: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            ready_pages: AtomicU64::new(0),
+            is_broken: AtomicBool::new(false),
+            process,
+        })
+    }
+
+    /// The snapshot's size in bytes.
+    pub fn len(&self) -> u64 {
+        self.opened.size
+    }
+    /// Never true: an image has at least a byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+    /// The snapshot's size in pages.
+    pub fn pages(&self) -> u64 {
+        pages_of_bytes(self.opened.size)
+    }
+    /// What the snapshot was when it was opened.
+    pub fn opened(&self) -> &Attributes {
+        &self.opened
+    }
+    /// What it is called in errors.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+    /// Where its memory is.
+    pub fn places(&self) -> &GuestExtents {
+        &self.places
+    }
+    /// Its memory's file, open for reading only.
+    pub fn reader(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.reader.as_fd()
+    }
+    /// Pages that are ready.
+    pub fn ready_pages(&self) -> u64 {
+        self.ready_pages.load(Ordering::Relaxed)
+    }
+    /// Whether the snapshot was found changed.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed)
+    }
+
+    /// The page behind the row of pages that begins at `from` and are all ready (`wanted`), or all not; `from` itself
+    /// if that one is otherwise. No further than `end`.
+    pub fn row(&self, from: PageIndex, end: PageIndex, wanted: bool) -> PageIndex {
+        let mut at = from.0;
+        while at < end.0 {
+            // Acquire, partner: the Release in `make_ready`: who sees the bit sees the page's bytes.
+            let word = self.ready[(at / WORD) as usize].load(Ordering::Acquire);
+            let others = if wanted { !word } else { word } >> (at % WORD);
+            if others != 0 {
+                return PageIndex((at + u64::from(others.trailing_zeros())).min(end.0));
+            }
+            at = (at / WORD + 1) * WORD;
+        }
+        end.max(from)
+    }
+
+    /// Starts bringing what of `pages` is not on its way, and waits for none of it. An error is another's to find.
+    pub fn start(&self, pages: Range<PageIndex>) {
+        let mut at = self.row(pages.start, pages.end, true);
+        while at < pages.end && !self.is_broken() {
+            let end = self.row(at, piece_end(at, pages.end), false);
+            if self.filemap.start_bringing(&self.mapping, at..end, Need::Ahead).is_err() {
+                return;
+            }
+            at = self.row(end, pages.end, true);
+        }
+    }
+
+    /// Makes `pages`, which the snapshot has, ready, and tells of each what came of it: a piece at a time, and some
+    /// more of them are on their way meanwhile. Waits for the device. Where a page cannot be read, the others are.
+    pub fn bring(&self, pages: Range<PageIndex>, tell: Told<'_>) {
+        let (mut at, mut started) = (pages.start, pages.start);
+        while at < pages.end {
+            // 1 What is ready is said to be.
+            let ready = self.row(at, pages.end, true);
+            if ready > at {
+                if tell(at..ready, Ok(())).is_break() {
+                    return;
+                }
+                at = ready;
+                continue;
+            }
+            // 2 A piece of what is not, which is waited for; and more behind it.
+            let piece = at..self.row(at, piece_end(at, pages.end), false);
+            let told = match self.start_piece(&piece, pages.end, &mut started) {
+                Ok(()) => self.bring_piece(piece.clone(), tell),
+                Err(error) => tell(piece.clone(), Err(error)),
+            };
+            if told.is_break() {
+                return;
+            }
+            at = piece.end;
+        }
+    }
+
+    /// Sees to it that `piece` is on its way, and what follows it up to `end`, not too far. It was seen to up to
+    /// `started`.
+    fn start_piece(
+        &self,
+        piece: &Range<PageIndex>,
+        end: PageIndex,
+        started: &mut PageIndex,
+    ) -> Result<(), Error> {
+        if self.is_broken() {
+            return Err(self.changed(piece.start));
+        }
+        if *started < piece.end {
+            self.filemap.start_bringing(&self.mapping, piece.clone(), Need::Asked)?;
+            *started = piece.end;
+        }
+        let far = end.min(piece.end.plus(AHEAD));
+        while *started < far {
+            let next = piece_end(*started, far);
+            self.start(*started..next);
+            *started = next;
+        }
+        Ok(())
+    }
+
+    /// Waits for `piece`, then looks whether the snapshot is what it was, and tells what came of it all.
+    fn bring_piece(&self, piece: Range<PageIndex>, tell: Told<'_>) -> ControlFlow<()> {
+        let brought = self.filemap.bring(&self.mapping, piece.clone());
+        // After all of it came: what came from another content shows by now.
+        if let Err(error) = self.look(brought.ended.is_some(), piece.start) {
+            return tell(piece, Err(error));
+        }
+        let there = brought.there.into_iter().map(|pages| (pages.start..pages.end.min(piece.end), None));
+        let failed = brought.failed.into_iter().map(|(pages, error)| (pages, Some(error)));
+        let mut outcomes: Vec<(Range<PageIndex>, Option<Error>)> = there.chain(failed).collect();
+        outcomes.sort_by_key(|(pages, _)| pages.start);
+        for (pages, error) in outcomes {
+            let told = match error {
+                None => {
+                    self.make_ready(pages.clone());
+                    tell(pages, Ok(()))
+                }
+                Some(error) => tell(pages, Err(error)),
+            };
+            if told.is_break() {
+                return told;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Looks whether the snapshot is the one that was opened; `has_ended`: it was found to end early.
+    fn look(&self, has_ended: bool, at: PageIndex) -> Result<(), Error> {
+        let now = self.mapping.backend().attributes().map_err(Repr::Attributes)?;
+        if has_ended || !is_same(&self.opened, &now) {
+            self.is_broken.store(true, Ordering::Relaxed); // each look finds out by itself
+        }
+        if self.is_broken() { Err(self.changed(at)) } else { Ok(()) }
+    }
+
+    fn changed(&self, at: PageIndex) -> Error {
+        Repr::SnapshotChanged { name: Arc::clone(&self.name), position: at.first_byte() }.into()
+    }
+
+    /// `pages` hold what they hold for good.
+    fn make_ready(&self, pages: Range<PageIndex>) {
+        let (mut at, mut newly) = (pages.start.0, 0);
+        while at < pages.end.0 {
+            let next = ((at / WORD + 1) * WORD).min(pages.end.0);
+            let mask = (u64::MAX >> (WORD - (next - at))) << (at % WORD);
+            // Release, partner: the Acquire in `row`. Who brought the pages saw that they came.
+            let before = self.ready[(at / WORD) as usize].fetch_or(mask, Ordering::Release);
+            newly += u64::from((mask & !before).count_ones());
+            at = next;
+        }
+        self.ready_pages.fetch_add(newly, Ordering::Relaxed);
+    }
+
+    /// Copies up to `to.len()` bytes from byte `position` on, making them ready first; fewer where the snapshot ends.
+    ///
+    /// # Errors
+    /// As what [`Frozen::bring`] tells of any of them.
+    pub fn read(&self, position: u64, to: &mut [u8]) -> Result<usize, Error> {
+        let left = self.len().saturating_sub(position).min(to.len() as u64);
+        if left == 0 {
+            return Ok(0);
+        }
+        let mut outcome = Ok(());
+        let pages = PageIndex::of_byte(position)..PageIndex(pages_of_bytes(position + left));
+        self.bring(pages, &mut |_, came| match came {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                outcome = Err(error);
+                ControlFlow::Break(())
+            }
+        });
+        outcome?;
+        self.filemap.read_brought(&self.mapping, position, &mut to[..left as usize])
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if !self.process.is_forked() {
+            self.filemap.reclaim().remove_mapping(self.mapping.id());
+        }
+    }
+}
+
+impl fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frozen")
+            .field("name", &self.name)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The end of the piece that `at` lies in, or `end` if that comes first.
+fn piece_end(at: PageIndex, end: PageIndex) -> PageIndex {
+    PageIndex((at.0 / PIECE + 1) * PIECE).min(end)
+}
+
+/// Whether a file is the one that was opened, with the content it had. What else of its inode has changed, a name or
+/// the permissions, does not matter.
+fn is_same(opened: &Attributes, now: &Attributes) -> bool {
+    let content = |it: &Attributes| (it.identity, it.size, it.version.modified);
+    content(opened) == content(now)
+}
+
+/// What a file is, when a change that comes later is sure to show. Waits for that, if it was changed just now.
+fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
+    let began = Instant::now();
+    let mut seen = backend.attributes().map_err(Repr::Attributes)?;
+    // A device has no times that tell of its content.
+    let has_times = seen.version.modified != 0;
+    while has_times && !seen.version.settled {
+        std::thread::sleep(SETTLE_LOOK);
+        let now = backend.attributes().map_err(Repr::Attributes)?;
+        if began.elapsed() > SETTLE_MAX && !now.version.settled {
+            let text = format!(
+                "the snapshot {name} is being written, or its last change lies in the future; \
+                 open it when it is complete, or copy it"
+            );
+            return Err(Repr::InvalidInput(text).into());
+        }
+        seen = now;
+    }
+    Ok(seen)
+}
+
+/// The file of a guest, opened anew for reading only.
+fn reopened(places: &GuestExtents, bytes: u64) -> Result<OwnedFd, Error> {
+    let path = format!("/proc/self/fd/{}", places.file().as_raw_fd());
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|errno| {
+        let source = ArenaError::System { call: "open(/proc/self/fd)", source: errno.into() };
+        Repr::Guest { bytes, source: Box::new(source) }.into()
+    })
+}
+
+/// A machine's own memory.
+pub struct Memory {
+    extents: Arc<GuestExtents>,
+    /// In bytes.
+    size: u64,
+    /// Shared by who touches its pages, alone while some are taken away.
+    touching: RankedRwLock<()>,
+}
+
+impl Memory {
+    /// Memory of `size` bytes, all zeros. It counts at once, and is taken when it is touched.
+    ///
+    /// # Errors
+    /// There is no room for it, or the system refuses.
+    pub fn new(filemap: &Filemap, size: u64) -> Result<Self, Error> {
+        let extents = filemap.take_guest(extents_for(size)?, c"quinion-guest", GuestUse::Shared)?;
+        Ok(Self { extents, size, touching: RankedRwLock::new(Rank::Write, ()) })
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+    /// Where it is.
+    pub fn extents(&self) -> &GuestExtents {
+        &self.extents
+    }
+
+    /// Gives `len` bytes from `position` on their memory.
+    ///
+    /// # Errors
+    /// The machine has none.
+    pub fn give_memory(&self, position: u64, len: u64) -> Result<(), Error> {
+        let range = self.range(position, len)?;
+        let _shared = self.touching.read();
+        self.back(range)
+    }
+
+    fn back(&self, range: Range<u64>) -> Result<(), Error> {
+        let (first, end) = (PageIndex::of_byte(range.start), pages_of_bytes(range.end));
+        let given = self.extents.give_memory(first, (end - first.0) as u32);
+        given
+            .map_err(|source| Repr::Guest { bytes: range.end - range.start, source: Box::new(source) }.into())
+    }
+
+    /// Copies `bytes` to `position` on. A machine that writes there at the same time leaves a mixture.
+    ///
+    /// # Errors
+    /// They do not lie inside; or the machine has no memory for them. Nothing was written.
+    pub fn write(&self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        let range = self.range(position, bytes.len() as u64)?;
+        let _shared = self.touching.read();
+        self.back(range.clone())?;
+        // SAFETY: the range lies in the guest, whose frames have memory until the lock is given back. No folio is
+        // there and no reference: others, and machines, store there as they like, for which the copy is made. The
+        // source is the caller's slice, which is none of this memory: nobody is given references to it.
+        unsafe { copy::copy_in(bytes.as_ptr(), self.at(range.start), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes from `position` on into `to`; as [`Memory::write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, position: u64, to: &mut [u8]) -> Result<(), Error> {
+        let range = self.range(position, to.len() as u64)?;
+        let _shared = self.touching.read();
+        self.back(range.clone())?;
+        // SAFETY: as in `write`; the destination is the caller's slice.
+        unsafe { copy::copy_out(self.at(range.start), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Makes `len` bytes from `position` on zeros, and gives the memory of whole pages back to the machine.
+    ///
+    /// # Errors
+    /// They do not lie inside, or the system refuses; some of them may be zeros.
+    pub fn punch(&self, position: u64, len: u64) -> Result<(), Error> {
+        let range = self.range(position, len)?;
+        let page = PAGE_SIZE as u64;
+        let (first, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        // What lies behind the last byte is zeros, whatever becomes of it.
+        let end = if range.end == self.size { range.end.next_multiple_of(page) } else { end };
+        if first >= end {
+            return self.zero(range);
+        }
+        self.zero(range.start..first)?;
+        self.zero(end.min(range.end)..range.end)?;
+        let _alone = self.touching.write();
+        let punched = self.extents.punch(PageIndex(first / page), ((end - first) / page) as u32);
+        let failed = |source| Repr::Punch { position, len, source }.into();
+        punched.map(drop).map_err(failed)
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<(), Error> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let _shared = self.touching.read();
+        self.back(range.clone())?;
+        // SAFETY: as in `write`.
+        unsafe { copy::zero(self.at(range.start), (range.end - range.start) as usize) };
+        Ok(())
+    }
+
+    /// The bytes `position..position + len`, if they lie inside.
+    fn range(&self, position: u64, len: u64) -> Result<Range<u64>, Error> {
+        match position.checked_add(len) {
+            Some(end) if end <= self.size => Ok(position..end),
+            _ => {
+                let size = self.size;
+                let text =
+                    format!("{len} bytes at byte {position} do not lie in guest memory of {size} bytes");
+                Err(Repr::InvalidInput(text).into())
+            }
+        }
+    }
+
+    fn at(&self, position: u64) -> *mut u8 {
+        debug_assert!(position <= self.size);
+        let start: NonNull<u8> = self.extents.address();
+        // SAFETY: the position lies in the guest's extents, which are mapped for as long as it lives.
+        unsafe { start.as_ptr().add(position as usize) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("size", &self.size).finish_non_exhaustive()
+    }
+}

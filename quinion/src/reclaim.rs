@@ -300,6 +300,12 @@ impl Reclaim {
         frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut promise));
     }
 
+    /// Pages that nobody judges, of all pools.
+    pub fn kept_pages(&self) -> u64 {
+        let lists = self.lists.lock();
+        (0..lists.pools()).map(|pool| kept(&lists, PoolNumber(pool as u8))).sum()
+    }
+
     /// The mappings that are known, those of memory files among them.
     pub fn mappings(&self) -> Vec<Arc<Mapping>> {
         self.mappings.read().values().cloned().collect()

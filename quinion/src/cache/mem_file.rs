@@ -132,7 +132,7 @@ struct MemHandle {
 impl Drop for MemHandle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
-            self.shared.filemap.reclaim.remove_mapping(self.mapping.id());
+            self.shared.shmem.end(&self.mapping);
         }
     }
 }

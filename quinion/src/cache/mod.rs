@@ -703,6 +703,8 @@ impl Shared {
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
+            memory_files: self.shmem.files(),
+            kept_pages: self.filemap.reclaim.kept_pages(),
             reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),
@@ -902,6 +904,10 @@ pub struct Stats {
     pub huge_bytes: u64,
     /// Files known, open or idle.
     pub files: u64,
+    /// Memory files.
+    pub memory_files: u64,
+    /// Pages of memory files that stay until they are taken out of their files.
+    pub kept_pages: u64,
     /// Read calls.
     pub reads: u64,
     /// Bytes given to readers.
@@ -1007,7 +1013,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 53] {
+    pub fn numbers(&self) -> [(&'static str, u64); 55] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -1020,6 +1026,8 @@ impl Stats {
             ("free_bytes", self.free_bytes),
             ("huge_bytes", self.huge_bytes),
             ("files", self.files),
+            ("memory_files", self.memory_files),
+            ("kept_pages", self.kept_pages),
             ("reads", self.reads),
             ("read_bytes", self.read_bytes),
             ("hits", self.hits),

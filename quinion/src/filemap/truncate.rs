@@ -33,6 +33,11 @@
 //! place, each at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is where one
 //! of them ends, and all of it behind the edge is zero.
 //!
+//! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
+//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio that
+//! reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is split,
+//! and is zeros as it is.
+//!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
 //!  2. What the file holds outside the range is not changed, and no dirty page of it becomes clean. (T06)
@@ -277,7 +282,9 @@ impl Filemap {
         let begun = Instant::now();
         loop {
             let alone = Alone::with(mapping);
-            self.wait_for_quiet(mapping, pages.clone());
+            if !mapping.is_memory() {
+                self.wait_for_quiet(mapping, pages.clone());
+            }
             let OnPinned::Wait(most) = on_pinned else { return Ok(alone) };
             let Some(pinned) = mapping.first_pinned(pages.clone()) else { return Ok(alone) };
             drop(alone); // others go on while we wait
@@ -364,8 +371,12 @@ impl Filemap {
         held: &Held<'_>,
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
+        // Of a memory file every page is copied: into one folio, if all stay and there is such a one.
+        let smallest = self.folio_orders.min;
+        let stays_whole = mapping.is_memory() && unwanted.is_empty();
+        let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
         for _ in 0..MEMORY_TRIES {
-            match mapping.detach_copy(held, unwanted.clone(), self.folio_orders.min) {
+            match mapping.detach_copy(held, unwanted.clone(), unit) {
                 Copied::Done { pages } => {
                     self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
                     self.counters.add(Count::Inserted, u64::from(pages));
@@ -373,6 +384,7 @@ impl Filemap {
                 }
                 Copied::Gone => return Ok(()),
                 Copied::InFlight => self.wait_for_folio(mapping, held),
+                Copied::NoMemory if unit > smallest => unit = smallest,
                 Copied::NoMemory => {
                     self.make_nodes(PoolNumber::DEFAULT);
                     self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, Locks::Wait);

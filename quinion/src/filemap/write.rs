@@ -132,6 +132,9 @@ enum Stop {
     Grows,
     /// The folio there is pinned.
     Pinned(u64),
+    /// The folio there is being filled, of a memory file: by a call of a user's that may take any time, so that no lock is
+    /// held while it is waited for.
+    Filling(PageIndex),
     Failed(Error),
 }
 
@@ -141,6 +144,10 @@ impl Stop {
         match self {
             Stop::Failed(error) => error,
             Stop::Pinned(position) => Repr::Pinned { position }.into(),
+            Stop::Filling(_) => {
+                let words = "others are just putting bytes there; write the rest again";
+                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+            }
             Stop::Grows => {
                 let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
                 Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
@@ -266,6 +273,10 @@ impl Filemap {
                 // What is left would not follow what is there: others may append as soon as the lock is let go.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
                 Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
+                Err(Stop::Filling(index)) => {
+                    self.wait_filled(mapping, index);
+                    Ok(())
+                }
                 Err(Stop::Grows) => Ok(()),
                 Err(Stop::Failed(error)) => Err(error),
             };
@@ -314,6 +325,7 @@ impl Filemap {
                 Err(Stop::Grows) => hand = Hand::Alone,
                 Err(Stop::Pinned(_)) if author.on_pinned == OnPinned::Detach => hand = Hand::Alone,
                 Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
+                Err(Stop::Filling(index)) => self.wait_filled(mapping, index),
                 Err(Stop::Failed(error)) => return Err(error),
             }
         }
@@ -390,13 +402,20 @@ impl Filemap {
             Some(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => {
                 Ok(self.fill_allocated(mapping, held, piece))
             }
+            Some(WriteRefused::Filling) if mapping.is_memory() => Err(Stop::Filling(held.first())),
             Some(WriteRefused::Filling) => {
-                let backend = &**mapping.backend();
-                self.room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+                self.wait_filled(mapping, held.first());
                 Ok(0)
             }
             Some(WriteRefused::Pinned) => self.meet_pin(mapping, author, hand, held, piece),
             Some(WriteRefused::Left) | None => Ok(0),
+        }
+    }
+
+    /// Waits until who fills the folio at `index` has done so, if anybody does.
+    fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
+        if let Ok(held) = mapping.try_hold(index) {
+            self.room.wait(&**mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
         }
     }
 

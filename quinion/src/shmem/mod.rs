@@ -30,6 +30,7 @@
 //! where the kernel copies its zero page piece by piece.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::filemap::{Author, Filemap, OnPinned, Touched};
@@ -49,12 +50,19 @@ pub(crate) use target::{Pieces, Target, Whole};
 #[derive(Debug)]
 pub struct Shmem {
     pub(crate) filemap: Arc<Filemap>,
+    /// How many memory files there are.
+    files: AtomicU64,
 }
 
 impl Shmem {
     /// The paths of memory files beside those of files.
     pub fn new(filemap: Arc<Filemap>) -> Self {
-        Self { filemap }
+        Self { filemap, files: AtomicU64::new(0) }
+    }
+
+    /// How many memory files there are.
+    pub fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
     }
 
     /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
@@ -71,7 +79,14 @@ impl Shmem {
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         reclaim.add_mapping(Arc::clone(&mapping));
+        self.files.fetch_add(1, Ordering::Relaxed);
         Some(mapping)
+    }
+
+    /// The last handle of a memory file is gone: so is the file, when the caller drops the mapping.
+    pub fn end(&self, mapping: &Mapping) {
+        self.files.fetch_sub(1, Ordering::Relaxed);
+        self.filemap.reclaim().remove_mapping(mapping.id());
     }
 
     /// Writes `bytes` at `position` for `pool`; as [`Filemap::write`].
@@ -101,3 +116,6 @@ impl Shmem {
         self.filemap.append(mapping, Author::of_memory(pool, touched, on_pinned), bytes)
     }
 }
+
+#[cfg(test)]
+mod tests;

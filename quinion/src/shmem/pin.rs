@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::arena::{HOLDS_MAX, Readable};
 use crate::error::{Error, Repr};
-use crate::folio::Pinned;
+use crate::folio::{Held, Pinned};
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
 use crate::units::PageIndex;
@@ -52,8 +52,8 @@ impl Shmem {
                 pinned.add_zeros(hole.min(mapping.size().saturating_sub(at) as usize));
                 continue;
             }
-            if !self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size) {
-                self.wait_filled(mapping, first);
+            if let Some(held) = self.pin_batch(mapping, &mut pinned, &mut batch, position, len, size) {
+                self.wait_filled(mapping, &held);
             }
             if pinned.count_pages() > filemap.pinned_pages_max() {
                 return Err(filemap.too_much_pinned(len as u64));
@@ -64,33 +64,33 @@ impl Shmem {
     }
 
     /// Pins what held folios have of the rest, as far as the file reached before they were held, `size`, and reaches now.
-    /// `false`: not even the first of them is filled.
-    fn pin_batch(
+    /// Returns the first of them if it is being filled.
+    fn pin_batch<'m>(
         &self,
         mapping: &Mapping,
         pinned: &mut Pinned,
-        batch: &mut ReadBatch<'_>,
+        batch: &mut ReadBatch<'m>,
         position: u64,
         len: usize,
         size: u64,
-    ) -> bool {
-        let (end, mut some) = (mapping.size().min(size), false);
+    ) -> Option<Held<'m>> {
+        let (end, before) = (mapping.size().min(size), pinned.len());
         for held in batch.drain() {
             let at = position + pinned.len() as u64;
-            let left = end.saturating_sub(at).min((len - pinned.len()) as u64);
+            let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
-            let readable = held.is_readable();
             if left == 0 {
-                return true; // cut off meanwhile
+                return None; // cut off meanwhile
             }
-            self.touch(&held);
-            match readable {
-                Readable::Yes => drop(pinned.add(held, at, left as usize)),
-                Readable::Zeros => pinned.add_zeros(left.min(behind - at) as usize),
-                Readable::NotYet | Readable::Never => return some,
+            match held.is_readable() {
+                Readable::Yes => {
+                    self.touch(&held);
+                    pinned.add(held, at, left);
+                }
+                Readable::Zeros => pinned.add_zeros((behind - at).min(left as u64) as usize),
+                Readable::NotYet | Readable::Never => return (pinned.len() == before).then_some(held),
             }
-            some = true;
         }
-        some
+        None
     }
 }

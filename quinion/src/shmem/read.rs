@@ -24,7 +24,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::{HOLDS_MAX, Readable};
+use crate::arena::{HOLDS_MAX, HoldRefused, Readable};
 use crate::error::{Error, Repr};
 use crate::filemap::Stopped;
 use crate::folio::Held;
@@ -55,7 +55,6 @@ impl Shmem {
         target: &mut impl Target,
         stopped: Option<Stopped>,
     ) -> Result<usize, Error> {
-        let mut batch = ReadBatch::new();
         let (mut done, mut is_absent) = (0, stopped == Some(Stopped::Absent));
         loop {
             let at = position + done as u64;
@@ -64,9 +63,10 @@ impl Shmem {
             if want == 0 {
                 return Ok(done);
             }
-            let step = match is_absent {
-                true => self.read_hole(mapping, at, want, target),
-                false => self.read_batch(mapping, at, want, target, &mut batch),
+            let step = match () {
+                () if is_absent => self.read_hole(mapping, at, want, target),
+                () if want <= PAGE_SIZE => self.read_single(mapping, at, want, target),
+                () => self.read_batch(mapping, at, want, target),
             };
             let read = match step {
                 Ok(Step::Read(bytes)) => bytes,
@@ -84,41 +84,65 @@ impl Shmem {
         }
     }
 
-    /// What folios that follow each other have of `want` bytes from `at` on.
-    fn read_batch<'m>(
+    /// What one folio has of `want` bytes from `at` on, for who wants no more than a page or so: no batch is set up.
+    fn read_single(
         &self,
-        mapping: &'m Arc<Mapping>,
+        mapping: &Arc<Mapping>,
         at: u64,
         want: usize,
         target: &mut impl Target,
-        batch: &mut ReadBatch<'m>,
     ) -> Result<Step, Error> {
+        let held = match mapping.try_hold(PageIndex::of_byte(at)) {
+            Ok(held) => held,
+            Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            Err(_) => return Ok(Step::Absent),
+        };
+        let read = self.read_held(&held, at, want, target);
+        if read == 0 {
+            self.wait_filled(mapping, &held);
+        }
+        Ok(Step::Read(read))
+    }
+
+    /// What folios that follow each other have of `want` bytes from `at` on.
+    fn read_batch(
+        &self,
+        mapping: &Arc<Mapping>,
+        at: u64,
+        want: usize,
+        target: &mut impl Target,
+    ) -> Result<Step, Error> {
+        let mut batch = ReadBatch::new();
         let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
-        let end = mapping.get_folios_contig(first, last, batch);
+        let end = mapping.get_folios_contig(first, last, &mut batch);
         let mut done = 0;
         for held in batch.iter() {
-            let from = at + done as u64;
-            let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
-            let bytes = (behind - from).min((want - done) as u64) as usize;
-            match held.is_readable() {
-                Readable::Yes => copy_out(held, from, bytes, target),
-                Readable::Zeros => target.zero(bytes),
-                Readable::NotYet | Readable::Never => break,
-            }
-            self.touch(held);
-            done += bytes;
-        }
-        let is_empty = batch.is_empty();
-        batch.clear();
-        match end {
-            _ if done > 0 => Ok(Step::Read(done)),
-            End::TooMany if is_empty => Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-            _ if is_empty => Ok(Step::Absent),
-            _ => {
-                self.wait_filled(mapping, first);
-                Ok(Step::Read(0))
+            match self.read_held(held, at + done as u64, want - done, target) {
+                0 => break,
+                bytes => done += bytes,
             }
         }
+        match batch.drain().next() {
+            _ if done > 0 => {}
+            None if end == End::TooMany => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            None => return Ok(Step::Absent),
+            // The others have been given back.
+            Some(held) => self.wait_filled(mapping, &held),
+        }
+        Ok(Step::Read(done))
+    }
+
+    /// What a held folio has of `want` bytes from `at` on; 0: it is being filled, or has left since it was held.
+    fn read_held(&self, held: &Held<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
+        let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+        let bytes = (behind - at).min(want as u64) as usize;
+        match held.is_readable() {
+            Readable::Yes => copy_out(held, at, bytes, target),
+            Readable::Zeros => target.zero(bytes),
+            Readable::NotYet | Readable::Never => return 0,
+        }
+        self.touch(held);
+        bytes
     }
 
     /// Zeros for what of `want` bytes from `at` on lies in one hole.
@@ -151,12 +175,10 @@ impl Shmem {
         Repr::Read { position, len: PAGE_SIZE, source }.into()
     }
 
-    /// Waits until who fills the folio at `index` has done so, if anybody does.
-    pub(super) fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
-        if let Ok(held) = mapping.try_hold(index) {
-            let is_done = || held.is_readable() != Readable::NotYet;
-            self.filemap.room.wait(&**mapping.backend(), &mut || is_done());
-        }
+    /// Waits until who fills a held folio has done so, if anybody does.
+    pub(super) fn wait_filled(&self, mapping: &Mapping, held: &Held<'_>) {
+        let is_done = || held.is_readable() != Readable::NotYet;
+        self.filemap.room.wait(&**mapping.backend(), &mut || is_done());
     }
 
     /// A folio was read; for who judges it.

@@ -1,0 +1,344 @@
+//! What no caller of the door can bring about at will: allocated folios of a size of one's choice, a fill that stands
+//! still, a cut between a batch and its copy.
+
+use std::sync::Arc;
+
+use crate::arena::{Arena, ArenaOptions, Completed, Readable};
+use crate::backend::{FillRun, Place, WaitRoom};
+use crate::filemap::{Filemap, OnPinned, Touched};
+use crate::folio::{Fresh, Held, Pinned};
+use crate::mapping::{At, End, Mapping, MemoryPages, NewFolio, Purpose, ReadBatch, Seek};
+use crate::sync::Locks;
+use crate::sys::fork::ForkGuard;
+use crate::tuning::Tuning;
+use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
+
+use super::{Shmem, Whole};
+
+const BYTES: u64 = PAGE_SIZE as u64;
+/// What nobody is to be shown unless it was filled.
+const JUNK: u8 = 0xdd;
+
+struct Stage {
+    shmem: Shmem,
+    mapping: Arc<Mapping>,
+    /// Another file, of a page: what is in frames that are to be filled.
+    scratch: Arc<Mapping>,
+    touched: Touched,
+}
+
+impl Stage {
+    /// A memory file of so many pages, in a cache of 32 MiB.
+    fn of(pages: u64) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
+        let orders = Orders { min: Order(0), max: Order(9) };
+        let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
+        let shmem = Shmem::new(Arc::new(filemap));
+        let new =
+            |id| shmem.new_mapping(MappingId(id), Order(9), ForkGuard::new(), Tuning::default()).unwrap();
+        let (mapping, scratch) = (new(1), new(2));
+        mapping.set_size(pages * BYTES);
+        let stage = Self { shmem, mapping, scratch, touched: Touched::default() };
+        stage.write_to(&stage.scratch, 0, &[JUNK; PAGE_SIZE]);
+        stage
+    }
+
+    /// Puts a folio there with [`JUNK`] in its frames, which is being filled.
+    fn begin(&self, index: u64, order: u8) -> FillRun {
+        let (filemap, order) = (&self.shmem.filemap, Order(order));
+        let promise = filemap.reclaim().lists().promise(1, Locks::Wait).unwrap();
+        let mut fresh = Fresh::alloc(&filemap.arena, order).unwrap();
+        let junk = self.scratch.try_hold(PageIndex(0)).unwrap();
+        (0..order.pages()).for_each(|page| fresh.copy_page(page, &junk, PageIndex(0)));
+        let frame = fresh.into_frame();
+        let run = FillRun { index: PageIndex(index), frame, pages: order.pages() };
+        let folio = NewFolio { index: run.index, frame, order };
+        self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+        let _marked = self.mapping.lock().mark_run_dirty(run, Millis(0));
+        filemap.reclaim().list_kept([frame], promise);
+        run
+    }
+
+    /// Ends that: with the bytes that are there, or without any.
+    fn end(&self, run: FillRun, has_bytes: bool) {
+        assert_eq!(self.shmem.filemap.arena.view().own(run.frame).complete(has_bytes), Completed::Attached);
+        let place = Place { mapping: self.mapping.id(), page: run.index };
+        self.shmem.filemap.room.wake_filled(place, run.pages);
+    }
+
+    /// Puts a folio there that was allocated and not written, with junk in its frames.
+    fn allocate(&self, index: u64, order: u8) -> FillRun {
+        let run = self.begin(index, order);
+        self.end(run, false);
+        run
+    }
+
+    fn write_to(&self, mapping: &Arc<Mapping>, position: u64, bytes: &[u8]) {
+        let author = (PoolNumber::DEFAULT, &self.touched, OnPinned::Detach);
+        assert_eq!(self.shmem.write(mapping, author, position, bytes).unwrap(), bytes.len());
+    }
+    fn write(&self, position: u64, bytes: &[u8]) {
+        self.write_to(&self.mapping, position, bytes);
+    }
+    fn read(&self, position: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; len];
+        let mut target = Whole::from(&mut bytes, 0);
+        let read = self.shmem.read(&self.mapping, position, &mut target, None).unwrap();
+        bytes.truncate(read);
+        bytes
+    }
+    fn pin(&self, position: u64, len: usize) -> Pinned {
+        self.shmem.pin(&self.mapping, position, len, ForkGuard::new()).unwrap()
+    }
+    fn punch(&self, position: u64, end: u64) {
+        self.shmem.punch(&self.mapping, (position, end), OnPinned::Detach).unwrap();
+    }
+    fn pages(&self) -> (u64, u64) {
+        let MemoryPages { data, allocated, spilled } = self.mapping.memory_pages();
+        assert_eq!(spilled, 0);
+        (data, allocated)
+    }
+    fn check(&self) {
+        self.mapping.check().unwrap();
+        self.shmem.filemap.reclaim().check().unwrap();
+        self.shmem.filemap.arena.check().unwrap();
+    }
+    fn hold(&self, page: u64) -> Held<'_> {
+        self.mapping.try_hold(PageIndex(page)).unwrap()
+    }
+}
+
+fn bytes_of(pinned: &Pinned) -> Vec<u8> {
+    pinned.chunks().flatten().copied().collect()
+}
+
+#[test]
+fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
+    let stage = Stage::of(2048);
+    stage.allocate(512, 9);
+    stage.allocate(1024, 0);
+    stage.allocate(1028, 2);
+    assert_eq!(stage.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
+    assert_eq!(stage.read(512 * BYTES + 100, 4000), vec![0; 4000]);
+    assert_eq!(stage.read(500 * BYTES + 7, 600 * PAGE_SIZE), vec![0; 600 * PAGE_SIZE], "between holes");
+    assert_eq!(stage.pages(), (0, 517));
+    assert_eq!(stage.hold(600).is_readable(), Readable::Zeros);
+    stage.check();
+}
+
+#[test]
+fn r17_the_first_write_to_an_allocated_folio_zeroes_what_it_leaves() {
+    let stage = Stage::of(600);
+    stage.allocate(0, 9);
+    stage.allocate(512, 0);
+    stage.write(5000, &[7; 10_000]);
+    stage.write(512 * BYTES + 5, &[8]);
+    let mut right = vec![0; 513 * PAGE_SIZE];
+    right[5000..15_000].fill(7);
+    right[512 * PAGE_SIZE + 5] = 8;
+    assert_eq!(stage.read(0, 513 * PAGE_SIZE), right);
+    assert_eq!(stage.pages(), (513, 0));
+    stage.check();
+    drop(stage.read(0, 1));
+    assert_eq!(stage.hold(3).frame(), stage.hold(511).frame(), "it is the folio that was allocated");
+}
+
+#[test]
+fn a_write_over_allocated_and_holes_and_data_at_once_is_read_back() {
+    let stage = Stage::of(64);
+    stage.allocate(2, 1);
+    stage.write(6 * BYTES, &[1; PAGE_SIZE]);
+    stage.allocate(8, 3);
+    let bytes: Vec<u8> = (0..14 * PAGE_SIZE + 50).map(|at| at as u8 | 1).collect();
+    stage.write(100, &bytes);
+    assert_eq!(stage.read(100, bytes.len()), bytes);
+    assert_eq!(stage.read(0, 100), [0; 100]);
+    assert_eq!(stage.read(100 + bytes.len() as u64, 3000), [0; 3000]);
+    assert_eq!(stage.pages(), (16, 0));
+    stage.check();
+}
+
+#[test]
+fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocated() {
+    let stage = Stage::of(1024);
+    stage.allocate(512, 9);
+    stage.punch(600 * BYTES + 10, 700 * BYTES + 20);
+    assert_eq!(stage.pages(), (0, 512 - 99), "the pages at both ends are not whole in it");
+    assert_eq!(stage.mapping.lock().at(PageIndex(601), PageIndex(1024)), At::Hole { end: PageIndex(700) });
+    assert_eq!(stage.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
+    stage.write(600 * BYTES, &[9; 10]);
+    assert_eq!(stage.read(600 * BYTES, 20), [[9; 10], [0; 10]].concat());
+    stage.check();
+    // Cut in the middle of what is left of it, and extended again.
+    let author = OnPinned::Detach;
+    stage.shmem.set_len(&stage.mapping, 800 * BYTES + 1, author).unwrap();
+    stage.shmem.set_len(&stage.mapping, 1024 * BYTES, author).unwrap();
+    assert_eq!(stage.mapping.lock().at(PageIndex(801), PageIndex(1024)), At::Hole { end: PageIndex(1024) });
+    assert_eq!(stage.read(700 * BYTES, 4 << 20), vec![0; 324 * PAGE_SIZE]);
+    stage.check();
+}
+
+#[test]
+fn an_allocated_folio_that_is_held_gives_way_to_allocated_pages() {
+    let stage = Stage::of(64);
+    stage.allocate(16, 4);
+    let held = stage.hold(20);
+    stage.punch(18 * BYTES, 24 * BYTES);
+    assert_eq!(stage.pages(), (0, 10));
+    assert_eq!(held.is_readable(), Readable::Never, "it has left, and its holder keeps it");
+    stage.check();
+    drop(held);
+    stage.check();
+    assert_eq!(stage.read(0, 64 * PAGE_SIZE), vec![0; 64 * PAGE_SIZE]);
+}
+
+#[test]
+fn r22_a_lookup_that_allocates_nothing_finds_nothing_on_a_hole_and_a_read_finds_zeros_and_neither_an_error() {
+    let stage = Stage::of(100);
+    stage.write(40 * BYTES, &[1; PAGE_SIZE]);
+    let mut batch = ReadBatch::new();
+    let end = stage.mapping.get_folios_contig(PageIndex(0), PageIndex(99), &mut batch);
+    assert_eq!((end, batch.len()), (End::Absent, 0));
+    assert!(stage.mapping.try_hold(PageIndex(0)).is_err());
+    assert_eq!(stage.mapping.lock().at(PageIndex(0), PageIndex(100)), At::Hole { end: PageIndex(40) });
+    assert_eq!(stage.mapping.lock().at(PageIndex(40), PageIndex(100)), At::Folio);
+    assert_eq!(stage.mapping.lock().at(PageIndex(41), PageIndex(50)), At::Hole { end: PageIndex(50) });
+    assert_eq!(stage.read(0, 40 * PAGE_SIZE), vec![0; 40 * PAGE_SIZE]);
+    assert_eq!(stage.pages(), (1, 0));
+}
+
+#[test]
+fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_hole() {
+    let stage = Stage::of(1000);
+    for page in [0, 1, 2, 500, 501] {
+        stage.write(page * BYTES, &[page as u8 + 1; PAGE_SIZE]);
+    }
+    let before = stage.mapping.tree_counts().locks;
+    let read = stage.read(0, 1000 * PAGE_SIZE);
+    assert_eq!(stage.mapping.tree_counts().locks - before, 2, "one for each hole, and none for folios");
+    for (page, bytes) in read.chunks(PAGE_SIZE).enumerate() {
+        let right = if matches!(page, 0..3 | 500..502) { page as u8 + 1 } else { 0 };
+        assert!(bytes.iter().all(|&byte| byte == right), "page {page}");
+    }
+}
+
+#[test]
+fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
+    let stage = Stage::of(8);
+    stage.write(0, &[1; 2 * PAGE_SIZE]);
+    let run = stage.begin(2, 1);
+    let mut batch = ReadBatch::new();
+    assert_eq!(stage.mapping.get_folios_contig(PageIndex(0), PageIndex(3), &mut batch), End::Covered);
+    let readable: Vec<_> = batch.iter().map(Held::is_readable).collect();
+    assert_eq!(readable.last(), Some(&Readable::NotYet));
+    drop(batch);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| stage.read(0, 8 * PAGE_SIZE));
+        let pinner = scope.spawn(|| bytes_of(&stage.pin(BYTES, 3 * PAGE_SIZE)));
+        // The ready prefix can be read meanwhile.
+        assert_eq!(stage.read(0, 2 * PAGE_SIZE), [1; 2 * PAGE_SIZE]);
+        stage.end(run, true);
+        let right =
+            [[1; 2 * PAGE_SIZE], [JUNK; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE]].concat();
+        assert_eq!(reader.join().unwrap(), right);
+        assert_eq!(pinner.join().unwrap(), right[PAGE_SIZE..4 * PAGE_SIZE]);
+    });
+    stage.check();
+}
+
+#[test]
+fn t08_who_waits_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
+    let stage = Stage::of(8);
+    let run = stage.begin(4, 2);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| stage.read(4 * BYTES, 4 * PAGE_SIZE));
+        let writer = scope.spawn(|| stage.write(5 * BYTES, &[3; 10]));
+        // What is being filled does not keep a punch of all of it waiting.
+        stage.punch(4 * BYTES, 8 * BYTES);
+        let completed = stage.shmem.filemap.arena.view().own(run.frame).complete(true);
+        if let Completed::Detached(crate::arena::Put::Last(order)) = completed {
+            stage.shmem.filemap.arena.free(run.frame, order);
+        }
+        let place = Place { mapping: stage.mapping.id(), page: run.index };
+        stage.shmem.filemap.room.wake_filled(place, run.pages);
+        writer.join().unwrap();
+        let read = reader.join().unwrap();
+        assert!(
+            read.iter().enumerate().all(|(at, &byte)| byte == 0 || byte == 3 && (4096..4106).contains(&at))
+        );
+    });
+    assert_eq!(stage.read(5 * BYTES, 11), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0]);
+    assert_eq!(stage.pages(), (1, 0));
+    stage.check();
+}
+
+#[test]
+fn r18_no_hold_is_left_behind_by_reads_and_pins() {
+    let stage = Stage::of(64);
+    stage.write(0, &[1; 20 * PAGE_SIZE]);
+    stage.allocate(32, 4);
+    let holds = || {
+        let pages = (0..20).chain(32..48);
+        pages
+            .map(|page| stage.hold(page).frame())
+            .map(|frame| stage.shmem.filemap.arena.view().own(frame).word().holds())
+            .sum::<u32>()
+    };
+    let before = holds();
+    stage.read(100, 60 * PAGE_SIZE);
+    stage.read(0, 10);
+    stage.read(63 * BYTES, 10 * PAGE_SIZE);
+    drop(stage.pin(0, 64 * PAGE_SIZE));
+    drop(stage.pin(33 * BYTES, 10));
+    assert_eq!((holds(), before), (0, 0), "each hold that is counted has been given back when it is");
+}
+
+#[test]
+fn r19_a_batch_that_is_held_across_a_cut_stays_readable_and_nothing_of_it_is_delivered() {
+    let stage = Stage::of(64);
+    stage.write(0, &[6; 64 * PAGE_SIZE]);
+    let mut batch = ReadBatch::new();
+    let end = stage.mapping.get_folios_contig(PageIndex(8), PageIndex(63), &mut batch);
+    assert_eq!(end, End::Covered);
+    stage.shmem.set_len(&stage.mapping, 10 * BYTES + 5, OnPinned::Detach).unwrap();
+    for held in batch.iter() {
+        let mut bytes = [0; PAGE_SIZE];
+        let last = held.first().plus(u64::from(held.order().pages()) - 1);
+        assert_eq!(held.copy_out(last.first_byte(), &mut bytes), PAGE_SIZE);
+    }
+    assert_eq!(stage.read(8 * BYTES, 64 * PAGE_SIZE), [6; 2 * PAGE_SIZE + 5]);
+    assert_eq!(stage.read(11 * BYTES, 10), []);
+    assert_eq!(stage.pages(), (11, 0), "what is held is out of the file");
+    drop(batch);
+    stage.check();
+}
+
+#[test]
+fn what_is_pinned_gives_way_as_one_folio_if_there_is_one() {
+    let stage = Stage::of(64);
+    stage.write(0, &[1; 64 * PAGE_SIZE]);
+    let order = stage.hold(0).order();
+    assert!(order > Order(0), "a write of many pages makes a large folio");
+    let pinned = stage.pin(0, 64 * PAGE_SIZE);
+    stage.write(5, &[2]);
+    assert_eq!(stage.hold(0).order(), order);
+    assert_eq!(bytes_of(&pinned), vec![1; 64 * PAGE_SIZE]);
+    assert_eq!(stage.read(0, 7), [1, 1, 1, 1, 1, 2, 1]);
+    stage.check();
+    drop(pinned);
+    stage.check();
+}
+
+#[test]
+fn seeking_passes_over_what_is_allocated() {
+    let stage = Stage::of(100);
+    stage.allocate(8, 3);
+    stage.write(20 * BYTES, &[1; 3 * PAGE_SIZE]);
+    let seek = |at: u64, wanted| stage.shmem.seek(&stage.mapping, at, wanted);
+    assert_eq!(seek(0, Seek::Data), Some(20 * BYTES));
+    assert_eq!(seek(21 * BYTES + 7, Seek::Data), Some(21 * BYTES + 7));
+    assert_eq!(seek(23 * BYTES, Seek::Data), None);
+    assert_eq!(seek(20 * BYTES, Seek::Hole), Some(23 * BYTES));
+    assert_eq!(seek(9 * BYTES + 1, Seek::Hole), Some(9 * BYTES + 1), "it has no bytes");
+    assert_eq!(seek(100 * BYTES, Seek::Hole), None);
+}

@@ -11,8 +11,12 @@
 //! page that ten mappings show counts once.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
+
+use quinion::{Cache, Image};
 
 use super::guest::touch_all;
 use super::{REPEAT, check_memory, pick};
@@ -35,10 +39,12 @@ const METRICS: [Metric; 3] =
     [Metric::cost("time", "s"), Metric::cost("memory", "MiB"), Metric::cost("PSS", "MiB")];
 const KEYS: [&str; 3] = ["seconds", "memory", "pss"];
 
+const IMAGE: &str = "image";
+const IMAGE_CONTINUE: &str = "image, CONTINUE";
 const COPY: &str = "UFFDIO_COPY";
 const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
-const WAYS: [&str; 2] = [COPY, MAP_PRIVATE];
+const WAYS: [&str; 4] = [IMAGE, IMAGE_CONTINUE, COPY, MAP_PRIVATE];
 
 /// Everybody's ten.
 pub fn case(settings: &Settings) -> Case {
@@ -53,9 +59,11 @@ pub fn case(settings: &Settings) -> Case {
         let scratch = scratch.get()?;
         Ok(WAYS.iter().map(|way| alternative(&scratch, way)).collect())
     });
-    let case =
-        WAYS.iter().fold(case, |case, way| METRICS.iter().fold(case, |case, m| case.told(m.name, way)));
-    case.usually(REPEAT).without_warm_up()
+    let rows = |case: Case, (ours, peer)| {
+        METRICS.iter().fold(case, |case, metric| case.compare(metric.name, ours, peer, None))
+    };
+    let pairs = [(IMAGE, COPY), (IMAGE, MAP_PRIVATE), (IMAGE_CONTINUE, COPY), (IMAGE_CONTINUE, MAP_PRIVATE)];
+    pairs.into_iter().fold(case, rows).usually(REPEAT).without_warm_up()
 }
 
 fn alternative(scratch: &Rc<Scratch>, way: &'static str) -> Alternative {
@@ -72,10 +80,37 @@ fn alternative(scratch: &Rc<Scratch>, way: &'static str) -> Alternative {
 pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
     let snapshot = File::open(errand.text("snapshot")?)?;
     match errand.text("way")? {
+        IMAGE => images(errand.text("snapshot")?.as_ref(), Ahead::Nothing),
+        IMAGE_CONTINUE => images(errand.text("snapshot")?.as_ref(), Ahead::All),
         COPY => copies(&snapshot),
         MAP_PRIVATE => private_maps(&snapshot),
         way => Err(Unmeasured::Failed(format!("there is no way `{way}` to make clones"))),
     }
+}
+
+/// What of a clone's page table is filled before it is touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ahead {
+    Nothing,
+    All,
+}
+
+fn images(snapshot: &Path, ahead: Ahead) -> Result<Answer, Unmeasured> {
+    let len = std::fs::metadata(snapshot)?.len();
+    let cache = Cache::builder().memory(len + len / 8 + (64 << 20)).build()?;
+    let image = Image::from_snapshot(&cache, snapshot)?;
+    image.populate()?;
+    let clone = || -> Result<Region, Unmeasured> {
+        let region = Region::private(image.fd(), len as usize)?;
+        if ahead == Ahead::All {
+            let uffd = faults_of(&region, Absent::Minor)?;
+            for at in (0..region.len()).step_by(UNIT) {
+                uffd.map(at, UNIT)?;
+            }
+        }
+        Ok(region)
+    };
+    measured(clone, || Ok(File::from(image.fd().try_clone_to_owned()?).metadata()?.blocks() * 512))
 }
 
 fn copies(snapshot: &File) -> Result<Answer, Unmeasured> {

@@ -39,7 +39,8 @@ pub enum Touch {
 }
 
 /// Touches `count` places that lie scattered, each in a stretch of `stretch` bytes of its own, and says how many
-/// microseconds each of them took. A word that is read is the snapshot's, or 0 where there is none.
+/// microseconds each of them took. A word that is read is the
+/// one that `content` has there.
 pub fn touch_scattered(
     region: &mut Region,
     stretch: usize,
@@ -76,7 +77,6 @@ pub enum Content {
     Snapshot,
     /// The snapshot's first bytes, so many of them, again and again.
     Repeated(usize),
-    Zeros,
 }
 
 impl Content {
@@ -84,7 +84,6 @@ impl Content {
         match self {
             Self::Snapshot => word_at(at as u64),
             Self::Repeated(bytes) => word_at((at % bytes) as u64),
-            Self::Zeros => 0,
         }
     }
 }

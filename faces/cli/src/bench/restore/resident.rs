@@ -13,6 +13,8 @@
 use std::fs::File;
 use std::rc::Rc;
 
+use quinion::{Cache, Image};
+
 use super::guest::touch_all;
 use super::{REPEAT, check_memory, pick};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
@@ -47,8 +49,12 @@ const fn unit(bytes: usize, ours: &'static str, copy: &'static str, memfd: &'sta
 
 const MAP_PRIVATE: &str = "MAP_PRIVATE of a cached file";
 
+/// Ours without anything done ahead, and the peer.
+const IMAGE: &str = "image, MAP_PRIVATE";
+
 /// The snapshot, in all the memories that it is given from.
 struct Resident {
+    image: Image,
     memfd: File,
     bytes_of_memfd: Mapped,
     cached: File,
@@ -59,15 +65,24 @@ struct Resident {
 impl Resident {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = pick(settings, 8 << 20, 128 << 20, 1 << 30);
-        check_memory(5 * bytes + (256 << 20))?;
+        check_memory(6 * bytes + (512 << 20))?;
         let scratch = Scratch::new(&settings.folder, bytes)?;
         let mut memfd = Store::memfd().file(bytes)?;
         write_content(&mut memfd, bytes)?;
         let len = bytes as usize;
         let bytes_of_memfd = Mapped::new(&memfd, len)?;
         let cached = File::open(scratch.path())?;
-        Ok(Self { memfd, bytes_of_memfd, cached, bytes: len, _scratch: scratch })
+        let image = image(&scratch)?;
+        Ok(Self { image, memfd, bytes_of_memfd, cached, bytes: len, _scratch: scratch })
     }
+}
+
+/// An image of ours of that snapshot, all of which is in memory.
+fn image(scratch: &Scratch) -> Result<Image, Unmeasured> {
+    let cache = Cache::builder().memory(scratch.bytes() + scratch.bytes() / 8 + (64 << 20)).build()?;
+    let image = Image::from_snapshot(&cache, scratch.path())?;
+    image.populate()?;
+    Ok(image)
 }
 
 /// Everybody, in each unit.
@@ -77,13 +92,19 @@ pub fn case(settings: &Settings) -> Case {
     let case = Case::new(format!("resident image, {mib} MiB"), &METRICS, move || {
         let resident = resident.get()?;
         let of = |name, run: Run, unit| alternative(&resident, name, run, unit);
-        let units = UNITS
-            .iter()
-            .flat_map(|unit| [of(unit.copy, copied, unit.bytes), of(unit.memfd, continued, unit.bytes)]);
-        Ok(units.chain([of(MAP_PRIVATE, map_private, 0)]).collect())
+        let units = UNITS.iter().flat_map(|unit| {
+            [
+                of(unit.ours, continued_image, unit.bytes),
+                of(unit.copy, copied, unit.bytes),
+                of(unit.memfd, continued, unit.bytes),
+            ]
+        });
+        Ok(units.chain([of(IMAGE, map_image, 0), of(MAP_PRIVATE, map_private, 0)]).collect())
     });
-    let case = UNITS.iter().fold(case, |case, unit| case.told("time", unit.copy).told("time", unit.memfd));
-    case.usually(REPEAT).told("touch", MAP_PRIVATE)
+    let rows = |case: Case, unit: &Unit| {
+        case.compare("time", unit.ours, unit.copy, Some(unit.goal)).bound("time", unit.ours, unit.memfd, None)
+    };
+    UNITS.iter().fold(case, rows).usually(REPEAT).compare("touch", IMAGE, MAP_PRIVATE, None)
 }
 
 /// Gives the snapshot to a machine, in units of so many bytes.
@@ -112,6 +133,14 @@ fn copied(resident: &Resident, unit: usize) -> Result<(Spent, Region), Unmeasure
 
 fn continued(resident: &Resident, unit: usize) -> Result<(Spent, Region), Unmeasured> {
     mapped(Region::private(&resident.memfd, resident.bytes)?, unit)
+}
+
+fn continued_image(resident: &Resident, unit: usize) -> Result<(Spent, Region), Unmeasured> {
+    mapped(Region::private(resident.image.fd(), resident.bytes)?, unit)
+}
+
+fn map_image(resident: &Resident, _unit: usize) -> Result<(Spent, Region), Unmeasured> {
+    Ok((Spent::default(), Region::private(resident.image.fd(), resident.bytes)?))
 }
 
 /// Fills the page table of `region`, whose file has everything.

@@ -131,7 +131,7 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::Pinned;
+pub use folio::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -143,7 +143,7 @@ pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Insertion, NodeReserve, PolicyKind, Tuning};
+pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]
 pub use workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]

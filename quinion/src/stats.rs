@@ -48,7 +48,7 @@ pub enum Count {
     WillNeed,
     /// Pages that left because the device failed to read them.
     Failed,
-    /// Pages that left because the file ended before them when they were read.
+    /// Pages that left because the file ended before them when they were read, or because what was to fill them did.
     Undelivered,
     /// Pages that left with their mapping, which the cache let go.
     Forgotten,

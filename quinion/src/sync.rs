@@ -140,6 +140,12 @@ pub enum Mutant {
     PieceFence,
     /// The release ordering with which a piece gets its word.
     PieceRelease,
+    /// The refusal of a folio lock that somebody has.
+    LockTaken,
+    /// The acquire ordering with which the folio lock is taken.
+    LockAcquire,
+    /// The release ordering with which the folio lock is given back.
+    UnlockRelease,
     /// The fence between a writer's bytes and its look whether the page is dirty already.
     DirtyWriteFence,
     /// The fence between the clearing of dirty bits and the reading of the bytes that are written back.
@@ -225,6 +231,9 @@ impl Mutant {
         Mutant::SplitStep,
         Mutant::PieceFence,
         Mutant::PieceRelease,
+        Mutant::LockTaken,
+        Mutant::LockAcquire,
+        Mutant::UnlockRelease,
         Mutant::DirtyWriteFence,
         Mutant::DirtyFlushFence,
         Mutant::MarkerSequence,

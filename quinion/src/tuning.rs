@@ -11,6 +11,9 @@
 //!                  Naive      three calls of the tree, each from the top: look up the order, split, store
 //!   node reserve   Enough     all nodes that an insertion can need, before its lock is taken
 //!                  AtMost(n)  n of them, so that it runs out under the lock, lets it go and comes back
+//!   grabbing       Batched    folios of a range looked up together, and inserted under one lock
+//!                  LookupBatched  looked up together; a lock and a way down for each that is inserted
+//!                  OneByOne   a lookup, too, for each
 //!   policy         S3Fifo     what was read again after its first use stays; see `policy.rs`
 //! ```
 //!
@@ -30,6 +33,8 @@ pub struct Tuning {
     pub descent: Descent,
     /// How many index nodes are taken before a lock.
     pub node_reserve: NodeReserve,
+    /// How a range of folios is grabbed.
+    pub grabbing: Grabbing,
     /// Which folios go when room is wanted.
     pub policy: PolicyKind,
 }
@@ -51,6 +56,12 @@ impl Tuning {
     #[must_use]
     pub fn node_reserve(mut self, node_reserve: NodeReserve) -> Self {
         self.node_reserve = node_reserve;
+        self
+    }
+    /// With this way to grab a range.
+    #[must_use]
+    pub fn grabbing(mut self, grabbing: Grabbing) -> Self {
+        self.grabbing = grabbing;
         self
     }
     /// With this policy.
@@ -79,6 +90,18 @@ pub enum Insertion {
     #[default]
     Batched,
     /// Each under a hold of its own.
+    OneByOne,
+}
+
+/// How a range of folios is grabbed: found or created, and locked.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Grabbing {
+    /// Looked up together, and what is missing inserted under one hold of the lock.
+    #[default]
+    Batched,
+    /// Looked up together, and inserted each under a hold of its own.
+    LookupBatched,
+    /// Looked up and inserted each by itself. What the batches are measured against.
     OneByOne,
 }
 

@@ -12,9 +12,10 @@
 //! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and nobody's hold |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete`; with `WRITEBACK` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
-//! | `UPTODATE` | set by `complete` | the fill's hold; cleared only with the sequence, by `prepare` |
+//! | `UPTODATE` | set by `complete` | the hold of who has it locked; cleared only with the sequence, by `prepare` |
 //! | `STEADY` | set by `complete` with `UPTODATE`, cleared by `begin_writes` with a step of the sequence by two | the fill's hold; a writer's hold |
-//! | `LOCKED` | set by `prepare` and `try_lock_allocated`, cleared by `complete` | the fill's hold |
+//! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
+//! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
 //! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
@@ -30,10 +31,16 @@
 //! | odd | - | - | 0 | 0 | 0 | inside a free run, inside a folio, or allocated and not yet prepared |
 //! | even | 0 | 1 | 0 | 0 | >= 1 | in the index or about to be, being filled; its fill holds it, and so may readers who wait |
 //! | even | 1 | 0 | 0 | 0 | any | in the index, readable |
+//! | even | 1 | 1 | 0 | 0 | >= 1 | the same, and grabbed: readers and writers in place go on, other grabbers wait |
 //! | even | 0 | 0 | 0 | 0 | any | **allocated**: in the index of a memory file, and nobody has put bytes there; zeros, whatever is in its frames |
 //! | odd | any | any | 1 | 0 | >= 1 | out of the index, its bytes kept for those who hold it |
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
+//!
+//! `LOCKED` is the **folio lock**. Who has it is alone in putting first bytes into a folio that is not up to date, and
+//! keeps other grabbers, splits and spills away from one that is. It stops no reader of a folio that is up to date:
+//! these look at `UPTODATE` first. How it is waited for, and in which order several are taken, is told in
+//! `mapping/grab.rs`.
 //!
 //! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of
 //! its pages whose bits say that they have come (`landed.rs`). It is set nowhere else first, and stays until the
@@ -105,7 +112,7 @@ pub struct Flags;
 impl Flags {
     /// Every page of the folio holds the file's bytes.
     pub const UPTODATE: u64 = 1 << 0;
-    /// A fill owns the folio's bytes.
+    /// The folio lock: a fill or a grabber has the folio for itself; a fill owns its bytes.
     pub const LOCKED: u64 = 1 << 1;
     /// Reading this folio should start the next readahead window.
     pub const MARKER: u64 = 1 << 2;
@@ -243,12 +250,21 @@ pub enum WriteRefused {
     Pinned,
 }
 
+/// Why the folio lock was not given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockRefused {
+    /// A fill or a grabber has it.
+    Locked,
+    /// The folio has left the index since it was held.
+    Left,
+}
+
 /// What a holder finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readable {
     /// The bytes are there, and stay while the hold is kept.
     Yes,
-    /// A fill is at work.
+    /// Who has it locked is about to bring them.
     NotYet,
     /// Nobody has put bytes there yet: a folio of a memory file that was allocated and reads as zeros. What is in its
     /// frames is not to be looked at.
@@ -672,8 +688,9 @@ impl Descriptor {
         match () {
             // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
             () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
+            // Before the lock: a grabber's stops no reader.
+            () if word.has(Flags::UPTODATE) => if same { Readable::Yes } else { Readable::Never },
             () if word.has(Flags::LOCKED) => Readable::NotYet,
-            () if word.has(Flags::UPTODATE) && same => Readable::Yes,
             () if same => Readable::Zeros,
             () => Readable::Never,
         }
@@ -683,8 +700,7 @@ impl Descriptor {
     #[inline]
     pub fn is_filled(&self) -> bool {
         // Acquire, partner: the Release in `complete`.
-        let word = Word(self.word.load(Ordering::Acquire));
-        word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED)
+        Word(self.word.load(Ordering::Acquire)).has(Flags::UPTODATE)
     }
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
@@ -693,6 +709,45 @@ impl Descriptor {
             let before = Word(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
             debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
         }
+    }
+
+    // ---- the folio lock -------------------------------------------------------------------------
+
+    /// Takes the folio lock, which nobody has, of a folio that the caller holds: the word then. With it the caller
+    /// sees what the one before had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
+    /// its hold, if the folio was not up to date and is now.
+    pub fn try_lock(&self, ticket: Ticket) -> Result<Word, LockRefused> {
+        // Acquire, partner: the Release in `unlock` and in `complete`: what was done under the lock before.
+        let order = ordering(Mutant::LockAcquire, Ordering::Acquire, Ordering::Relaxed);
+        let mut word = self.word();
+        loop {
+            match () {
+                () if !ticket.names(word) => return Err(LockRefused::Left),
+                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => return Err(LockRefused::Locked),
+                () => {}
+            }
+            match self.word.compare_exchange(word.0, word.0 | Flags::LOCKED, order, Ordering::Relaxed) {
+                Ok(_) => return Ok(Word(word.0 | Flags::LOCKED)),
+                Err(now) => word = Word(now),
+            }
+        }
+    }
+
+    /// Gives the folio lock back, and leaves the folio's bytes what they are: there, or not there. The caller keeps its
+    /// hold, and wakes who may wait for the lock.
+    pub fn unlock(&self) {
+        // Release, partner: the Acquire in `try_lock`.
+        let order = ordering(Mutant::UnlockRelease, Ordering::Release, Ordering::Relaxed);
+        let before = Word(self.word.fetch_and(!Flags::LOCKED, order));
+        debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not locked");
+    }
+
+    /// What the fill of this folio knows of it, also if it has left the index since it was inserted.
+    pub fn ticket_of_fill(&self) -> Ticket {
+        let word = self.word();
+        debug_assert!(word.has(Flags::LOCKED) && word.holds() > 0, "{word:?} is not being filled");
+        let left = if word.is_live() { 0 } else { SEQUENCE };
+        Ticket { word: Word(word.0.wrapping_sub(left)), first: self.index() }
     }
 
     /// Gives a hold back.
@@ -919,6 +974,12 @@ impl Descriptor {
         }
         if word.has(Flags::WRITEBACK) && word.holds() == 0 {
             return Err("a folio is being written and nobody holds it");
+        }
+        if word.has(Flags::WRITEBACK) && !word.has(Flags::UPTODATE) {
+            return Err("a folio is being written whose bytes are not there");
+        }
+        if word.has(Flags::LOCKED) && word.holds() == 0 {
+            return Err("a folio is locked and nobody holds it");
         }
         Ok(())
     }

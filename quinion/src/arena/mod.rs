@@ -41,7 +41,7 @@ pub mod dirty;
 pub mod landed;
 pub mod written;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
     Word, WriteRefused, before_bytes,
 };
 

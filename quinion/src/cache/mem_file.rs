@@ -114,19 +114,19 @@ pub struct MemFile {
     process: ForkGuard,
     counters: Arc<Counters>,
     touched: Touched,
-    handle: Arc<MemHandle>,
+    pub(super) handle: Arc<MemHandle>,
     position: u64,
 }
 
 /// What the handles of a memory file share; with the last of them it ends.
-struct MemHandle {
-    mapping: Arc<Mapping>,
+pub(super) struct MemHandle {
+    pub mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
     name: Arc<str>,
     on_pinned: OnPinned,
     // Last: the cache outlives what is in it.
-    shared: Arc<Shared>,
+    pub shared: Arc<Shared>,
 }
 
 impl Drop for MemHandle {
@@ -200,7 +200,7 @@ impl MemFile {
     }
 
     #[inline]
-    fn check_process(&self) -> Result<()> {
+    pub(super) fn check_process(&self) -> Result<()> {
         if self.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
     }
 
@@ -477,17 +477,17 @@ impl MemFile {
         self.handle.mapping.tree_counts()
     }
 
-    fn pool_number(&self) -> PoolNumber {
+    pub(super) fn pool_number(&self) -> PoolNumber {
         self.handle.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
     }
 
     /// Who writes by this handle.
-    fn author(&self) -> (PoolNumber, &Touched, OnPinned) {
+    pub(super) fn author(&self) -> (PoolNumber, &Touched, OnPinned) {
         (self.pool_number(), &self.touched, self.handle.on_pinned)
     }
 
     /// An error of this file's: where there is no memory, what can be done is another thing than for a file.
-    fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error) -> Error {
         if error.kind() != ErrorKind::NoMemory {
             return error;
         }

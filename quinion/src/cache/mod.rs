@@ -66,6 +66,7 @@ mod file;
 mod future;
 mod guest;
 mod mem_file;
+mod mem_populate;
 mod open;
 mod outside;
 mod pool;
@@ -971,7 +972,7 @@ pub struct Stats {
     pub invalidated_pages: u64,
     /// Pages that went because the device failed to read them; each took the others of its folio with it.
     pub failed_pages: u64,
-    /// Pages that went because the file ended before them when they were read.
+    /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
     pub undelivered_pages: u64,
     /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
     /// removed.

@@ -39,6 +39,8 @@ mod background;
 mod fill;
 #[cfg(feature = "std")]
 mod future;
+#[cfg(feature = "std")]
+mod grab;
 mod hit;
 mod hits;
 #[cfg(feature = "std")]

@@ -48,6 +48,21 @@ impl<'a> Held<'a> {
         Ok(Self { arena, frame, ticket })
     }
 
+    /// The hold that came with the caller's own fill of the folio that `frame` heads, also if that has left the index.
+    pub(super) fn of_fill(arena: &'a Arena, frame: Frame) -> Self {
+        Self { arena, frame, ticket: arena.view().own(frame).ticket_of_fill() }
+    }
+
+    /// Its parts; the hold is the caller's to give back.
+    pub(super) fn into_parts(self) -> (&'a Arena, Frame) {
+        let parts = (self.arena, self.frame);
+        std::mem::forget(self);
+        parts
+    }
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
     /// The folio's first frame.
     #[inline]
     pub fn frame(&self) -> Frame {

@@ -27,6 +27,8 @@
 //!  5. Whoever writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
 //!     [`copy::copy_in`] and a fill's address do it for their callers.
 //!
+//! [`Locked`] brings the first bytes of a folio, or keeps others from it: the folio lock as a value.
+//!
 //! [`Writer`] changes pages in place, [`written::copy_page`] reads them without a lock, [`Held::copy_out`] with one if
 //! it must.
 //!
@@ -49,9 +51,13 @@ mod held;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use held::{Held, unpin};
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod locked;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use locked::{Finished, Locked, State};
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use pinned::Pinned;
+pub use pinned::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub(crate) use pinned::Unpinned;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -127,6 +127,95 @@ impl Pinned {
     }
 }
 
+/// Whole folios of a memory file, pinned: memory of this process with an address, which nobody takes away or moves as
+/// long as this lives.
+///
+/// They are the file's: who reads it sees what is in them. A write to the file finds them pinned, and does what its
+/// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
+pub struct PinnedFolios {
+    pinned: Pinned,
+    /// Of each folio its first frame, its position in the file and its length, in bytes.
+    folios: Vec<(Frame, u64, usize)>,
+    /// What was asked for begins at this byte of the file.
+    position: u64,
+}
+
+/// One of the folios of [`PinnedFolios`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PinnedFolio {
+    position: u64,
+    address: *mut u8,
+    len: usize,
+}
+
+impl PinnedFolio {
+    /// The position of its first byte in the file.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+    /// The address of its first byte, a multiple of its length. It may be read. Who stores there, or has a device store
+    /// there, answers for it that nobody has the bytes lent by [`MemFile::pin`](crate::MemFile::pin) at that time, and
+    /// that others who read them see them change.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+    /// Its length in bytes: 4 KiB to 2 MiB, a power of two.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Never: it has a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Debug for PinnedFolios {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedFolios").field("folios", &self.folios.len()).finish_non_exhaustive()
+    }
+}
+
+impl PinnedFolios {
+    /// None yet, for who asked for what begins at byte `position`.
+    pub(crate) fn new(pinned: Pinned, position: u64) -> Self {
+        Self { pinned, folios: Vec::new(), position }
+    }
+    /// Pins a held folio, that follows the last.
+    pub(crate) fn add(&mut self, held: Held<'_>) {
+        let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
+        self.pinned.add(held, position, len);
+        self.folios.push((frame, position, len));
+    }
+    /// As [`Pinned::count_pages`].
+    pub(crate) fn count_pages(&mut self) -> u64 {
+        self.pinned.count_pages()
+    }
+
+    /// How many folios there are.
+    pub fn len(&self) -> usize {
+        self.folios.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+    /// How far into the first folio the first byte that was asked for lies, in bytes.
+    pub fn offset(&self) -> usize {
+        self.folios.first().map_or(0, |(_, first, _)| (self.position - first) as usize)
+    }
+    /// The folios, each behind the one before in the file.
+    ///
+    /// # Panics
+    /// In a forked child, which does not have the cache's memory.
+    pub fn folios(&self) -> impl Iterator<Item = PinnedFolio> {
+        assert!(!self.pinned.process.is_forked(), "pinned folios belong to the process that pinned them");
+        self.folios.iter().map(|&(frame, position, len)| {
+            let address = self.pinned.arena.view().bytes(frame).expect("a pinned folio has frames");
+            PinnedFolio { position, address, len }
+        })
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.process.is_forked() {

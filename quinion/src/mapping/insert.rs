@@ -435,7 +435,7 @@ impl<'a> MappingGuard<'a> {
 }
 
 /// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing.
-fn add_prefix(
+pub(super) fn add_prefix(
     guard: &mut Option<MappingGuard<'_>>,
     run: FillRun,
     shape: Shape,
@@ -553,7 +553,7 @@ impl Slab for Placing<'_> {
 }
 
 /// The folios a run is made of: each the largest that index, frame, rest and `orders` allow.
-fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
+pub(super) fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
     let mut page = 0;
     std::iter::from_fn(move || {
         let rest = run.pages - page;

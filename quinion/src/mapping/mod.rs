@@ -17,6 +17,8 @@
 //! A folio enters the tree locked and not up to date, with a hold that is the
 //! fill's; only the end of the fill makes it readable.
 //!
+//! A range of folios can be had locked, those that are missing created: `grab.rs`.
+//!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
 //!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
@@ -55,6 +57,8 @@ mod dirty;
 #[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
+mod grab;
+#[cfg(feature = "std")]
 mod insert;
 mod lookup;
 #[cfg(feature = "std")]
@@ -84,6 +88,10 @@ pub use device::Device;
 pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
+#[cfg(feature = "std")]
+pub use grab::{
+    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked, Taken, Watch,
+};
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
-//! `mapping/memory.rs`. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
+//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
@@ -39,11 +39,14 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PoolNumber};
 
+mod grab;
 mod holes;
 mod pin;
+mod populate;
 mod read;
 mod target;
 
+pub use populate::Slice;
 pub(crate) use target::{Pieces, Target, Whole};
 
 /// The paths of a cache's memory files.

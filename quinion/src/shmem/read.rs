@@ -170,7 +170,7 @@ impl Shmem {
     }
 
     /// A page says that it is in a spill file, and the cache has none.
-    fn no_spill(&self, position: u64) -> Error {
+    pub(super) fn no_spill(&self, position: u64) -> Error {
         let source = std::io::Error::other("its page is marked as spilled, and this cache has no spill file");
         Repr::Read { position, len: PAGE_SIZE, source }.into()
     }

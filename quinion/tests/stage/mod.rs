@@ -14,7 +14,7 @@ use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions, CellNumber, Word};
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::folio::copy;
-use quinion::mapping::{AddedFolio, Mapping, NODE_BITS, NewFolio, Purpose, find};
+use quinion::mapping::{AddedFolio, Backing, Mapping, NODE_BITS, NewFolio, Purpose, find};
 use quinion::sync::Locks;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -62,6 +62,16 @@ impl Stage {
     }
     pub fn with(tuning: Tuning) -> Self {
         Self::of(Arena::MEMORY_MIN, tuning)
+    }
+    /// With a memory file's mapping of `pages` pages, whose folios stand in no ring.
+    pub fn of_memory(pages: u64, tuning: Tuning) -> Self {
+        let memory = Arena::MEMORY_MIN;
+        let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let mapping = Mapping::memory(Arc::clone(&arena), id, Backing::Kept, Order::MAX, process, tuning);
+        let mapping = mapping.unwrap();
+        mapping.set_size(pages << 12);
+        Self { arena, mapping }
     }
     pub fn of(memory: u64, tuning: Tuning) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());

@@ -1,0 +1,116 @@
+//! Populate: memory given to a memory file, filled, and lent, many pages at a time.
+//!
+//! The work is in `shmem/populate.rs` and `shmem/grab.rs`; these are its faces.
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use crate::error::Result;
+use crate::folio::PinnedFolios;
+use crate::shmem::{Shmem, Slice};
+
+use super::mem_file::{MemFile, MemHandle};
+use super::File;
+
+/// Bytes of another file that are pinned at a time while they are copied.
+const PINNED_BYTES_MAX: u64 = 1 << 20;
+
+impl MemFile {
+    /// Gives memory to all of `len` bytes at byte `position` that has none, so that writes there cannot fail for want of
+    /// it. It reads as zeros as before, and nothing is set to zero before it is written. The size stays; the range must
+    /// lie inside. Waits for memory, and for who is just filling a page of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; what was given before stays.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the range lies not all inside the file.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn preallocate(&self, position: u64, len: u64) -> Result<()> {
+        let range = self.inside(position..position.saturating_add(len))?;
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let given = shared.shmem.preallocate(mapping, self.pool_number(), range);
+        given.map_err(|error| self.explain(error))
+    }
+
+    /// Fills `range`, in bytes, by what `source` puts into one [`Slice`] of it after the other: up to 2 MiB each, straight
+    /// into the memory that they will be read from. Returns how many bytes came: all, or fewer if `source` left a slice
+    /// before it was full, or failed, or memory ended (a next call tells). What came is there; behind it the file is as
+    /// it was, but that the page in which the source ended, and the folio around it, is filled up with zeros if it had no
+    /// bytes.
+    ///
+    /// While `source` runs, readers and writers of its slice wait for it; so it must not use that part of the file
+    /// itself. No lock of the cache is held. Threads that fill different ranges of one file do so side by side.
+    ///
+    /// # Errors
+    /// As [`MemFile::write_at`] (the range must lie inside the file), or what `source` returned; no byte came then.
+    pub fn populate_with(
+        &self,
+        range: Range<u64>,
+        mut source: impl FnMut(&mut Slice<'_>) -> io::Result<()>,
+    ) -> Result<u64> {
+        let range = self.inside(range)?;
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let came = shared.shmem.populate(mapping, self.author(), range, &mut source);
+        came.map_err(|error| self.explain(error))
+    }
+
+    /// As [`MemFile::populate_with`], with the bytes of `reader`, until it ends.
+    ///
+    /// # Errors
+    /// As there; `reader`'s, if it gave none.
+    pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
+        let range = self.inside(range)?;
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let came = shared.shmem.populate_from_reader(mapping, self.author(), range, &mut reader);
+        came.map_err(|error| self.explain(error))
+    }
+
+    /// As [`MemFile::populate_with`], with the bytes that `file` has from byte `position` on, until it ends: they are read
+    /// into the cache, and copied from there.
+    ///
+    /// # Errors
+    /// As there; as [`File::read_at`], if it gave none.
+    pub fn populate_from_file(&self, range: Range<u64>, file: &File, position: u64) -> Result<u64> {
+        let (mut position, mut failed) = (position, None);
+        let came = self.populate_with(range, |slice| {
+            while slice.left() > 0 {
+                let len = slice.left().min(PINNED_BYTES_MAX as usize);
+                let pinned = match file.pin(position, len) {
+                    Ok(pinned) if pinned.is_empty() => break,
+                    Ok(pinned) => pinned,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                };
+                pinned.chunks().for_each(|chunk| drop(slice.put(chunk)));
+                position += pinned.len() as u64;
+            }
+            Ok(())
+        })?;
+        match failed {
+            Some(error) if came == 0 => Err(error),
+            _ => Ok(came),
+        }
+    }
+
+    /// Pins the folios that hold `range`, in bytes, from its beginning on: as many as it has, and `max` at most. What was
+    /// not there is created, and what nobody wrote has zeros. They can be given to a device, or to whoever else wants
+    /// memory with an address that stays. The range must lie inside the file; the first and the last folio may reach
+    /// over its ends ([`PinnedFolios::offset`]).
+    ///
+    /// # Errors
+    /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and what was created stays.
+    pub fn pin_folios(&self, range: Range<u64>, max: usize) -> Result<PinnedFolios> {
+        let range = self.inside(range)?;
+        let MemHandle { shared, mapping, .. } = &*self.handle;
+        let pinned = shared.shmem.pin_folios(mapping, self.pool_number(), range, max, shared.process);
+        pinned.map_err(|error| self.explain(error))
+    }
+
+    /// The range, if all of it lies inside the file.
+    fn inside(&self, range: Range<u64>) -> Result<Range<u64>> {
+        self.check_process()?;
+        Shmem::check_inside(&self.handle.mapping, &range)?;
+        Ok(range)
+    }
+}

@@ -1,0 +1,153 @@
+//! Grab: frames for folios that are grabbed, and the grab of a mapping of the cache.
+//!
+//! ```text
+//!   mapping/grab.rs          here                                                    below
+//!   round: gaps      -->     charge the pool, frames for them, promise places  -->   reclaim, arena, lists
+//!          inserted  -->     list them, count them; what was left goes back
+//!          a spill   -->     whoever brings it back, handed down by the paths of memory files
+//! ```
+//!
+//! How a range is grabbed is told in `mapping/grab.rs`; this is where its frames come from, which is where those of any
+//! write come from. Memory is waited for as long as nothing is locked, and after that only taken; so nobody who waits
+//! for memory keeps others waiting for folios, and a grab of a large range comes back with a part of it rather than
+//! reclaim with the rest in its hands.
+//!
+//! Invariant: a charge, a promise and frames are had together, used for what is inserted, and given back for the rest
+//! before the round that asked for them ends.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::FillRun;
+use crate::error::{Error, Repr};
+use crate::lists::{Charge, Promise};
+use crate::mapping::{
+    AskedFor, Dirtying, Fate, ForMemory, FrameSource, Grab, GrabEnd, Grabbed, Mapping, OnLocked, Purpose,
+    Shape, Taken,
+};
+use crate::readahead::Window;
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{Order, Orders, PageIndex, PoolNumber};
+
+use super::fill::{Filemap, Filled, Need, deal_out, pages_of};
+use super::read::Patience;
+
+/// Brings back what is spilled, from one page on and before another. The paths of memory files hand it down.
+pub(crate) type BringBack<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
+
+/// Frames of a cache for one grab.
+struct CacheFrames<'f> {
+    filemap: &'f Arc<Filemap>,
+    mapping: &'f Arc<Mapping>,
+    pool: PoolNumber,
+    shape: Shape,
+    bring_back: BringBack<'f>,
+    /// What came with the frames that were taken last.
+    room: Option<(Charge<'f>, Promise<'f>)>,
+    /// Why there were none.
+    refused: Option<Error>,
+}
+
+impl Filemap {
+    /// Finds or creates folios for `pages` on behalf of `pool`, locked and held; see `mapping/grab.rs`. A prefix, if
+    /// memory ends before the range does, or a folio is locked that is not waited for; no folio, if the file does.
+    /// The caller has the mapping's Write lock, and no other.
+    ///
+    /// # Errors
+    /// Why there is not even the first folio.
+    pub(crate) fn grab<'a>(
+        self: &'a Arc<Self>,
+        mapping: &'a Arc<Mapping>,
+        pool: PoolNumber,
+        pages: Range<PageIndex>,
+        on_locked: OnLocked,
+        bring_back: BringBack<'_>,
+    ) -> Result<Grabbed<'a>, Error> {
+        let Orders { min, max } = self.folio_orders;
+        let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
+        let shape = Shape {
+            orders,
+            marker: None,
+            purpose: Purpose::Write,
+            wanted: AskedFor::All,
+            fate: Fate::Stays,
+        };
+        let now = self.writeback.now();
+        let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
+        let first = pages.start.first_byte();
+        let (room, refused) = (None, None);
+        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, bring_back, room, refused };
+        let how = Grab { shape, on_locked, dirty };
+        let (grabbed, end) = mapping.grab(&self.room, pages, how, &mut frames, &mut |_| {});
+        match end {
+            _ if !grabbed.is_empty() => Ok(grabbed),
+            GrabEnd::All | GrabEnd::Size => Ok(grabbed),
+            GrabEnd::Locked => Err(Repr::WouldBlock { position: first }.into()),
+            GrabEnd::NoFrames | GrabEnd::NoNode | GrabEnd::Contended => {
+                Err(frames.refused.unwrap_or_else(|| self.no_memory(first)))
+            }
+            GrabEnd::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl FrameSource for CacheFrames<'_> {
+    type Error = Error;
+
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Error> {
+        let (filemap, mapping, pool) = (self.filemap, self.mapping, self.pool);
+        let need = match memory {
+            ForMemory::Wait => Need::Asked,
+            ForMemory::Hurry => Need::Ahead,
+        };
+        let (first, largest) = (gaps[0].0, gaps.iter().map(|(_, pages)| *pages).max().unwrap_or(1));
+        let order = Order::fitting(largest).min(self.shape.orders.max);
+        let window = Window { order, ..Window::exact(first, largest) };
+        let mut gaps = gaps.to_vec();
+        let room = filemap.charge_and_frames((pool, mapping), &mut gaps, window, need, Locks::Wait);
+        let (charge, frames) = match room {
+            Ok(room) => room,
+            Err(Filled::Nothing | Filled::Busy) => return Ok(Taken::LookAgain),
+            Err(Filled::PoolFull) => {
+                self.refused = Some(filemap.pool_full(pool, first.first_byte()));
+                return Ok(Taken::Runs(Vec::new()));
+            }
+            Err(Filled::NoMemory | Filled::Submitted(_)) => return Ok(Taken::Runs(Vec::new())),
+        };
+        let runs = deal_out(&gaps, &frames);
+        match filemap.promise_places(mapping, &runs, Patience::Wait) {
+            Some(promise) => {
+                self.room = Some((charge, promise));
+                Ok(Taken::Runs(runs))
+            }
+            None => {
+                filemap.free_runs(&runs);
+                drop(charge);
+                let again = filemap.make_nodes(pool);
+                Ok(if again { Taken::LookAgain } else { Taken::Runs(Vec::new()) })
+            }
+        }
+    }
+
+    fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]) {
+        self.filemap.free_runs(left);
+        let Some((charge, promise)) = self.room.take() else { return };
+        if inserted.is_empty() {
+            return;
+        }
+        let (filemap, pages) = (self.filemap, pages_of(inserted));
+        let window = Window::exact(inserted[0].index, 1);
+        filemap.list_new(self.mapping, inserted, window, self.shape, promise.with_charge(charge));
+        filemap.counters.add(Count::Inserted, pages);
+        filemap.reclaim.count_inserted(self.pool, pages, 0);
+    }
+
+    fn make_nodes(&mut self) -> bool {
+        self.filemap.make_nodes(self.pool)
+    }
+
+    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {
+        (self.bring_back)(index, to)
+    }
+}

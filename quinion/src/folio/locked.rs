@@ -1,0 +1,243 @@
+//! Locked: a folio that is held and locked, as a value: who has it may bring its first bytes.
+//!
+//! ```text
+//!   inserted by us --of_new--.                         .--finish: bytes came      zeros around them; up to date
+//!                             >-- Locked --write, zero-<
+//!   Held ----------lock------'                          `--unlock                 as it was: what it had, it has
+//! ```
+//!
+//! Three kinds of folios are locked, and are written in two ways:
+//!
+//! | [`State`] | what readers see meanwhile | a write |
+//! |---|---|---|
+//! | `New` | nothing: they wait | goes straight into the frames |
+//! | `Allocated` | nothing: they wait | the same |
+//! | `Data` | the bytes, page by page | goes through [`Writer`](super::Writer), as any other's |
+//!
+//! Of a folio that is not up to date one range of bytes is known to be written. A write that does not touch that range
+//! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
+//! Who writes a folio from its first byte to its last, in any number of calls, has nothing set to zero.
+//!
+//! Invariants:
+//!  1. One value is one hold and one lock; both are given back once, on whatever way out.
+//!  2. A folio becomes up to date with every byte of it written or zero.
+//!  3. No `&mut [u8]` of a frame exists: readers that came by a stale hint may be looking, and throw it away.
+//!
+//! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
+//! they let it go, and [`Finished::Left`] says so.
+//!
+//! It wakes nobody: rooms are above. Who waits for what is unlocked here is woken by `mapping/grab.rs`.
+
+use std::ops::Range;
+
+use crate::arena::{Arena, Completed, Flags, LockRefused, Put, WriteRefused};
+use crate::units::{Frame, Order, PageIndex};
+
+use super::copy;
+use super::held::Held;
+
+/// What a locked folio was when it was locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It was not there: its locker has inserted it.
+    New,
+    /// It was there, and has never had bytes.
+    Allocated,
+    /// It was there, with its bytes.
+    Data,
+}
+
+/// What became of a folio whose bytes came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finished {
+    /// It is in the index, and up to date.
+    Kept,
+    /// It had left the index, or has since been taken out: its bytes are nobody's.
+    Left,
+}
+
+/// A folio that is held and locked. Dropping it leaves the folio as it is, unlocks it and gives the hold back.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    /// There until it is given back.
+    held: Option<Held<'a>>,
+    state: State,
+    /// Of a folio that is not up to date: which of its bytes are written. Of another: those that were touched.
+    written: Range<usize>,
+}
+
+impl<'a> Locked<'a> {
+    /// Locks what is held; if that cannot be done, says why and gives the hold back to the caller.
+    pub fn lock(held: Held<'a>) -> Result<Self, (LockRefused, Held<'a>)> {
+        match held.arena().view().own(held.frame()).try_lock(held.ticket()) {
+            Ok(word) => {
+                let state = if word.has(Flags::UPTODATE) { State::Data } else { State::Allocated };
+                Ok(Self { held: Some(held), state, written: 0..0 })
+            }
+            Err(refused) => Err((refused, held)),
+        }
+    }
+
+    /// The folio that the caller has inserted, and of which nobody has ended the fill: with its lock and its hold.
+    pub fn of_new(arena: &'a Arena, frame: Frame) -> Self {
+        Self { held: Some(Held::of_fill(arena, frame)), state: State::New, written: 0..0 }
+    }
+
+    fn held(&self) -> &Held<'a> {
+        self.held.as_ref().expect("it is held until it is given back")
+    }
+    /// What it was when it was locked.
+    pub fn state(&self) -> State {
+        self.state
+    }
+    /// The folio's first frame.
+    pub fn frame(&self) -> Frame {
+        self.held().frame()
+    }
+    /// The folio's first page.
+    pub fn first(&self) -> PageIndex {
+        self.held().first()
+    }
+    /// The folio's order.
+    pub fn order(&self) -> Order {
+        self.held().order()
+    }
+    /// The page behind its last.
+    pub fn end(&self) -> PageIndex {
+        self.first().plus(u64::from(self.order().pages()))
+    }
+    /// Whether the index may still hold it; it may be taken out right behind this look.
+    pub fn is_live(&self) -> bool {
+        self.held().arena().view().own(self.frame()).word().is_live()
+    }
+    /// Whether a byte was put into it since it was locked.
+    pub fn is_touched(&self) -> bool {
+        !self.written.is_empty()
+    }
+    /// The pages that were touched; of one that is not up to date yet, all that will be its bytes.
+    pub fn touched_pages(&self) -> Range<PageIndex> {
+        if self.state != State::Data {
+            return self.first()..self.end();
+        }
+        let page = |byte: usize| self.first().plus(PageIndex::of_byte(byte as u64).0);
+        page(self.written.start)..page(self.written.end.max(1) - 1).plus(1)
+    }
+
+    /// Puts `bytes` at file position `position`. Refused, and nothing changed from the refused page on, if the folio
+    /// has its bytes and is pinned, or has left the index: how many bytes were put before that page comes with it.
+    /// May wait as [`Writer::write`](super::Writer::write) does, for folios that have their bytes.
+    ///
+    /// # Panics
+    /// If the folio does not cover all of the range.
+    pub fn write(&mut self, position: u64, bytes: &[u8]) -> Result<(), (usize, WriteRefused)> {
+        let at = self.range(position, bytes.len());
+        if self.state == State::Data {
+            let writer = self.held().writer().map_err(|refused| (0, refused))?;
+            let wrote = writer.write(position, bytes);
+            self.touch(at.start..at.start + wrote.bytes);
+            return wrote.refused.map_or(Ok(()), |refused| Err((wrote.bytes, refused)));
+        }
+        self.reach(&at);
+        let to = self.address(&at);
+        // SAFETY: the folio is locked by us and has no bytes yet, so its frames are ours alone to write; the range lies
+        // in them. The source is a slice: if it is of an arena, it is pinned, and this folio is not.
+        unsafe { copy::copy_in(bytes.as_ptr(), to, bytes.len()) };
+        self.touch(at);
+        Ok(())
+    }
+
+    /// As [`Locked::write`], zeros.
+    pub fn zero(&mut self, position: u64, len: usize) -> Result<(), (usize, WriteRefused)> {
+        let at = self.range(position, len);
+        if self.state == State::Data {
+            let writer = self.held().writer().map_err(|refused| (0, refused))?;
+            let wrote = writer.zero(position, len);
+            self.touch(at.start..at.start + wrote.bytes);
+            return wrote.refused.map_or(Ok(()), |refused| Err((wrote.bytes, refused)));
+        }
+        self.reach(&at);
+        self.zero_raw(&at);
+        self.touch(at);
+        Ok(())
+    }
+
+    /// Sets to zero what lies between what is written and `at`, so that the two become one range.
+    fn reach(&self, at: &Range<usize>) {
+        if self.written.is_empty() || at.is_empty() {
+            return;
+        }
+        let Range { start, end } = self.written.clone();
+        self.zero_raw(&(end..at.start.max(end)));
+        self.zero_raw(&(at.end.min(start)..start));
+    }
+
+    fn touch(&mut self, at: Range<usize>) {
+        self.written = match () {
+            () if at.is_empty() => return,
+            () if self.written.is_empty() => at,
+            () => self.written.start.min(at.start)..self.written.end.max(at.end),
+        };
+    }
+
+    fn zero_raw(&self, at: &Range<usize>) {
+        if !at.is_empty() {
+            // SAFETY: as in `write`.
+            unsafe { copy::zero(self.address(at), at.len()) };
+        }
+    }
+
+    /// Where `len` bytes at file position `position` lie in the folio.
+    fn range(&self, position: u64, len: usize) -> Range<usize> {
+        let start = position.checked_sub(self.first().first_byte()).expect("the folio covers the position");
+        let bytes = self.order().bytes();
+        let fits = start <= bytes as u64 && len <= bytes - start as usize;
+        assert!(fits, "{len} bytes at {position} lie in the folio");
+        start as usize..start as usize + len
+    }
+
+    fn address(&self, at: &Range<usize>) -> *mut u8 {
+        let view = self.held().arena().view();
+        view.bytes(self.frame()).expect("a held folio has frames").wrapping_add(at.start)
+    }
+
+    /// Ends the work on it: if bytes were put into one that had none, it is filled up with zeros and is up to date. It
+    /// is unlocked in any case, and the hold given back. Who may wait for it is the caller's to wake.
+    pub fn finish(mut self) -> Finished {
+        if self.state == State::Data || !self.is_touched() {
+            return if self.is_live() { Finished::Kept } else { Finished::Left };
+        }
+        let len = self.order().bytes();
+        self.zero_raw(&(0..self.written.start));
+        self.zero_raw(&(self.written.end..len));
+        self.complete(true)
+    }
+
+    /// Gives lock and hold back in one step; of a folio that is not up to date.
+    fn complete(&mut self, filled: bool) -> Finished {
+        let held = self.held.take().expect("it is held until it is given back");
+        let (arena, frame) = held.into_parts();
+        match arena.view().own(frame).complete(filled) {
+            Completed::Attached => Finished::Kept,
+            Completed::Detached(Put::Kept) => Finished::Left,
+            Completed::Detached(Put::Last(order)) => {
+                arena.free(frame, order);
+                Finished::Left
+            }
+        }
+    }
+
+    /// Unlocks it as it is and keeps the hold.
+    pub fn into_held(mut self) -> Held<'a> {
+        let held = self.held.take().expect("it is held until it is given back");
+        held.arena().view().own(held.frame()).unlock();
+        held
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.arena().view().own(held.frame()).unlock();
+        }
+    }
+}

@@ -1,0 +1,670 @@
+//! Grab: find or create the folios of a range, all of them locked and held, in rising order.
+//!
+//! ```text
+//!   range           0   1   2   3   4   5   6   7   8   9          before   G a folio of order 0, F of order 1
+//!                   .   .  [G]  .   s   .  [-- F --] .  .                   s what remembers an eviction
+//!   1 look          ----->      --------->          ------         gaps, without a lock: a hint
+//!   2 frames        for the gaps, before anything is locked        fewer than that: the round ends where they do
+//!   3 lock                  G                 F                    what is there, in rising order; may wait
+//!   4 insert        [-----] G  [3] [- 4 --]   F     [-----]        all gaps in one hold of the tree's lock
+//!   5 look again    is what was locked in 3 still there?           under the same hold
+//! ```
+//!
+//! What comes out is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where
+//! something was not as the look had it: somebody else has inserted a page, or taken one out. Then the next round
+//! begins there, and finds what is there now; nothing of the prefix is given up for it. What lies behind is, so that
+//! the order below is kept. The whole ends early only if memory does, the file does, or a folio is locked that must
+//! not be waited for.
+//!
+//! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
+//! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
+//! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none of
+//! the mapping's locks but Write. Memory is waited for in the first round only, when nothing is locked yet; later
+//! rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and grabs once more must keep
+//! the order himself, or use [`OnLocked::Again`].)
+//!
+//! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then nobody's
+//! ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its Write lock,
+//! shared, as long as they have a [`Grabbed`]. A memory file's need no lock.
+//!
+//! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
+//!
+//! | a folio | bytes were put in | none were |
+//! |---|---|---|
+//! | new | zeros around them, up to date | taken out again; or left allocated, by [`Grabbed::leave_allocated`] |
+//! | allocated | the same | as it was |
+//! | with data | they are changed | as it was |
+//!
+//! Invariants:
+//!  1. The folios of a [`Grabbed`] follow each other without a gap; the first covers the first page asked for.
+//!  2. When they were handed out, all were in the index at one moment of the last round that found them.
+//!  3. Frames of the source are in the tree, or were given back to it, when a round has ended.
+//!  4. A round that meets no surprise takes the tree's lock once, however many folios it inserts; none if all are there.
+//!
+//! Not an invariant: that a folio lies inside the range: the first and the last may reach over its ends. Nor that
+//! what was grabbed stays in the index.
+//!
+//! Cost: a look at each slot, a step on a word for each folio that is found, and an insertion as that of a window.
+//!
+//! The way of N. Kalyazin's `filemap_grab_folios` (RFC, January 2025), with what reviews of it asked for: large
+//! folios, shadows, and the batched lookup. We differ: no bitmap of what is there, since gaps are ranges; frames come
+//! before locks; a surprise ends a round and is no special case of it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::arena::{Flags, LockRefused};
+use crate::backend::{FillRun, Place, WaitRoom};
+use crate::folio::{Finished, Held, Locked, State};
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::tuning::Grabbing;
+use crate::units::{Frame, Millis, Order, PageIndex};
+use crate::xarray::{Kind, Stop};
+
+use super::batch::ReadBatch;
+use super::dirty::Marked;
+use super::insert::{Shape, add_prefix, cut, folios_of};
+use super::lookup::finder;
+use super::owner::{Mapping, MappingGuard};
+
+/// Pages of one round: a folio of the largest order.
+pub const GRAB_PAGES_MAX: u64 = Order::MAX.pages() as u64;
+/// Rounds without a page, each because somebody else was at the same place, until it is given up.
+const ROUNDS_MAX: u32 = 1000;
+
+/// What is done about a folio that somebody else has locked.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum OnLocked {
+    /// It is waited for.
+    #[default]
+    Wait,
+    /// The grab ends before it.
+    Again,
+}
+
+/// When the pages that are grabbed are marked dirty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dirtying {
+    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back.
+    Born(Millis),
+    /// Those that were touched, before they are unlocked, at this moment.
+    Touched(Millis),
+}
+
+/// How a range is grabbed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grab {
+    /// What new folios are like; each is the largest of its orders that range and frames allow.
+    pub shape: Shape,
+    /// What is done about locked ones.
+    pub on_locked: OnLocked,
+    /// When pages become dirty.
+    pub dirty: Dirtying,
+}
+
+/// Why a grab ended where it did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GrabEnd<E> {
+    /// At the end of the range.
+    All,
+    /// Where the file ends.
+    Size,
+    /// Before a folio that is locked, with [`OnLocked::Again`].
+    Locked,
+    /// Where frames ended.
+    NoFrames,
+    /// Where nodes of the tree ended.
+    NoNode,
+    /// Others were always there first.
+    Contended,
+    /// The source has failed.
+    Failed(E),
+}
+
+/// Between which steps of a round a watcher is called: for tests of what may happen there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GrabStep {
+    /// Frames are there, and nothing of this round is locked.
+    Framed,
+    /// What was there is locked.
+    Locked,
+    /// What was not is inserted, and the tree's lock is let go.
+    Inserted,
+}
+
+/// Who is called between the steps.
+pub type Watch<'w> = &'w mut dyn FnMut(GrabStep);
+
+/// Whether a source may wait for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ForMemory {
+    /// Nothing is locked: it may.
+    Wait,
+    /// The caller has folios locked: it takes what there is, or can be made at once.
+    Hurry,
+}
+
+/// What a source has for gaps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
+    Runs(Vec<FillRun>),
+    /// Nothing just now, but things have changed: it is worth looking for the gaps anew.
+    LookAgain,
+}
+
+/// Where the frames of a grab come from. In each round it is asked once, and told once what became of them.
+pub trait FrameSource {
+    /// What keeps it from going on.
+    type Error;
+    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's but
+    /// Write, and perhaps folios of smaller indices.
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error>;
+    /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
+    fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
+    /// Nodes ran out: whether it could make some, so that another try is worth while.
+    fn make_nodes(&mut self) -> bool;
+    /// The page at `index` is spilled: brings it back, and what of `to` follows it. As for [`FrameSource::take`].
+    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
+}
+
+/// Folios that follow each other, each locked and held. However it ends, they are unlocked; see the head of this file.
+#[derive(Debug)]
+pub struct Grabbed<'a> {
+    mapping: &'a Mapping,
+    room: &'a WaitRoom,
+    dirty: Dirtying,
+    folios: VecDeque<Locked<'a>>,
+}
+
+/// What the end of a [`Grabbed`] found.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Committed {
+    /// Pages that have their bytes now, those that had them before among them.
+    pub pages: u64,
+    /// Pages that were touched and are nobody's: their folios had left the index.
+    pub left: u64,
+}
+
+/// What becomes of a new folio into which nothing was put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Untouched {
+    TakenOut,
+    Allocated,
+}
+
+impl<'a> Grabbed<'a> {
+    /// Nothing, yet.
+    fn none(mapping: &'a Mapping, room: &'a WaitRoom, dirty: Dirtying) -> Self {
+        Self { mapping, room, dirty, folios: VecDeque::new() }
+    }
+    /// The folios, in rising order.
+    pub fn folios(&self) -> impl Iterator<Item = &Locked<'a>> {
+        self.folios.iter()
+    }
+    /// The folios, to put bytes into.
+    pub fn folios_mut(&mut self) -> impl Iterator<Item = &mut Locked<'a>> {
+        self.folios.iter_mut()
+    }
+    /// The first folio, to put bytes into.
+    pub fn front_mut(&mut self) -> Option<&mut Locked<'a>> {
+        self.folios.front_mut()
+    }
+    /// The `nth` folio, to put bytes into.
+    pub fn folio_mut(&mut self, nth: usize) -> Option<&mut Locked<'a>> {
+        self.folios.get_mut(nth)
+    }
+    /// Lets go of all but the first `folios`.
+    pub fn truncate(&mut self, folios: usize) {
+        let mut rest = Grabbed::none(self.mapping, self.room, self.dirty);
+        rest.folios = self.folios.split_off(folios.min(self.folios.len()));
+    }
+    /// How many folios there are.
+    pub fn len(&self) -> usize {
+        self.folios.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+    /// The first page of the first folio.
+    pub fn start(&self) -> Option<PageIndex> {
+        self.folios.front().map(Locked::first)
+    }
+    /// The page behind the last folio.
+    pub fn end(&self) -> Option<PageIndex> {
+        self.folios.back().map(Locked::end)
+    }
+
+    /// Ends the work on all of them; see the table at the head of this file.
+    pub fn commit(mut self) -> Committed {
+        self.release(self.folios.len(), Untouched::TakenOut)
+    }
+    /// Ends the work on the first `folios` of them; who waits for these is woken now.
+    pub fn commit_first(&mut self, folios: usize) -> Committed {
+        self.release(folios, Untouched::TakenOut)
+    }
+    /// As [`Grabbed::commit`], but new folios into which nothing was put stay: they have frames and no bytes, and read as
+    /// zeros. Only memory files know such folios.
+    pub fn leave_allocated(mut self) -> Committed {
+        self.release(self.folios.len(), Untouched::Allocated)
+    }
+    /// Ends the work on all of them, and keeps the holds of those that have their bytes: in rising order, up to the
+    /// first that has none.
+    pub fn commit_into_held(mut self) -> Vec<Held<'a>> {
+        let holds = |folio: &Locked<'a>| {
+            Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()).ok()
+        };
+        let held: Vec<_> = self.folios.iter().map_while(holds).collect();
+        self.release(self.folios.len(), Untouched::TakenOut);
+        let is_there = |held: &Held<'a>| held.is_readable() == crate::arena::Readable::Yes;
+        let ready = held.iter().take_while(|held| is_there(held)).count();
+        held.into_iter().take(ready).collect()
+    }
+
+    /// Ends the work on the first `count` folios.
+    fn release(&mut self, count: usize, untouched: Untouched) -> Committed {
+        let (first, mut ended) = (self.start(), Committed::default());
+        let mut folios: Vec<Locked<'a>> = self.folios.drain(..count).collect();
+        let Some(end) = folios.last().map(Locked::end) else { return ended };
+        ended.left = self.settle(&folios, untouched);
+        for folio in folios.drain(..) {
+            let (pages, touched) = (u64::from(folio.order().pages()), folio.is_touched());
+            let has_bytes = touched || folio.state() == State::Data;
+            match folio.finish() {
+                Finished::Kept if has_bytes => ended.pages += pages,
+                Finished::Left if touched && matches!(self.dirty, Dirtying::Born(_)) => ended.left += pages,
+                Finished::Kept | Finished::Left => {}
+            }
+        }
+        if let Some(page) = first {
+            self.room.wake_filled(Place { mapping: self.mapping.id(), page }, (end.0 - page.0) as u32);
+        }
+        ended
+    }
+
+    /// What has to be done under the tree's lock before `folios` are unlocked: dirty marks for what was touched, and
+    /// the way out for what was not wanted. Returns the touched pages whose folios have left.
+    fn settle(&self, folios: &[Locked<'a>], untouched: Untouched) -> u64 {
+        let mark = |folio: &&Locked<'a>| match self.dirty {
+            Dirtying::Touched(now) => folio.is_touched().then_some(now),
+            Dirtying::Born(_) => None,
+        };
+        let goes = |folio: &Locked<'a>| {
+            untouched == Untouched::TakenOut && folio.state() == State::New && !folio.is_touched()
+        };
+        if !folios.iter().any(|folio| mark(&folio).is_some() || goes(folio)) {
+            return 0;
+        }
+        let (mut tree, mut left, mut removed) = (self.mapping.lock(), 0, 0);
+        for folio in folios {
+            if goes(folio) {
+                let run = FillRun {
+                    index: folio.first(),
+                    frame: folio.frame(),
+                    pages: folio.order().pages(),
+                };
+                removed += tree.remove_failed(run, |_, _| false);
+            } else if let Some(now) = mark(&folio) {
+                let pages = folio.touched_pages();
+                let count = pages.end.0 - pages.start.0;
+                let marked = tree.mark_folio(folio.frame(), pages, now);
+                left += if marked == Marked::Left { count } else { 0 };
+            }
+        }
+        drop(tree);
+        self.mapping.count(Count::Undelivered, removed);
+        left
+    }
+}
+
+impl Drop for Grabbed<'_> {
+    fn drop(&mut self) {
+        self.release(self.folios.len(), Untouched::TakenOut);
+    }
+}
+
+/// One round on its way.
+struct Round<'a> {
+    /// The first page that is not to be grabbed in it.
+    end: PageIndex,
+    /// Frames for the gaps, in rising order.
+    runs: Vec<FillRun>,
+    /// What was there, locked.
+    present: Vec<Locked<'a>>,
+    /// What was inserted.
+    created: Vec<Locked<'a>>,
+    /// Why the whole ends behind it.
+    stop: Option<Why>,
+}
+
+/// Why a round is the last one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    Locked,
+    NoNode,
+}
+
+impl Mapping {
+    /// Finds or creates folios for `pages`, in whole folios of the smallest order, and locks them. See the head of this
+    /// file. Waits for folio locks as `how` says, and for memory as `source` does; the caller has no lock of the
+    /// mapping's but Write.
+    pub fn grab<'a, S: FrameSource>(
+        &'a self,
+        room: &'a WaitRoom,
+        pages: Range<PageIndex>,
+        how: Grab,
+        source: &mut S,
+        watch: Watch<'_>,
+    ) -> (Grabbed<'a>, GrabEnd<S::Error>) {
+        let unit = how.shape.orders.min;
+        let (mut at, end) = (pages.start.align_down(unit), pages.end.align_up(unit));
+        let mut grabbed = Grabbed::none(self, room, how.dirty);
+        let mut fruitless = 0;
+        while at < end {
+            let limit = end.min(self.grab_limit(unit));
+            if at >= limit {
+                return (grabbed, GrabEnd::Size);
+            }
+            let behind = at.align_down(Order::MAX).plus(GRAB_PAGES_MAX);
+            if let Err(stopped) = self.grab_round(&mut grabbed, at..limit.min(behind), how, source, watch) {
+                return (grabbed, stopped);
+            }
+            let now = grabbed.end().unwrap_or(at);
+            fruitless = if now > at { 0 } else { fruitless + 1 };
+            if fruitless == ROUNDS_MAX {
+                return (grabbed, GrabEnd::Contended);
+            }
+            at = now;
+        }
+        (grabbed, GrabEnd::All)
+    }
+
+    /// The first page that no folio may be created for, as the file's size is now.
+    fn grab_limit(&self, unit: Order) -> PageIndex {
+        PageIndex(self.size_pages()).align_up(unit)
+    }
+
+    /// Steps 1 to 5, for at most [`GRAB_PAGES_MAX`] pages: adds to `grabbed` what they come to, which may be nothing.
+    fn grab_round<'a, S: FrameSource>(
+        &'a self,
+        grabbed: &mut Grabbed<'a>,
+        pages: Range<PageIndex>,
+        how: Grab,
+        source: &mut S,
+        watch: Watch<'_>,
+    ) -> Result<(), GrabEnd<S::Error>> {
+        // 1
+        let Looked { gaps, end } = self.look_for_gaps(pages.clone());
+        if end == pages.start {
+            return source.bring_back(end, pages.end).map_err(GrabEnd::Failed);
+        }
+        // 2
+        let mut round = Round { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
+        if !gaps.is_empty() {
+            let memory = if grabbed.is_empty() { ForMemory::Wait } else { ForMemory::Hurry };
+            round.runs = match source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
+                Taken::Runs(runs) => runs,
+                Taken::LookAgain => return Ok(()),
+            };
+            round.end = end.min(first_without_frame(&gaps, &round.runs).unwrap_or(end));
+            if round.end == pages.start {
+                source.settle(&[], &round.runs);
+                return Err(GrabEnd::NoFrames);
+            }
+        }
+        let framed = round.end;
+        watch(GrabStep::Framed);
+        // 3
+        self.lock_present(grabbed.room, pages.start, how, &mut round);
+        watch(GrabStep::Locked);
+        // 4, 5
+        let (inserted, left) = self.insert_gaps(how, &mut round);
+        source.settle(&inserted, &left);
+        watch(GrabStep::Inserted);
+        let got = self.keep_prefix(grabbed, &mut round, pages.start);
+        match round.stop {
+            Some(Why::Locked) if got == round.end => Err(GrabEnd::Locked),
+            Some(Why::NoNode) if got == pages.start && !source.make_nodes() => Err(GrabEnd::NoNode),
+            _ if framed < end && got >= framed => Err(GrabEnd::NoFrames),
+            _ => Ok(()),
+        }
+    }
+
+    /// 1: where nothing stands, as far as can be seen without a lock; up to the first page that is spilled.
+    fn look_for_gaps(&self, pages: Range<PageIndex>) -> Looked {
+        let grown = self.view().grown();
+        let mut finder = finder(&grown, self.record());
+        let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
+        while at < pages.end {
+            if self.tuning.grabbing == Grabbing::OneByOne {
+                finder.reset();
+            }
+            match finder.find(at.0).entry.kind() {
+                Kind::Folio(frame) => {
+                    let folio = self.view().descriptor(Frame(frame));
+                    let ticket = folio.and_then(|folio| folio.identify(self.id(), at).ok());
+                    // One that is on its way out or in is met again in step 3.
+                    at = ticket.map_or(at.plus(1), |it| it.first.plus(u64::from(it.order().pages())));
+                }
+                Kind::Value(value) if value.is_spill() => break,
+                _ => {
+                    match gaps.last_mut() {
+                        Some((first, pages)) if first.plus(u64::from(*pages)) == at => *pages += 1,
+                        _ => gaps.push((at, 1)),
+                    }
+                    at = at.plus(1);
+                }
+            }
+        }
+        Looked { gaps, end: at.min(pages.end) }
+    }
+
+    /// 3: locks the folios between the runs of a round, in rising order. The round ends before the first page at which
+    /// none is any more, and before one that is locked and not waited for.
+    fn lock_present<'a>(&'a self, room: &WaitRoom, from: PageIndex, how: Grab, round: &mut Round<'a>) {
+        let Round { end, runs, present, stop, .. } = round;
+        let (mut at, mut runs) = (from, runs.iter().peekable());
+        let mut batch = ReadBatch::new();
+        while at < *end {
+            if let Some(run) = runs.next_if(|run| run.index <= at) {
+                at = run.index.plus(u64::from(run.pages));
+                continue;
+            }
+            let behind = runs.peek().map_or(*end, |run| run.index.min(*end));
+            let last = if self.tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
+            self.get_folios_contig(at, last, &mut batch);
+            if batch.is_empty() {
+                *end = at; // it has left since the look
+            }
+            for held in batch.drain() {
+                match self.lock_folio(room, held, how.on_locked) {
+                    Ok(locked) => {
+                        at = locked.end();
+                        present.push(locked);
+                    }
+                    Err(refused) => {
+                        *end = at;
+                        *stop = (refused == LockRefused::Locked).then_some(Why::Locked);
+                        return;
+                    }
+                }
+            }
+            if at > behind {
+                *end = behind.min(*end); // a larger one than the look had seen: it covers what frames are for
+            }
+        }
+    }
+
+    /// Locks a held folio.
+    fn lock_folio<'a>(
+        &'a self,
+        room: &WaitRoom,
+        mut held: Held<'a>,
+        on_locked: OnLocked,
+    ) -> Result<Locked<'a>, LockRefused> {
+        loop {
+            match Locked::lock(held) {
+                Ok(locked) if locked.is_live() => return Ok(locked),
+                Ok(_) => return Err(LockRefused::Left),
+                Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
+                    let descriptor = self.view().own(it.frame());
+                    room.wait(&**self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
+                    held = it;
+                }
+                Err((refused, _)) => return Err(refused),
+            }
+        }
+    }
+
+    /// 4 and 5: inserts what of the runs lies before the round's end, up to the first conflict, and looks whether what
+    /// was locked is still there. What went in, and what did not.
+    fn insert_gaps<'a>(&'a self, how: Grab, round: &mut Round<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
+        let runs = std::mem::take(&mut round.runs);
+        let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
+        let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
+        let mut guard = match self.tuning.grabbing {
+            Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, Locks::Wait),
+            Grabbing::LookupBatched | Grabbing::OneByOne => None,
+        };
+        // A file that has become shorter gets nothing behind its end: who made it so takes out, after us, what is there.
+        round.end = round.end.min(self.grab_limit(how.shape.orders.min));
+        let mut conflict = None;
+        for run in runs {
+            let (wanted, beyond) = cut_before(run, round.end);
+            let added = match conflict {
+                None => self.insert_run(&mut guard, wanted, how, &mut round.created),
+                Some(_) => Added { pages: 0, stop: Stop::All },
+            };
+            let (went, rest) = cut(wanted, added.pages);
+            inserted.extend((went.pages > 0).then_some(went));
+            left.extend([rest, beyond].into_iter().filter(|run| run.pages > 0));
+            if conflict.is_none() && rest.pages > 0 {
+                conflict = Some(rest.index);
+                round.stop = (added.stop == Stop::NoNode).then_some(Why::NoNode);
+            }
+        }
+        round.end = round.end.min(conflict.unwrap_or(round.end));
+        (inserted, left)
+    }
+
+    /// Inserts a prefix of a run, adds its folios to `created`, and marks them dirty, if they are born so.
+    fn insert_run<'a>(
+        &'a self,
+        guard: &mut Option<MappingGuard<'a>>,
+        run: FillRun,
+        how: Grab,
+        created: &mut Vec<Locked<'a>>,
+    ) -> Added {
+        if self.tuning.grabbing != Grabbing::Batched {
+            return self.insert_one_by_one(guard, run, how, created);
+        }
+        let added = add_prefix(guard, run, how.shape, Locks::Wait, &mut |_, _| {}, &mut || {});
+        self.note_created(guard, cut(run, added.pages).0, how, created);
+        Added { pages: added.pages, stop: added.stop }
+    }
+
+    /// The same, each folio under a hold of the lock of its own: what the batch is measured against.
+    fn insert_one_by_one<'a>(
+        &'a self,
+        guard: &mut Option<MappingGuard<'a>>,
+        run: FillRun,
+        how: Grab,
+        created: &mut Vec<Locked<'a>>,
+    ) -> Added {
+        let (mut done, folios) = (0, folios_of(run, how.shape.orders).collect::<Vec<_>>());
+        for (frame, order) in folios {
+            let one = FillRun { index: run.index.plus(u64::from(done)), frame, pages: order.pages() };
+            *guard = None;
+            *guard = self.lock_to_add(one.index, u64::from(one.pages), Locks::Wait);
+            let added = add_prefix(guard, one, how.shape, Locks::Wait, &mut |_, _| {}, &mut || {});
+            self.note_created(guard, cut(one, added.pages).0, how, created);
+            done += added.pages;
+            if added.stop != Stop::All {
+                return Added { pages: done, stop: added.stop };
+            }
+        }
+        Added { pages: done, stop: Stop::All }
+    }
+
+    /// What of a run has gone in is the caller's, locked; it becomes dirty under the hold in which it was inserted, or,
+    /// if nodes ran out, in one more.
+    fn note_created<'a>(
+        &'a self,
+        guard: &mut Option<MappingGuard<'a>>,
+        run: FillRun,
+        how: Grab,
+        created: &mut Vec<Locked<'a>>,
+    ) {
+        if run.pages == 0 {
+            return;
+        }
+        if let Dirtying::Born(now) = how.dirty {
+            let tree = guard.get_or_insert_with(|| self.lock());
+            tree.mark_run_dirty(run, now);
+        }
+        let mut page = 0;
+        while page < run.pages {
+            let folio = Locked::of_new(self.arena(), run.frame.plus(page));
+            page += folio.order().pages();
+            created.push(folio);
+        }
+    }
+
+    /// Adds to `grabbed` what of a round follows it without a gap and is in the index; the rest is let go. Returns the
+    /// page behind.
+    fn keep_prefix<'a>(
+        &'a self,
+        grabbed: &mut Grabbed<'a>,
+        round: &mut Round<'a>,
+        from: PageIndex,
+    ) -> PageIndex {
+        let mut all = std::mem::take(&mut round.present);
+        all.append(&mut round.created);
+        all.sort_by_key(Locked::first); // two rising sequences: one pass
+        let mut end = from;
+        let follows = |folio: &&Locked<'a>| {
+            let ok = folio.first() <= end && folio.first() < round.end && folio.is_live();
+            end = if ok { folio.end() } else { end };
+            ok
+        };
+        let kept = all.iter().take_while(follows).count();
+        let rest = all.split_off(kept);
+        grabbed.folios.extend(all);
+        // Unlocked, waked, and what was created taken out again.
+        let mut surplus = Grabbed::none(self, grabbed.room, grabbed.dirty);
+        surplus.folios.extend(rest);
+        drop(surplus);
+        end
+    }
+}
+
+/// What became of a run.
+struct Added {
+    pages: u32,
+    stop: Stop,
+}
+
+/// What the look of a round has seen.
+struct Looked {
+    /// Where nothing stands, as (first page, pages).
+    gaps: Vec<(PageIndex, u32)>,
+    /// The end of what was looked at: that of the range, or the first page that is spilled.
+    end: PageIndex,
+}
+
+/// The first page of `gaps` for which there is no frame, if there is one.
+fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<PageIndex> {
+    let mut got: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
+    gaps.iter().find_map(|&(first, pages)| {
+        let some = got.min(u64::from(pages));
+        got -= some;
+        (some < u64::from(pages)).then(|| first.plus(some))
+    })
+}
+
+/// What of a run lies before `end`, and what does not.
+fn cut_before(run: FillRun, end: PageIndex) -> (FillRun, FillRun) {
+    cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32)
+}

@@ -1,0 +1,145 @@
+//! Grab: folios of a memory file, found or created, for whoever wants them all at once.
+//!
+//! ```text
+//!   preallocate    grab --> nothing put in --> left allocated        memory, and no bytes: zeros to whoever reads
+//!   pin_folios     grab --> zeros put in ----> pinned                memory with an address, for a device or a peer
+//!   populate       grab --> bytes put in ---> up to date             populate.rs
+//! ```
+//!
+//! A grab begins under the file's Write lock, shared, so that nobody cuts or punches it while folios are found and
+//! created; with these locked, the lock is let go. Who cuts or punches then waits for the folios it meets, whatever
+//! is done with them. So no ranked lock is held while a user's closure puts bytes into folios.
+//!
+//! Invariants:
+//!  1. Pages are grabbed a few at a time ([`GRABBED_PAGES_MAX`]); each few are let go before the next are wanted.
+//!  2. What lies behind the end of the file is not grabbed.
+//!
+//! Not an invariant: that a range is had as a whole at one moment. Nor that a grab of pages that were spilled waits for
+//! nothing: they are brought back first.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::WakesHeldBack;
+use crate::error::{Error, Repr};
+use crate::folio::{Pinned, PinnedFolios, State};
+use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
+use crate::sys::fork::ForkGuard;
+use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
+
+use super::Shmem;
+
+/// Pages that are grabbed at a time.
+pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
+
+impl Shmem {
+    /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends before.
+    /// Waits for who has folios of it locked, for memory, and for what is spilled.
+    ///
+    /// # Errors
+    /// There is no memory for the first of them.
+    pub(super) fn grab_some<'a>(
+        &'a self,
+        mapping: &'a Arc<Mapping>,
+        pool: PoolNumber,
+        range: Range<u64>,
+    ) -> Result<Grabbed<'a>, Error> {
+        let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
+        // To the next multiple, so that the largest folios come out.
+        let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
+        let pages = pages.start..pages.end.min(behind);
+        let bring_back = &mut |index: PageIndex, _to: PageIndex| self.bring_back(mapping, pool, index);
+        // Memory may be waited for, and a waker, a stranger's, may want what we hold.
+        let wakes = WakesHeldBack::new();
+        let nobody_cuts = mapping.write_shared();
+        let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, bring_back);
+        drop(nobody_cuts);
+        drop(wakes);
+        grabbed
+    }
+
+    /// The page at `index` is spilled, and wanted: brings it back, and perhaps what follows it. The caller has the
+    /// file's Write lock, shared, and perhaps folios of smaller indices.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn bring_back(&self, mapping: &Arc<Mapping>, pool: PoolNumber, index: PageIndex) -> Result<(), Error> {
+        let _ = (mapping, pool);
+        Err(self.no_spill(index.first_byte()))
+    }
+
+    /// Gives memory to all of `range`, in bytes, that has none: it reads as zeros as before. What there is stays.
+    ///
+    /// # Errors
+    /// There is no memory for the rest; what was given before stays given.
+    pub(crate) fn preallocate(
+        &self,
+        mapping: &Arc<Mapping>,
+        pool: PoolNumber,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        let mut at = range.start;
+        while at < range.end {
+            let grabbed = self.grab_some(mapping, pool, at..range.end)?;
+            let Some(end) = grabbed.end() else { break };
+            grabbed.leave_allocated();
+            at = end.first_byte();
+        }
+        Ok(())
+    }
+
+    /// Pins the folios that hold `range`, in bytes, from its beginning on, as many as it has and `max` at most; those that
+    /// were not there are created, and what has no bytes has zeros.
+    ///
+    /// # Errors
+    /// There is no memory for all of them, or pins would keep more than they may; nothing is pinned then. Those that were
+    /// created stay.
+    pub(crate) fn pin_folios(
+        &self,
+        mapping: &Arc<Mapping>,
+        pool: PoolNumber,
+        range: Range<u64>,
+        max: usize,
+        process: ForkGuard,
+    ) -> Result<PinnedFolios, Error> {
+        let filemap = &self.filemap;
+        let mut pinned = PinnedFolios::new(Pinned::new(Arc::clone(&filemap.arena), process), range.start);
+        let mut at = range.start;
+        while at < range.end && pinned.len() < max {
+            let mut grabbed = self.grab_some(mapping, pool, at..range.end)?;
+            if grabbed.is_empty() {
+                break;
+            }
+            grabbed.truncate(max - pinned.len());
+            for folio in grabbed.folios_mut().filter(|folio| folio.state() != State::Data) {
+                let zeroed = folio.zero(folio.first().first_byte(), folio.order().bytes());
+                zeroed.expect("a folio without bytes refuses none");
+            }
+            let held = grabbed.commit_into_held();
+            let Some(last) = held.last() else { continue }; // taken out meanwhile
+            at = last.first().plus(u64::from(last.order().pages())).first_byte();
+            held.into_iter().for_each(|held| pinned.add(held));
+            if pinned.count_pages() > filemap.pinned_pages_max() {
+                return Err(filemap.too_much_pinned(range.end - range.start));
+            }
+        }
+        Ok(pinned)
+    }
+
+    /// Whether all of `range`, in bytes, is the file's.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn check_inside(mapping: &Mapping, range: &Range<u64>) -> Result<(), Error> {
+        let size = mapping.size();
+        if range.start <= range.end && range.end <= size {
+            return Ok(());
+        }
+        let Range { start, end } = range;
+        let text = format!(
+            "bytes {start} to {end} are not all of the memory file, which is {size} bytes long; \
+             make it longer first (set_len), or ask for less"
+        );
+        Err(Repr::InvalidInput(text).into())
+    }
+}

@@ -1,0 +1,225 @@
+//! Populate: many bytes into a memory file at once, straight into the frames that will be its folios.
+//!
+//! ```text
+//!   2 MiB at a time   1 grab      what is not there: the largest folios that fit, locked, seen by nobody
+//!                     2 put       the source's bytes into them, in order; nothing is zeroed that is written
+//!                     3 commit    folio by folio, as each is full: up to date, unlocked, readers woken
+//!                     4 the last  of which only a part came: zeros behind it
+//!                     5 aside     what a user has pinned is written as any write would, when nothing is locked
+//! ```
+//!
+//! Where the file has bytes already they are written over in place, page by page, as by any write; the folio lock keeps
+//! other populates away meanwhile. Several threads populate one file side by side: they meet in the pool's charge, the
+//! arena's lock and the tree's, each once for 2 MiB.
+//!
+//! A source that ends, fails or panics leaves what came before: the page in which that was is filled up with zeros, and
+//! with it the folio that it is a page of; whole folios of which nothing came are holes again. How many bytes came is
+//! the answer, and the error only if there was none.
+//!
+//! Invariants:
+//!  1. No ranked lock is held while the source is asked. Folios are: who wants their bytes waits for the source.
+//!  2. A byte that was put is in the file when the call returns, or somebody has cut or punched it since.
+//!
+//! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: it may read
+//! elsewhere, but where its own pages are locked it would wait for itself.
+//!
+//! Cost: a copy, and for 2 MiB one hold each of the locks above. The device's or the reader's bytes go through a buffer
+//! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent, because
+//! late readers of what the frame was may be looking ([`copy`](crate::folio::copy)).
+
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::arena::WriteRefused;
+use crate::error::{Error, Repr};
+use crate::filemap::{OnPinned, Touched};
+use crate::folio::Locked;
+use crate::mapping::{Grabbed, Mapping};
+use crate::units::PoolNumber;
+
+use super::Shmem;
+
+/// Bytes of the buffer between a reader and the folios: a part of a processor's own cache.
+const BUFFER_BYTES: usize = 128 << 10;
+
+/// A piece of a memory file that is being populated: bytes are put into it in order, by [`Write`].
+///
+/// What is not written when it is given back ends the populate there.
+#[derive(Debug)]
+pub struct Slice<'s> {
+    grabbed: Grabbed<'s>,
+    /// The position in the file of the next byte.
+    at: u64,
+    /// Where it ends.
+    end: u64,
+    /// What could not be put in place, because users have pinned it.
+    aside: Vec<(u64, Vec<u8>)>,
+}
+
+impl Slice<'_> {
+    /// The position in the file, in bytes, of the next byte that is put.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+    /// How many bytes it takes before it is full.
+    pub fn left(&self) -> usize {
+        (self.end - self.at) as usize
+    }
+    /// Puts `bytes`, as many as it takes; how many. Folios that are full then can be read.
+    ///
+    /// May wait for others who write in the same page, where the file had bytes before.
+    pub fn put(&mut self, bytes: &[u8]) -> usize {
+        let len = bytes.len().min(self.left());
+        let put = |folio: &mut Locked<'_>, at: Range<usize>, position| folio.write(position, &bytes[at]);
+        self.put_with(len, put, |at| bytes[at].to_vec());
+        len
+    }
+    /// Puts `len` zeros, or as many as it takes; how many. As [`Slice::put`].
+    pub fn put_zeros(&mut self, len: usize) -> usize {
+        let len = len.min(self.left());
+        let put = |folio: &mut Locked<'_>, at: Range<usize>, position| folio.zero(position, at.len());
+        self.put_with(len, put, |at| vec![0; at.len()]);
+        len
+    }
+
+    /// Goes on by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; what has left
+    /// the index has been cut off or punched, and is nobody's.
+    fn put_with(
+        &mut self,
+        len: usize,
+        put: impl Fn(&mut Locked<'_>, Range<usize>, u64) -> Result<(), (usize, WriteRefused)>,
+        keep: impl Fn(Range<usize>) -> Vec<u8>,
+    ) {
+        let (mut done, mut full) = (0, 0);
+        while done < len {
+            let folio = self.grabbed.folio_mut(full).expect("its folios cover it");
+            let ends = folio.end().first_byte();
+            let part = ((ends - self.at) as usize).min(len - done);
+            if let Err((some, WriteRefused::Pinned)) = put(folio, done..done + part, self.at) {
+                self.aside.push((self.at + some as u64, keep(done + some..done + part)));
+            }
+            (done, self.at) = (done + part, self.at + part as u64);
+            full += usize::from(self.at == ends);
+        }
+        if full > 0 {
+            self.grabbed.commit_first(full);
+        }
+    }
+}
+
+impl Write for Slice<'_> {
+    /// As [`Slice::put`]; 0 if it is full.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.put(bytes))
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Who populates, and what becomes of pins in the way.
+pub(crate) type Populator<'p> = (PoolNumber, &'p Touched, OnPinned);
+
+impl Shmem {
+    /// Fills `range`, in bytes, with what `source` puts into each [`Slice`] of it, one after the other. Returns how many
+    /// bytes came before the source ended or failed, or memory did.
+    ///
+    /// # Errors
+    /// The source's, or that there is no memory, if no byte came.
+    pub(crate) fn populate(
+        &self,
+        mapping: &Arc<Mapping>,
+        populator: Populator<'_>,
+        range: Range<u64>,
+        source: &mut dyn FnMut(&mut Slice<'_>) -> io::Result<()>,
+    ) -> Result<u64, Error> {
+        let mut at = range.start;
+        while at < range.end {
+            let (came, is_full, outcome) = self.populate_some(mapping, populator, at..range.end, source);
+            at += came;
+            match outcome {
+                Err(error) if at == range.start => return Err(error),
+                Err(_) => break,
+                Ok(()) if !is_full => break,
+                Ok(()) => {}
+            }
+        }
+        Ok(at - range.start)
+    }
+
+    /// 1 to 5, for one slice: how many bytes came, whether these were all that it takes, and why not.
+    fn populate_some(
+        &self,
+        mapping: &Arc<Mapping>,
+        populator: Populator<'_>,
+        range: Range<u64>,
+        source: &mut dyn FnMut(&mut Slice<'_>) -> io::Result<()>,
+    ) -> (u64, bool, Result<(), Error>) {
+        // 1
+        let grabbed = match self.grab_some(mapping, populator.0, range.clone()) {
+            Ok(grabbed) => grabbed,
+            Err(error) => return (0, false, Err(error)),
+        };
+        let Some(end) = grabbed.end() else { return (0, false, Ok(())) }; // others have cut the file
+        let end = end.first_byte().min(range.end);
+        let mut slice = Slice { grabbed, at: range.start, end, aside: Vec::new() };
+        // 2, 3
+        let outcome = source(&mut slice);
+        // 4
+        let Slice { grabbed, at, aside, .. } = slice;
+        grabbed.commit();
+        // 5
+        let outcome = outcome.map_err(|source| {
+            let len = (range.end - at) as usize;
+            Error::from(Repr::Write { position: at, len, source })
+        });
+        match self.put_aside(mapping, populator, aside) {
+            Ok(()) => (at - range.start, at == end, outcome),
+            Err((position, error)) => (position - range.start, false, Err(error)),
+        }
+    }
+
+    /// Writes what could not be put in place. If that fails, where.
+    fn put_aside(
+        &self,
+        mapping: &Arc<Mapping>,
+        populator: Populator<'_>,
+        aside: Vec<(u64, Vec<u8>)>,
+    ) -> Result<(), (u64, Error)> {
+        for (position, bytes) in aside {
+            let mut done = 0;
+            while done < bytes.len() {
+                let at = position + done as u64;
+                if at >= mapping.size() {
+                    break; // cut off meanwhile: a populate makes no file longer
+                }
+                done += self.write(mapping, populator, at, &bytes[done..]).map_err(|error| (at, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Shmem::populate`], with what `reader` gives, through a buffer.
+    pub(crate) fn populate_from_reader(
+        &self,
+        mapping: &Arc<Mapping>,
+        populator: Populator<'_>,
+        range: Range<u64>,
+        reader: &mut dyn Read,
+    ) -> Result<u64, Error> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        self.populate(mapping, populator, range, &mut |slice| {
+            while slice.left() > 0 {
+                let wanted = slice.left().min(buffer.len());
+                match reader.read(&mut buffer[..wanted]) {
+                    Ok(0) => break,
+                    Ok(bytes) => slice.write_all(&buffer[..bytes])?,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
+    }
+}

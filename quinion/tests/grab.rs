@@ -1,0 +1,1010 @@
+//! Grab: a range of folios found or created, all of them locked and held; and the way it ends.
+//!
+//! ```text
+//!   round     look --> frames --> lock what is there --> insert the rest --> keep the prefix
+//!                         ^               ^                    ^
+//!                         +---------------+--------------------+---- here the tests step in
+//! ```
+//!
+//! The letters are those of the specification's statements; G17, spilled pages, is where spills are.
+
+mod stage;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+use quinion::arena::{Arena, Flags, LockRefused, Readable};
+use quinion::backend::{FillRun, WaitRoom};
+use quinion::folio::State;
+use quinion::mapping::{
+    Committed, Content, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed,
+    Mapping, OnLocked, Purpose, Shape, Taken,
+};
+use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::xarray::Kind;
+use quinion::{Grabbing, NodeReserve, Tuning};
+use stage::{Stage, page, shadow};
+
+const WAYS: [Grabbing; 3] = [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne];
+
+/// Frames straight from an arena, so many at most in one answer: each gap in the largest pieces that fit.
+struct Frames<'a> {
+    arena: &'a Arena,
+    order_max: u8,
+    pages_max: u64,
+    /// What was asked for, and whether it might have been waited for.
+    asked: Vec<(u64, ForMemory)>,
+    given_back: u64,
+}
+
+impl<'a> Frames<'a> {
+    fn of(stage: &'a Stage, order_max: u8) -> Self {
+        Self { arena: &stage.arena, order_max, pages_max: u64::MAX, asked: Vec::new(), given_back: 0 }
+    }
+    fn at_most(self, pages_max: u64) -> Self {
+        Self { pages_max, ..self }
+    }
+}
+
+/// The largest folios of which `pages` pages from `first` on are made, as (index, order).
+fn pieces(first: u64, pages: u64, order_max: u8) -> Vec<(u64, u8)> {
+    let (mut at, end, mut pieces) = (first, first + pages, Vec::new());
+    while at < end {
+        let order = at.trailing_zeros().min((end - at).ilog2()).min(u32::from(order_max)) as u8;
+        pieces.push((at, order));
+        at += 1 << order;
+    }
+    pieces
+}
+
+impl FrameSource for Frames<'_> {
+    type Error = &'static str;
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error> {
+        self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
+        let (mut left, mut runs) = (self.pages_max, Vec::new());
+        for &(first, pages) in gaps {
+            let some = u64::from(pages).min(left);
+            for (index, order) in pieces(first.0, some, self.order_max) {
+                let frame = self.arena.alloc(Order(order)).expect("frames for a test");
+                runs.push(FillRun { index: page(index), frame, pages: 1 << order });
+            }
+            left -= some;
+        }
+        Ok(Taken::Runs(runs))
+    }
+    fn settle(&mut self, _inserted: &[FillRun], left: &[FillRun]) {
+        for run in left {
+            self.given_back += u64::from(run.pages);
+            self.arena.free_run(run.frame, run.pages);
+        }
+    }
+    fn make_nodes(&mut self) -> bool {
+        false
+    }
+    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {
+        Err("spilled")
+    }
+}
+
+fn how(order_max: u8) -> Grab {
+    let orders = Orders { min: Order(0), max: Order(order_max) };
+    let shape = Shape { purpose: Purpose::Write, ..Shape::of(orders) };
+    Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Touched(Millis(1)) }
+}
+fn nowait(order_max: u8) -> Grab {
+    Grab { on_locked: OnLocked::Again, ..how(order_max) }
+}
+fn tuned(way: Grabbing) -> Stage {
+    let stage = Stage::with(Tuning::default().grabbing(way));
+    stage.mapping.set_size(1 << 32);
+    stage
+}
+fn stage() -> Stage {
+    tuned(Grabbing::Batched)
+}
+/// A memory file's, which knows folios that were allocated and have no bytes.
+fn memory(way: Grabbing) -> Stage {
+    Stage::of_memory(1 << 20, Tuning::default().grabbing(way))
+}
+fn born(how: Grab) -> Grab {
+    Grab { dirty: Dirtying::Born(Millis(1)), ..how }
+}
+
+struct Test<'a> {
+    mapping: &'a Mapping,
+    room: &'a WaitRoom,
+}
+
+impl<'a> Test<'a> {
+    fn grab(
+        &self,
+        pages: std::ops::Range<u64>,
+        how: Grab,
+        frames: &mut Frames<'_>,
+    ) -> (Grabbed<'a>, GrabEnd<&'static str>) {
+        self.watched(pages, how, frames, &mut |_| {})
+    }
+    fn watched(
+        &self,
+        pages: std::ops::Range<u64>,
+        how: Grab,
+        frames: &mut Frames<'_>,
+        watch: &mut dyn FnMut(GrabStep),
+    ) -> (Grabbed<'a>, GrabEnd<&'static str>) {
+        self.mapping.grab(self.room, page(pages.start)..page(pages.end), how, frames, watch)
+    }
+}
+
+/// Calls `act` the first time that `step` is over.
+fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) + 'w {
+    let mut done = false;
+    move |now| {
+        if now == step && !done {
+            done = true;
+            act();
+        }
+    }
+}
+
+/// (first page, pages, what it was) of each folio.
+fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, State)> {
+    grabbed.folios().map(|folio| (folio.first().0, folio.order().pages(), folio.state())).collect()
+}
+/// One page, new.
+fn new(index: u64) -> (u64, u32, State) {
+    (index, 1, State::New)
+}
+
+/// Each folio follows the last, is locked, held once by the grab, and in the index.
+#[track_caller]
+fn all_locked(stage: &Stage, grabbed: &Grabbed<'_>) {
+    let mut next = None;
+    for folio in grabbed.folios() {
+        assert!(next.is_none_or(|next| next == folio.first()), "{:?} does not follow", folio.first());
+        next = Some(folio.end());
+        let word = stage.word(folio.frame());
+        assert!(word.has(Flags::LOCKED) && word.holds() == 1 && word.is_live(), "{word:?}");
+        assert_eq!(stage.load(folio.first().0).kind(), Kind::Folio(folio.frame().0));
+    }
+}
+
+/// No folio of the tree is locked or held, and the frames that are out are the tree's.
+#[track_caller]
+fn nothing_leaks(stage: &Stage, free_before: u64) {
+    let (mut at, mut pages) = (0, 0);
+    while let Some((first, entry, order)) = stage.tree(|tree| tree.next(at, u64::from(u32::MAX))) {
+        if let Kind::Folio(frame) = entry.kind() {
+            let word = stage.word(Frame(frame));
+            assert!(!word.has(Flags::LOCKED) && word.holds() == 0, "page {first} is left {word:?}");
+            pages += 1 << order;
+        }
+        at = first + (1 << order);
+    }
+    assert_eq!(stage.free_pages() + pages, free_before, "frames were lost");
+    stage.check();
+}
+
+/// Frames that are free when the arena is as large as the tests make it.
+fn all_free(stage: &Stage) -> u64 {
+    let frames: Vec<_> = std::iter::from_fn(|| stage.arena.alloc(Order::MAX)).collect();
+    frames.iter().for_each(|&frame| stage.arena.free(frame, Order::MAX));
+    stage.free_pages()
+}
+
+/// A folio with its page numbers as its bytes; of a memory file, dirty.
+fn put(stage: &Stage, index: u64, order: u8) -> Frame {
+    let folio = stage.folio(index, order);
+    stage.add(folio);
+    if stage.mapping.is_memory() {
+        let run = FillRun { index: folio.index, frame: folio.frame, pages: 1 << order };
+        stage.mapping.lock().mark_run_dirty(run, Millis(1));
+    }
+    stage.complete(folio);
+    folio.frame
+}
+
+fn fill_all(grabbed: &mut Grabbed<'_>, byte: u8) {
+    for folio in grabbed.folios_mut() {
+        let bytes = vec![byte; folio.order().bytes()];
+        folio.write(folio.first().first_byte(), &bytes).unwrap();
+    }
+}
+
+fn byte_at(stage: &Stage, position: u64) -> u8 {
+    let held = stage.mapping.try_hold(PageIndex::of_byte(position)).unwrap();
+    assert_eq!(held.is_readable(), Readable::Yes);
+    let mut byte = [0];
+    assert_eq!(held.copy_out(position, &mut byte), 1);
+    byte[0]
+}
+
+#[test]
+fn g01_nothing_is_nothing_and_much_is_split_inside() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let mut frames = Frames::of(&stage, 0);
+        let (grabbed, end) = test.grab(7..7, how(0), &mut frames);
+        assert!(grabbed.is_empty() && end == GrabEnd::All && frames.asked.is_empty());
+        let (first, pages) = (100, 2 * GRAB_PAGES_MAX + 300);
+        let (grabbed, end) = test.grab(first..first + pages, how(0), &mut frames);
+        assert_eq!((grabbed.len() as u64, end), (pages, GrabEnd::All));
+        assert_eq!((grabbed.start(), grabbed.end()), (Some(page(first)), Some(page(first + pages))));
+        all_locked(&stage, &grabbed);
+        assert!(frames.asked.len() >= 3, "{:?}", frames.asked);
+        let waits: Vec<_> = frames.asked.iter().map(|(_, memory)| *memory == ForMemory::Wait).collect();
+        assert!(waits[0] && waits[1..].iter().all(|wait| !wait), "memory is waited for only while nothing is locked");
+        drop(grabbed);
+        nothing_leaks(&stage, free);
+        assert_eq!(stage.pages(), 0, "what nobody touched is gone again");
+    }
+}
+
+#[test]
+fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        for (order_max, folios) in [(0, 128), (4, 8), (9, 1)] {
+            let (mut grabbed, end) = test.grab(128..256, how(order_max), &mut Frames::of(&stage, order_max));
+            assert_eq!((grabbed.len(), end), (folios, GrabEnd::All));
+            all_locked(&stage, &grabbed);
+            fill_all(&mut grabbed, order_max + 1);
+            assert_eq!(grabbed.commit(), Committed { pages: 128, left: 0 });
+            assert_eq!(byte_at(&stage, 200 * 4096 + 17), order_max + 1);
+            nothing_leaks(&stage, free);
+            stage.mapping.lock().remove_all();
+        }
+    }
+}
+
+#[test]
+fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
+        let (before, locks) = (stage.free_pages(), stage.mapping.tree_counts().locks);
+        let mut frames = Frames::of(&stage, 9);
+        let (grabbed, end) = test.grab(40..80, how(9), &mut frames);
+        assert_eq!(stage.mapping.tree_counts().locks, locks, "who finds everything takes no lock");
+        assert_eq!(end, GrabEnd::All);
+        all_locked(&stage, &grabbed);
+        assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
+        assert!(grabbed.folios().all(|folio| folio.state() == State::Data));
+        assert_eq!((stage.free_pages(), frames.asked.len()), (before, 0));
+        // Readers go on.
+        let held = stage.mapping.try_hold(page(50)).unwrap();
+        assert_eq!(held.is_readable(), Readable::Yes);
+        let mut number = [0; 8];
+        held.copy_out(50 * 4096 + 80, &mut number);
+        assert_eq!(u64::from_le_bytes(number), 50);
+        assert!(stage.mapping.probe(page(50)).is_ok(), "so does who holds nothing");
+        drop((held, grabbed));
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
+    for way in WAYS {
+        for pattern in 0..256u64 {
+            let (stage, room) = (tuned(way), WaitRoom::new());
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let there: BTreeMap<u64, Frame> =
+                (0..8).filter(|nth| pattern >> nth & 1 == 1).map(|nth| (nth, put(&stage, 60 + nth, 0))).collect();
+            let (grabbed, end) = test.grab(60..68, how(0), &mut Frames::of(&stage, 0));
+            assert_eq!((grabbed.len(), end), (8, GrabEnd::All), "{pattern:08b}");
+            all_locked(&stage, &grabbed);
+            for (nth, folio) in grabbed.folios().enumerate() {
+                match there.get(&(nth as u64)) {
+                    Some(frame) => assert_eq!((folio.frame(), folio.state()), (*frame, State::Data)),
+                    None => assert_eq!(folio.state(), State::New),
+                }
+            }
+            drop(grabbed);
+            assert_eq!(stage.pages(), there.len() as u64);
+            stage.finish();
+        }
+    }
+}
+
+/// 1 G has seen that pages 0 to 7 are absent, and has frames for them.
+/// 2 Another inserts page 0.
+/// 3 G inserts none of its frames, and looks again.
+#[test]
+fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let mut frames = Frames::of(&stage, 0);
+        let mut theirs = None;
+        let (grabbed, end) = {
+            let mut other = once(GrabStep::Framed, || theirs = Some(put(&stage, 0, 0)));
+            test.watched(0..8, how(0), &mut frames, &mut other)
+        };
+        assert_eq!((grabbed.len(), end), (8, GrabEnd::All));
+        all_locked(&stage, &grabbed);
+        let first = grabbed.folios().next().unwrap();
+        assert_eq!((Some(first.frame()), first.state()), (theirs, State::Data));
+        assert_eq!((frames.asked.len(), frames.given_back), (2, 8), "no frame of the first round was used");
+        drop(grabbed);
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
+    for way in WAYS {
+        for (at, step) in (1..8).flat_map(|at| [(at, GrabStep::Framed), (at, GrabStep::Locked)]) {
+            let (stage, room) = (tuned(way), WaitRoom::new());
+            let free = all_free(&stage);
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let behind = put(&stage, 9, 0); // there from the start, behind the conflict
+            let mut frames = Frames::of(&stage, 0);
+            let (mut theirs, mut prefix) = (None, Vec::new());
+            let (grabbed, end) = {
+                let mut rounds = 0;
+                let mut other = |now| {
+                    if now == step && rounds == 0 {
+                        theirs = Some(put(&stage, at, 0));
+                    }
+                    if now == GrabStep::Inserted && rounds == 0 {
+                        prefix = (0..at).map(|index| stage.walk(index).kind()).collect();
+                        rounds = 1;
+                    }
+                };
+                test.watched(0..10, how(0), &mut frames, &mut other)
+            };
+            assert_eq!((grabbed.len(), end), (10, GrabEnd::All), "at {at}, {step:?}");
+            all_locked(&stage, &grabbed);
+            let got: Vec<Kind> = grabbed.folios().map(|folio| Kind::Folio(folio.frame().0)).collect();
+            assert_eq!(got[..at as usize], prefix[..], "the prefix is not given up");
+            assert_eq!((got[at as usize], got[9]), (Kind::Folio(theirs.unwrap().0), Kind::Folio(behind.0)));
+            drop(grabbed);
+            nothing_leaks(&stage, free);
+        }
+    }
+}
+
+#[test]
+fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() {
+    for way in WAYS {
+        for k in 1..10u64 {
+            let (stage, room) = (tuned(way), WaitRoom::new());
+            let free = all_free(&stage);
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let there: Vec<(u64, Frame)> = [2, 5, 11].map(|index| (index, put(&stage, index, 0))).into();
+            let (grabbed, end) = test.grab(0..12, how(0), &mut Frames::of(&stage, 0).at_most(k));
+            // The k-th absent page is the first that cannot be had.
+            let absent: Vec<u64> = (0..12).filter(|index| ![2, 5, 11].contains(index)).collect();
+            let want = absent.get(k as usize).copied().unwrap_or(12);
+            let reason = if want == 12 { GrabEnd::All } else { GrabEnd::NoFrames };
+            assert_eq!((grabbed.len() as u64, end), (want, reason), "{k} frames");
+            all_locked(&stage, &grabbed);
+            for (index, frame) in there.iter().filter(|(index, _)| *index >= want) {
+                let word = stage.word(*frame);
+                assert!(!word.has(Flags::LOCKED) && word.holds() == 0, "page {index} is {word:?}");
+            }
+            drop(grabbed);
+            nothing_leaks(&stage, free);
+        }
+    }
+}
+
+#[test]
+fn g08_no_memory_at_all_is_nothing_and_says_so() {
+    let (stage, room) = (stage(), WaitRoom::new());
+    let free = all_free(&stage);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    put(&stage, 3, 0);
+    let (grabbed, end) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0).at_most(0));
+    assert!(grabbed.is_empty() && end == GrabEnd::NoFrames);
+    let (grabbed, end) = test.grab(3..8, how(0), &mut Frames::of(&stage, 0).at_most(0));
+    assert_eq!((seen(&grabbed), end), (vec![(3, 1, State::Data)], GrabEnd::NoFrames), "what is there is had");
+    drop(grabbed);
+    nothing_leaks(&stage, free);
+}
+
+/// 1 G has seen page 3, and page 6.
+/// 2 Page 3 is truncated, before G locks it or after.
+/// 3 G looks again there, and creates it.
+#[test]
+fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_handed_out() {
+    for way in WAYS {
+        for step in [GrabStep::Framed, GrabStep::Locked] {
+            let (stage, room) = (tuned(way), WaitRoom::new());
+            let free = all_free(&stage);
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let there = [3, 6].map(|index| put(&stage, index, 0));
+            let (grabbed, end) = {
+                let cut = || assert_eq!(stage.mapping.remove_range(page(3)..page(4), Content::All), 1);
+                let mut cut = once(step, cut);
+                test.watched(0..8, how(0), &mut Frames::of(&stage, 0), &mut cut)
+            };
+            assert_eq!((grabbed.len(), end), (8, GrabEnd::All), "{step:?}");
+            all_locked(&stage, &grabbed);
+            let folios: Vec<_> = grabbed.folios().collect();
+            assert_eq!((folios[3].state(), folios[6].state()), (State::New, State::Data));
+            assert_eq!(folios[6].frame(), there[1]);
+            drop(grabbed);
+            nothing_leaks(&stage, free);
+        }
+    }
+}
+
+#[test]
+fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
+    for step in [GrabStep::Framed, GrabStep::Locked, GrabStep::Inserted] {
+        let (stage, room) = (stage(), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        put(&stage, 6, 0);
+        let (mut grabbed, end) = {
+            let mut cut = once(step, || {
+                stage.mapping.set_size(4 * 4096 + 1);
+                stage.mapping.remove_range(page(5)..page(100), Content::All);
+            });
+            test.watched(2..9, how(0), &mut Frames::of(&stage, 0), &mut cut)
+        };
+        assert_eq!(end, GrabEnd::Size);
+        assert_eq!(grabbed.end(), Some(page(5)), "{step:?}");
+        assert_eq!(stage.mapping.lock().next_entry(page(5), page(100)), None);
+        all_locked(&stage, &grabbed);
+        // Cut again while it is ours: what is put there is nobody's, and nobody's memory.
+        stage.mapping.set_size(3 * 4096);
+        stage.mapping.remove_range(page(3)..page(100), Content::All);
+        fill_all(&mut grabbed, 9);
+        assert_eq!(grabbed.commit(), Committed { pages: 1, left: 2 });
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind() {
+    for way in WAYS {
+        for j in 0..8u64 {
+            let (stage, room) = (tuned(way), WaitRoom::new());
+            let free = all_free(&stage);
+            let test = Test { mapping: &stage.mapping, room: &room };
+            put(&stage, j, 0);
+            put(&stage, 7 - u64::from(j == 7), 0);
+            let (theirs, end) = test.grab(j..j + 1, how(0), &mut Frames::of(&stage, 0));
+            assert_eq!((theirs.len(), end), (1, GrabEnd::All));
+            let pages = stage.pages();
+            let mut frames = Frames::of(&stage, 0);
+            let (grabbed, end) = test.grab(0..8, nowait(0), &mut frames);
+            assert_eq!((grabbed.len() as u64, end), (j, GrabEnd::Locked));
+            all_locked(&stage, &grabbed);
+            let created = grabbed.folios().filter(|folio| folio.state() == State::New).count() as u64;
+            assert_eq!(stage.pages(), pages + created, "nothing was created at or behind {j}");
+            drop((grabbed, theirs));
+            nothing_leaks(&stage, free);
+        }
+    }
+}
+
+#[test]
+fn g11_what_remembers_an_eviction_is_consumed() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        stage.put_shadow(2, 0, 1);
+        stage.put_shadow(8, 3, 2);
+        stage.put_shadow(64, 6, 3);
+        let (mut grabbed, end) = test.grab(0..66, how(2), &mut Frames::of(&stage, 2));
+        assert_eq!((grabbed.end(), end), (Some(page(66)), GrabEnd::All));
+        all_locked(&stage, &grabbed);
+        fill_all(&mut grabbed, 1);
+        grabbed.commit();
+        assert_eq!((stage.load(8).kind(), stage.load(66)), (stage.load(11).kind(), shadow(1, 3)));
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        for index in [4, 12, 20] {
+            put(&stage, index, 2);
+        }
+        let four = |index| (index, 4, State::Data);
+        let (grabbed, end) = test.grab(6..22, how(2), &mut Frames::of(&stage, 2));
+        let want = vec![four(4), (8, 4, State::New), four(12), (16, 4, State::New), four(20)];
+        assert_eq!((seen(&grabbed), end), (want, GrabEnd::All));
+        all_locked(&stage, &grabbed);
+        drop(grabbed);
+        let (grabbed, _) = test.grab(5..7, how(2), &mut Frames::of(&stage, 2));
+        assert_eq!(seen(&grabbed), [four(4)]);
+        drop(grabbed);
+        let (grabbed, _) = test.grab(7..13, how(0), &mut Frames::of(&stage, 0));
+        assert_eq!(seen(&grabbed), [four(4), new(8), new(9), new(10), new(11), four(12)]);
+        drop(grabbed);
+        nothing_leaks(&stage, free);
+    }
+}
+
+/// 1 G has seen that pages 0 to 7 are absent.
+/// 2 Another inserts a folio of pages 4 to 7, or of 0 to 7.
+#[test]
+fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
+    for (index, order) in [(4, 2), (0, 3), (0, 2)] {
+        for step in [GrabStep::Framed, GrabStep::Locked] {
+            let (stage, room) = (stage(), WaitRoom::new());
+            let free = all_free(&stage);
+            let test = Test { mapping: &stage.mapping, room: &room };
+            put(&stage, 9, 0);
+            let mut other = once(step, || drop(put(&stage, index, order)));
+            let (grabbed, end) = test.watched(2..10, how(0), &mut Frames::of(&stage, 0), &mut other);
+            assert_eq!((grabbed.end(), end), (Some(page(10)), GrabEnd::All));
+            all_locked(&stage, &grabbed);
+            assert!(seen(&grabbed).contains(&(index, 1 << order, State::Data)), "{:?}", seen(&grabbed));
+            drop((grabbed, other));
+            nothing_leaks(&stage, free);
+        }
+    }
+}
+
+#[test]
+fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
+    let (stage, room) = (stage(), WaitRoom::new());
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (grabbed, _) = test.grab(3..1030, how(9), &mut Frames::of(&stage, 9));
+    let orders: Vec<u32> = seen(&grabbed).iter().map(|(_, pages, _)| pages.ilog2()).collect();
+    assert_eq!(orders, [0, 2, 3, 4, 5, 6, 7, 8, 9, 2, 1]);
+    all_locked(&stage, &grabbed);
+}
+
+#[test]
+fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
+    for (nth, way) in (0..8).flat_map(|nth| WAYS.map(|way| (nth, way))) {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        put(&stage, 2, 1);
+        put(&stage, 6, 0);
+        let (mut grabbed, _) = test.grab(0..16, how(2), &mut Frames::of(&stage, 2));
+        let folios = grabbed.len();
+        let ended = match nth {
+            0 => grabbed.commit(),
+            1 => {
+                fill_all(&mut grabbed, 3);
+                grabbed.commit()
+            }
+            2 => {
+                drop(grabbed);
+                Committed::default()
+            }
+            3 => {
+                let ended = grabbed.commit_first(folios / 2);
+                drop(grabbed);
+                ended
+            }
+            4 => {
+                let mut left = grabbed;
+                left.front_mut().unwrap().zero(5, 100).unwrap();
+                catch_unwind(AssertUnwindSafe(move || {
+                    let _grabbed = left;
+                    panic!("a closure that fails");
+                }))
+                .unwrap_err();
+                Committed { pages: 1, left: 0 }
+            }
+            5 => {
+                stage.mapping.lock().remove_all();
+                for folio in grabbed.folios_mut() {
+                    // What had its bytes says so; what had none is filled for nobody.
+                    let written = folio.write(folio.first().first_byte(), &[1; 10]);
+                    assert_eq!(written.is_ok(), folio.state() == State::New);
+                }
+                let ended = grabbed.commit();
+                assert!(ended.left > 0 && ended.pages == 0, "{ended:?}");
+                ended
+            }
+            6 => {
+                let held = grabbed.commit_into_held();
+                assert_eq!(held.len(), 0, "the first has no bytes");
+                Committed::default()
+            }
+            _ => {
+                fill_all(&mut grabbed, 7);
+                let held = grabbed.commit_into_held();
+                assert_eq!(held.len(), folios);
+                assert!(held.iter().all(|held| stage.word(held.frame()).holds() == 1));
+                drop(held);
+                Committed::default()
+            }
+        };
+        println!("{nth}: {ended:?}");
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g13_the_next_who_wants_the_lock_gets_it() {
+    let (stage, room) = (stage(), WaitRoom::new());
+    let test = Test { mapping: &stage.mapping, room: &room };
+    put(&stage, 1, 0);
+    let (grabbed, _) = test.grab(0..3, how(0), &mut Frames::of(&stage, 0));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let (mut grabbed, end) = test.grab(0..3, how(0), &mut Frames::of(&stage, 0));
+            fill_all(&mut grabbed, 5);
+            (grabbed.commit(), end)
+        });
+        let held = stage.mapping.try_hold(page(1)).unwrap();
+        let again = quinion::folio::Locked::lock(held);
+        assert_eq!(again.map_err(|(why, _)| why).unwrap_err(), LockRefused::Locked);
+        drop(grabbed);
+        assert_eq!(waiter.join().unwrap(), (Committed { pages: 3, left: 0 }, GrabEnd::All));
+    });
+}
+
+#[test]
+fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
+    let (stage, room) = (stage(), WaitRoom::new());
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (mut grabbed, _) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0));
+    let awake = AtomicBool::new(false);
+    let source: Vec<u8> = (0..8 * PAGE_SIZE).map(|at| (at / 7) as u8).collect();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let held = stage.mapping.try_hold(page(5)).unwrap();
+            let backend = &**stage.mapping.backend();
+            room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+            awake.store(true, Ordering::SeqCst);
+            assert_eq!(held.is_readable(), Readable::Yes);
+            let mut bytes = vec![0; PAGE_SIZE];
+            held.copy_out(5 * 4096, &mut bytes);
+            bytes
+        });
+        for index in 0..8u64 {
+            assert!(index > 5 || !awake.load(Ordering::SeqCst), "awake before its folio is filled");
+            let from = index as usize * PAGE_SIZE;
+            let folio = grabbed.front_mut().unwrap();
+            folio.write(index * 4096, &source[from..from + PAGE_SIZE]).unwrap();
+            assert_eq!(grabbed.commit_first(1), Committed { pages: 1, left: 0 });
+        }
+        assert_eq!(reader.join().unwrap(), source[5 * PAGE_SIZE..6 * PAGE_SIZE]);
+    });
+    for at in (0..source.len()).step_by(61) {
+        assert_eq!(byte_at(&stage, at as u64), source[at]);
+    }
+    assert_eq!(stage.mapping.dirty_pages().dirty(), 8, "what was touched is to be written");
+}
+
+#[test]
+fn g15_where_the_source_fails_what_came_is_kept_and_the_rest_is_absent() {
+    for (order_max, at) in [(0, 5 * 4096), (0, 5 * 4096 + 100), (2, 5 * 4096 + 100), (4, 0), (4, 1)] {
+        let (stage, room) = (stage(), WaitRoom::new());
+        let free = all_free(&stage);
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let (mut grabbed, _) = test.grab(0..16, how(order_max), &mut Frames::of(&stage, order_max));
+        for folio in grabbed.folios_mut() {
+            let start = folio.first().first_byte();
+            let len = (at - start.min(at)).min(folio.order().bytes() as u64) as usize;
+            folio.write(start, &vec![8; len]).unwrap();
+        }
+        drop(grabbed); // the source has failed
+        let pages = at.div_ceil(4096);
+        let filled = pages.next_multiple_of(1 << order_max);
+        assert_eq!(stage.pages(), filled, "whole folios of what came");
+        for position in (0..filled * 4096).step_by(509) {
+            assert_eq!(byte_at(&stage, position), if position < at { 8 } else { 0 }, "byte {position}");
+        }
+        nothing_leaks(&stage, free);
+    }
+}
+
+#[test]
+fn g16_a_round_takes_the_tree_lock_once() {
+    for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {
+        for is_memory in [false, true] {
+            let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
+            let room = WaitRoom::new();
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let locks = || stage.mapping.tree_counts().locks;
+            put(&stage, 65, 0);
+            let (before, how) = (locks(), if is_memory { born(how(order)) } else { how(order) });
+            let (mut grabbed, end) = test.grab(0..pages, how, &mut Frames::of(&stage, order));
+            assert_eq!((locks() - before, end), (1, GrabEnd::All), "{pages} pages of order {order}");
+            fill_all(&mut grabbed, 1);
+            let before = locks();
+            assert_eq!(grabbed.commit().pages, pages);
+            // One more to mark what was touched; those born dirty need none.
+            assert_eq!(locks() - before, u64::from(!is_memory));
+            assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
+        }
+    }
+    let (stage, room) = (tuned(Grabbing::LookupBatched), WaitRoom::new());
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let before = stage.mapping.tree_counts().locks;
+    let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
+    assert_eq!(stage.mapping.tree_counts().locks - before, 128, "what it is measured against");
+}
+
+#[test]
+fn nodes_that_run_out_end_a_grab_as_frames_do() {
+    for most in [0, 1] {
+        let stage = Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(most)));
+        stage.mapping.set_size(1 << 50);
+        let (room, free) = (WaitRoom::new(), all_free(&stage));
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let (grabbed, end) = test.grab(1 << 30..(1 << 30) + 200, how(0), &mut Frames::of(&stage, 0));
+        let want = if most == 0 { (0, GrabEnd::NoNode) } else { (200, GrabEnd::All) };
+        assert_eq!((grabbed.len(), end), want);
+        drop(grabbed);
+        assert_eq!(stage.free_pages(), free);
+        stage.finish();
+    }
+}
+
+#[test]
+fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
+    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
+    let free = all_free(&stage);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (grabbed, _) = test.grab(0..16, born(how(3)), &mut Frames::of(&stage, 3));
+    assert_eq!(grabbed.leave_allocated(), Committed::default());
+    nothing_leaks(&stage, free);
+    let held = stage.mapping.try_hold(page(9)).unwrap();
+    assert_eq!(held.is_readable(), Readable::Zeros);
+    assert_eq!(held.writer().unwrap_err(), quinion::arena::WriteRefused::Filling);
+    drop(held);
+    let (mut grabbed, _) = test.grab(9..12, born(how(3)), &mut Frames::of(&stage, 3));
+    assert_eq!(seen(&grabbed), [(8, 8, State::Allocated)]);
+    let folio = grabbed.front_mut().unwrap();
+    // In any order, over each other, with gaps.
+    folio.write(11 * 4096, &[1; 10]).unwrap();
+    folio.write(9 * 4096, &[2; 4096]).unwrap();
+    folio.zero(11 * 4096 + 5, 100).unwrap();
+    folio.write(13 * 4096, &[3; 50]).unwrap();
+    assert_eq!(grabbed.commit(), Committed { pages: 8, left: 0 });
+    let wanted = |at: u64| match at {
+        36864..40960 => 2,
+        45056..45061 => 1,
+        53248..53298 => 3,
+        _ => 0,
+    };
+    for position in (8 * 4096..16 * 4096).step_by(5) {
+        assert_eq!(byte_at(&stage, position), wanted(position), "byte {position}");
+    }
+    assert_eq!(stage.mapping.dirty_pages().dirty(), 16);
+    nothing_leaks(&stage, free);
+}
+
+#[test]
+fn many_who_grab_ranges_that_overlap_all_get_through() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 300;
+    for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let free = all_free(&stage);
+        // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
+        let work = |thread: u64| {
+            let test = Test { mapping: &stage.mapping, room: &room };
+            let mut seed = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut added = [0u32; 64];
+            for _ in 0..ROUNDS {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let (first, len) = ((seed >> 33) % 56, (seed >> 50) % 8 + 1);
+                let (mut grabbed, end) = test.grab(first..first + len, how(1), &mut Frames::of(&stage, 1));
+                assert_eq!(end, GrabEnd::All);
+                for folio in grabbed.folios_mut() {
+                    for index in folio.first().0.max(first)..folio.end().0.min(first + len) {
+                        let mut count = [0; 4];
+                        if folio.state() == State::Data {
+                            stage.mapping.try_hold(page(index)).unwrap().copy_out(index * 4096, &mut count);
+                        }
+                        let count = u32::from_le_bytes(count) + 1;
+                        folio.write(index * 4096, &count.to_le_bytes()).unwrap();
+                        added[index as usize] += 1;
+                    }
+                }
+                grabbed.commit();
+            }
+            added
+        };
+        let mut want = [0u32; 64];
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || work(thread + 1))).collect();
+            for thread in threads {
+                let added = thread.join().unwrap();
+                want.iter_mut().zip(added).for_each(|(sum, more)| *sum += more);
+            }
+        });
+        for (index, want) in want.into_iter().enumerate().filter(|(_, want)| *want > 0) {
+            let held = stage.mapping.try_hold(page(index as u64)).unwrap();
+            let mut count = [0; 4];
+            held.copy_out(index as u64 * 4096, &mut count);
+            assert_eq!(u32::from_le_bytes(count), want, "page {index}");
+        }
+        nothing_leaks(&stage, free);
+    }
+}
+
+// ---- the twin -----------------------------------------------------------------------------------------
+
+/// What is done to the mapping and to its twin.
+#[derive(Clone, Debug)]
+enum Op {
+    Put { index: u64, order: u8 },
+    Remove { first: u64, pages: u64 },
+    Lock { index: u64 },
+    Grab { first: u64, pages: u64, order_max: u8, frames: u64, touch: u64, end: Ending },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Commit,
+    Drop,
+    Allocated,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let ending = prop_oneof![Just(Ending::Commit), Just(Ending::Drop), Just(Ending::Allocated)];
+    prop_oneof![
+        (0..60u64, 0..4u8).prop_map(|(index, order)| Op::Put { index, order }),
+        (0..64u64, 1..20u64).prop_map(|(first, pages)| Op::Remove { first, pages }),
+        (0..64u64).prop_map(|index| Op::Lock { index }),
+        (0..64u64, 0..40u64, 0..5u8, prop_oneof![Just(1000), 0..30u64], any::<u64>(), ending).prop_map(
+            |(first, pages, order_max, frames, touch, end)| Op::Grab {
+                first,
+                pages,
+                order_max,
+                frames,
+                touch,
+                end
+            }
+        ),
+    ]
+}
+
+/// A folio of the twin.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    order: u8,
+    has_bytes: bool,
+}
+
+/// The twin: which folios there are, found by looking at each page.
+#[derive(Default)]
+struct Twin {
+    folios: BTreeMap<u64, Known>,
+}
+
+impl Twin {
+    fn at(&self, index: u64) -> Option<(u64, Known)> {
+        let (first, known) = self.folios.range(..=index).next_back()?;
+        (index < first + (1 << known.order)).then_some((*first, *known))
+    }
+    fn is_free(&self, first: u64, order: u8) -> bool {
+        (first..first + (1 << order)).all(|index| self.at(index).is_none())
+    }
+    /// What a grab comes to: the folios, and why it ends.
+    fn grab(
+        &self,
+        pages: std::ops::Range<u64>,
+        order_max: u8,
+        mut frames: u64,
+        locked: Option<u64>,
+    ) -> (Vec<(u64, u8, State)>, GrabEnd<&'static str>) {
+        let (mut at, mut got) = (pages.start, Vec::new());
+        while at < pages.end {
+            let bound = (at - at % GRAB_PAGES_MAX + GRAB_PAGES_MAX).min(pages.end);
+            match self.at(at) {
+                Some((first, _)) if locked == Some(first) => return (got, GrabEnd::Locked),
+                Some((first, known)) => {
+                    let state = if known.has_bytes { State::Data } else { State::Allocated };
+                    got.push((first, known.order, state));
+                    at = first + (1 << known.order);
+                }
+                None => {
+                    let gap = (at..bound).take_while(|index| self.at(*index).is_none()).count() as u64;
+                    let some = gap.min(frames);
+                    got.extend(pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)));
+                    (at, frames) = (at + some, frames - some);
+                    if some < gap {
+                        return (got, GrabEnd::NoFrames);
+                    }
+                }
+            }
+        }
+        (got, GrabEnd::All)
+    }
+}
+
+fn play(way: Grabbing, ops: &[Op]) {
+    let (stage, room) = (memory(way), WaitRoom::new());
+    let free = all_free(&stage);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();
+    for op in ops {
+        match *op {
+            Op::Put { index, order } => {
+                let index = index & !((1 << order) - 1);
+                if twin.is_free(index, order) {
+                    put(&stage, index, order);
+                    twin.folios.insert(index, Known { order, has_bytes: true });
+                }
+            }
+            Op::Remove { first, pages } => {
+                stage.mapping.remove_range(page(first)..page(first + pages), Content::All);
+                twin.folios.retain(|at, known| *at < first || at + (1 << known.order) > first + pages);
+                let held = lock.take().filter(|lock| lock.folios().all(|folio| folio.is_live()));
+                lock = held;
+            }
+            Op::Lock { index } => {
+                drop(lock.take());
+                if twin.at(index).is_some() {
+                    lock = Some(test.grab(index..index + 1, born(nowait(0)), &mut Frames::of(&stage, 0)).0);
+                }
+            }
+            Op::Grab { first, pages, order_max, frames, touch, end } => {
+                let theirs = lock.as_ref().and_then(|lock| lock.start()).map(|start| start.0);
+                let (want, reason) = twin.grab(first..first + pages, order_max, frames, theirs);
+                let mut source = Frames::of(&stage, order_max).at_most(frames);
+                let (mut grabbed, ended) = test.grab(first..first + pages, born(nowait(order_max)), &mut source);
+                let got: Vec<_> = grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
+                assert_eq!((&got, ended), (&want, reason), "{op:?}");
+                all_locked(&stage, &grabbed);
+                let mut touched = Vec::new();
+                for (nth, folio) in grabbed.folios_mut().enumerate() {
+                    if touch >> (nth % 64) & 1 == 1 {
+                        folio.write(folio.first().first_byte() + 9, &[nth as u8]).unwrap();
+                        touched.push(folio.first().0);
+                    }
+                }
+                match end {
+                    Ending::Commit => drop(grabbed.commit()),
+                    Ending::Drop => drop(grabbed),
+                    Ending::Allocated => drop(grabbed.leave_allocated()),
+                }
+                for (at, order, state) in want {
+                    let has_bytes = state == State::Data || touched.contains(&at);
+                    if has_bytes || state == State::Allocated || matches!(end, Ending::Allocated) {
+                        twin.folios.insert(at, Known { order, has_bytes });
+                    }
+                }
+            }
+        }
+        let there: u64 = twin.folios.values().map(|known| 1 << known.order).sum();
+        assert_eq!(stage.pages(), there, "after {op:?}");
+        for (first, known) in &twin.folios {
+            let held = stage.mapping.try_hold(page(*first)).unwrap();
+            assert_eq!((held.first().0, held.order().0), (*first, known.order));
+            if theirs_not(&lock, *first) {
+                let is = if known.has_bytes { Readable::Yes } else { Readable::Zeros };
+                assert_eq!(held.is_readable(), is, "page {first} after {op:?}");
+            }
+        }
+        stage.check();
+    }
+    drop(lock);
+    nothing_leaks(&stage, free);
+}
+
+fn theirs_not(lock: &Option<Grabbed<'_>>, first: u64) -> bool {
+    lock.as_ref().and_then(|lock| lock.start()) != Some(page(first))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn every_mixed_pattern_comes_out_as_a_naive_twin_says(
+        way in prop::sample::select(&WAYS[..]), ops in prop::collection::vec(op(), 1..24),
+    ) {
+        play(way, &ops);
+    }
+}

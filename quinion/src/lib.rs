@@ -113,6 +113,9 @@ pub mod viewer;
 pub mod serve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
+// With the feature `restore`: page faults of VMs, answered from the cache.
+#[cfg(all(feature = "restore", not(quinion_model)))]
+pub mod restore;
 
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use arena::process_limit;

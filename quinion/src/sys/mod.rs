@@ -11,12 +11,15 @@
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
+//! | `uffd` | page faults of another process, with the feature `restore` |
 
 pub mod fork;
 pub mod io;
 pub mod lease;
 pub mod ring;
 pub mod signal;
+#[cfg(feature = "restore")]
+pub mod uffd;
 
 /// How many descriptors this process may have open at a time.
 pub fn descriptors_max() -> usize {

@@ -1,0 +1,255 @@
+//! Restore: a server of page faults, by which VMs begin to run before their memory is there.
+//!
+//! ```text
+//!   VMM                                         server                            cache
+//!    maps its memory, registers it,
+//!    connects, sends regions + userfaultfd -->  check (message), Pages
+//!    a processor touches a page, sleeps    -->  worker: read                      (vm)
+//!                                               events first: given back, unmapped, moved, forked
+//!                                               what does the fault need?         (pages: pure)
+//!                                               bytes of the snapshot  <--------  pin: shared by all VMs
+//!                                               still the same snapshot?          (snapshot)
+//!    goes on                               <--  copy straight from the cache's memory, 64 KiB at a time
+//! ```
+//!
+//! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on a
+//! stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache has.
+//! A VMM that can map memory of ours asks for the image instead, and its faults are answered by mapping, not by copying.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`pages`] | the state of each page of a VM, and what a fault needs; pure |
+//! | [`message`] | what VMMs say, and whether it can be so; pure |
+//! | [`trace`] | the order in which parts of an image were wanted: made, kept, read |
+//! | [`latency`], [`stats`] | how long, how much |
+//! | `snapshot` | the file, and whether it is still the same |
+//! | `peer` | the process at the other end: its message, its end |
+//! | `vm` | one VM: reads what its userfaultfd says, and answers |
+//! | `server` | all of them: connections, workers, whose turn it is |
+//!
+//! **Fail closed.** Once a userfaultfd was handed over, memory that we do not supply is either waited for without end,
+//! or, if nobody holds the descriptor any more, silently zeros. So a VM that cannot be served (its regions are wrong, its
+//! snapshot changed, a sector cannot be read and the kernel cannot poison the page) is **given up**: its process is
+//! killed by its process descriptor, and only when it is no more its descriptor is let go; the same at the server's
+//! own end. [`OnFailure::Leave`] leaves that to somebody else, who hears of it by [`Event`] and by the end of the
+//! connection. If the server itself is killed it can do neither; its connections end then, and a VMM's keeper
+//! that watches them should end the VM.
+//!
+//! **One worker for one VM at a time.** So events are noted in their order, and no answer is under way while a worker
+//! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their
+//! reads before the first is waited for.
+//!
+//! **Bounded.** Connections by `vms_max`, threads by `workers`, a message by [`message::MESSAGE_BYTES_MAX`] and
+//! [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory for each VM by two bits a page and
+//! [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is pinned by a run for each worker.
+//!
+//! Invariants:
+//!  1. What a peer does harms no other: it is told, and closed or given up, alone.
+//!  2. No lock of this room is held while a file is read, a VM is answered, or an observer is called.
+//!  3. A page is supplied from the snapshot once at most, and never after it was given back.
+//!  4. No memory of a VM is ever mapped here: nothing that a VM or its snapshot does can raise SIGBUS in this process.
+//!
+//! Not an invariant: that faults are answered in their order. One that the kernel refuses waits for the next round.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+
+pub mod latency;
+pub mod message;
+pub mod pages;
+mod peer;
+mod server;
+mod snapshot;
+pub mod stats;
+pub mod trace;
+mod vm;
+
+pub use server::Server;
+pub use stats::{Numbers, RestoreStats};
+pub use trace::{ImageIdentity, Trace, TraceError};
+
+use message::BadMessage;
+use pages::TooManyPieces;
+
+/// What is done with the process of a VM that cannot be served any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnFailure {
+    /// It is killed: better no VM than one that reads zeros where its memory was.
+    #[default]
+    Kill,
+    /// It is left to somebody else. It waits without end where memory is missing, or finds zeros there.
+    Leave,
+}
+
+/// How VMs are served.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RestoreOptions {
+    /// Threads that answer; 1 to 64. If not set, one for each processor, and four at most.
+    pub workers: usize,
+    /// Connections at a time, those included whose message has not come yet; 1 to 65536. If not set, 64.
+    pub vms_max: usize,
+    /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB.
+    pub run_bytes: u64,
+    /// What is done with a VM that cannot be served.
+    pub on_failure: OnFailure,
+    /// How long a peer may take to send its message. If not set, 10 seconds.
+    pub greeting: Duration,
+    /// Whether the order in which the image is wanted is noted, for [`Server::trace`]. It takes a bit for each page.
+    pub record: bool,
+    /// What VMs get before they ask, when nothing that was asked for waits.
+    pub replay: Option<Trace>,
+    /// Who is told what happens. It is called by workers, which wait for it.
+    pub observer: Option<Observer>,
+}
+
+/// Who is told what happens.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
+impl Default for RestoreOptions {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            workers: processors.min(4),
+            vms_max: 64,
+            run_bytes: 64 << 10,
+            on_failure: OnFailure::default(),
+            greeting: Duration::from_secs(10),
+            record: false,
+            replay: None,
+            observer: None,
+        }
+    }
+}
+
+impl fmt::Debug for RestoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("RestoreOptions");
+        text.field("workers", &self.workers).field("vms_max", &self.vms_max).field("run_bytes", &self.run_bytes);
+        text.field("on_failure", &self.on_failure).field("greeting", &self.greeting).finish_non_exhaustive()
+    }
+}
+
+impl RestoreOptions {
+    /// The default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What is out of its range, in words.
+    fn check(&self) -> Result<(), String> {
+        let run = self.run_bytes;
+        match () {
+            () if !(1..=64).contains(&self.workers) => {
+                Err(format!("{} workers: choose 1 to 64", self.workers))
+            }
+            () if !(1..=65536).contains(&self.vms_max) => {
+                Err(format!("{} VMs at most: choose 1 to 65536", self.vms_max))
+            }
+            () if !run.is_power_of_two() || !(4096..=2 << 20).contains(&run) => {
+                Err(format!("{run} bytes for one fault: choose a power of two from 4096 to 2097152"))
+            }
+            () => Ok(()),
+        }
+    }
+}
+
+/// Why a peer was refused, or a VM given up.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each is said by its message")]
+#[non_exhaustive]
+pub enum PeerError {
+    #[error(transparent)]
+    Message(BadMessage),
+    #[error("{0} VMs are served already; raise the most that are served at a time, or end some")]
+    TooMany(usize),
+    #[error("more than {} descriptors came with the message; send the userfaultfd", message::DESCRIPTORS_MAX)]
+    TooManyDescriptors,
+    #[error("the message came in hundreds of pieces; send it in one")]
+    TooManyPieces,
+    #[error("none of the descriptors that came is a userfaultfd; send the one that the regions are registered with")]
+    NoUserfaultfd,
+    #[error("the message did not come within {0:?}")]
+    Late(Duration),
+    #[error("the connection ended before the message did")]
+    HungUp,
+    #[error("the connection failed: {0}")]
+    Socket(#[source] io::Error),
+    #[error("this server does not hand out the image; start it with --minor, or send regions of memory to be copied to")]
+    NoImage,
+    #[error("the snapshot was changed or cut while it was served; start the server anew with the one you mean")]
+    SnapshotChanged,
+    #[error("byte {offset} of the snapshot cannot be read, and the VM cannot be told: {poison}; {source}")]
+    Unreadable { offset: u64, source: Error, poison: io::Error },
+    #[error("no memory can be had for byte {offset} of the snapshot: {source}")]
+    NoMemory { offset: u64, source: Error },
+    #[error("the kernel refuses to supply the page at {address:#x}: {source}")]
+    Kernel { address: u64, source: io::Error },
+    #[error("a fault at {address:#x} is in none of its regions; send all regions that are registered")]
+    OutsideRegions { address: u64 },
+    #[error(transparent)]
+    CutUp(#[from] TooManyPieces),
+    #[error("the VM was forked more than {0} times; end some of them")]
+    TooManyForks(usize),
+    #[error("its userfaultfd cannot be read: {0}")]
+    Descriptor(#[source] io::Error),
+    #[error("this server panicked while it answered; what it said then tells why")]
+    Panicked,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A VM is served from now on.
+    Begun {
+        /// Its number, from 1 on.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// The size of its memory.
+        bytes: u64,
+    },
+    /// A peer was refused before it was a VM.
+    Refused {
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// Why.
+        why: PeerError,
+    },
+    /// A VM cannot be served any more.
+    GivenUp {
+        /// Its number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// Why.
+        why: PeerError,
+        /// Whether its process was killed.
+        killed: bool,
+    },
+    /// A VM has ended by itself.
+    Ended {
+        /// Its number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// What was done for it.
+        numbers: Box<Numbers>,
+    },
+    /// A VM was still there when the server ended.
+    Dropped {
+        /// Its number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// Whether its process was killed.
+        killed: bool,
+    },
+    /// No more peers can be accepted for a moment: the system refuses.
+    CannotAccept(io::Error),
+}

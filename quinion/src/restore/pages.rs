@@ -1,0 +1,543 @@
+//! Pages: what is known of each page of a VM's memory, and what a fault there needs.
+//!
+//! ```text
+//!   addresses   base                                        the VM says where its regions are
+//!   region      [ . . # # # . . - - . ]      . absent    it was not supplied yet: the image has it
+//!   image         offset                     # present   it was supplied; whatever it is now is the VM's
+//!                                            - removed   it was given back: it is zeros, and not mapped
+//!
+//!   fault on .   supply: the absent ones around it, in its aligned run
+//!   fault on -   zeros:  the removed ones around it, in its aligned run; they are present then
+//!   fault on #   look:   it is there, or was given back without a word: zeros, if nothing is there
+//! ```
+//!
+//! Everything here is pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4 KiB
+//! or of 2 MiB, and two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
+//!
+//! **Removed for good.** What was given back never becomes absent again, whatever else happens to it: the image's bytes
+//! must not come back from the dead. A page that is present and faults is treated so too. Two processors that touch one
+//! page make two faults, of which the second finds it there; and who gives memory back and has not asked to have that
+//! told (`UFFD_FEATURE_EVENT_REMOVE`) expects zeros as well.
+//!
+//! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read are
+//! noted before any fault is answered, and an answer that the kernel refuses because there are events again is
+//! thought over when they are noted.
+//!
+//! Invariants (asserted by `Pages::check`):
+//!  1. Regions stand in the order of their addresses and do not overlap.
+//!  2. Bases, offsets and lengths are multiples of the unit.
+//!  3. There are [`PIECES_MAX`] at most, however often the VM cuts its memory up.
+//!
+//! Not an invariant: that two regions have different parts of the image. They begin so.
+
+use std::ops::Range;
+
+/// How many pieces a VM's regions may be cut into by unmapping and moving.
+pub const PIECES_MAX: usize = 1024;
+
+/// What is known of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// It was not supplied yet.
+    Absent = 0,
+    /// It was supplied.
+    Present = 1,
+    /// It was given back, and is zeros.
+    Removed = 2,
+}
+
+/// What a fault needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// So many bytes of the image, from `offset` on, at `address`.
+    Supply(Stretch),
+    /// Zeros.
+    Zeros {
+        /// Where.
+        address: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Zeros for one page, if nothing is there; if something is, whoever waits may go on.
+    Look {
+        /// Where.
+        address: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// No region has that address.
+    Nowhere,
+}
+
+/// Part of an image that belongs to an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    /// Where in the VM.
+    pub address: u64,
+    /// Where in the image.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// Its regions are in more than [`PIECES_MAX`] pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the VM has cut its memory into more than {PIECES_MAX} pieces; let it unmap and move larger ones")]
+pub struct TooManyPieces;
+
+/// A region as the VM describes it, checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Its first address.
+    pub base: u64,
+    /// Where it begins in the image.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// The pages of one VM.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    unit: u64,
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    base: u64,
+    offset: u64,
+    states: States,
+}
+
+impl Region {
+    fn end(&self, unit: u64) -> u64 {
+        self.base + self.states.len as u64 * unit
+    }
+}
+
+/// Two bits for each unit.
+#[derive(Clone, Debug, Default)]
+struct States {
+    words: Vec<u64>,
+    len: usize,
+}
+
+/// Units in a word.
+const IN_WORD: usize = 32;
+
+impl States {
+    fn absent(len: usize) -> Self {
+        Self { words: vec![0; len.div_ceil(IN_WORD)], len }
+    }
+
+    fn get(&self, at: usize) -> State {
+        assert!(at < self.len);
+        match (self.words[at / IN_WORD] >> (at % IN_WORD * 2)) & 3 {
+            0 => State::Absent,
+            1 => State::Present,
+            _ => State::Removed,
+        }
+    }
+
+    fn set(&mut self, range: Range<usize>, state: State) {
+        assert!(range.end <= self.len);
+        let all = u64::MAX / 3 * u64::from(state as u8);
+        let mut at = range.start;
+        while at < range.end {
+            let (word, first) = (at / IN_WORD, at % IN_WORD);
+            let count = (IN_WORD - first).min(range.end - at);
+            let mask = (u64::MAX >> (64 - 2 * count)) << (2 * first);
+            self.words[word] = self.words[word] & !mask | all & mask;
+            at += count;
+        }
+    }
+
+    /// The longest run of `state` in `within` that has `at`, which is `state`.
+    fn run(&self, at: usize, within: Range<usize>, state: State) -> Range<usize> {
+        let back = (within.start..at).rev().take_while(|&i| self.get(i) == state).count();
+        let on = (at..within.end.min(self.len)).take_while(|&i| self.get(i) == state).count();
+        at - back..at + on
+    }
+
+    fn part(&self, range: Range<usize>) -> Self {
+        let mut part = Self::absent(range.len());
+        for (to, from) in range.enumerate() {
+            part.set(to..to + 1, self.get(from));
+        }
+        part
+    }
+}
+
+impl Pages {
+    /// Pages that are all absent. `unit` is a power of two; the places are multiples of it, do not overlap, and none is
+    /// empty or ends behind the last address.
+    pub fn new(unit: u64, places: &[Place]) -> Self {
+        let region = |place: &Place| Region {
+            base: place.base,
+            offset: place.offset,
+            states: States::absent((place.bytes / unit) as usize),
+        };
+        let mut regions: Vec<Region> = places.iter().map(region).collect();
+        regions.sort_by_key(|region| region.base);
+        let pages = Self { unit, regions };
+        pages.check();
+        pages
+    }
+
+    /// What the memory is mapped by, in bytes.
+    pub fn unit(&self) -> u64 {
+        self.unit
+    }
+
+    /// The region that has `address`, and which unit of it that is.
+    fn find(&self, address: u64) -> Option<(usize, usize)> {
+        let number = self.regions.partition_point(|region| region.base <= address).checked_sub(1)?;
+        let region = &self.regions[number];
+        (address < region.end(self.unit)).then(|| (number, ((address - region.base) / self.unit) as usize))
+    }
+
+    /// What a fault at `address` needs, `run_bytes` at a time: a power of two.
+    pub fn need(&self, address: u64, run_bytes: u64) -> Need {
+        let Some((number, at)) = self.find(address) else { return Need::Nowhere };
+        let (region, unit) = (&self.regions[number], self.unit);
+        let state = region.states.get(at);
+        // Runs are aligned in the image, so that all its VMs ask for the same ones.
+        let per_run = (run_bytes / unit).max(1);
+        let skew = region.offset / unit % per_run;
+        let begin = ((at as u64 + skew) / per_run * per_run).saturating_sub(skew);
+        let end = (at as u64 + skew) / per_run * per_run + per_run - skew;
+        let run = match state {
+            State::Present => at..at + 1,
+            _ => region.states.run(at, begin as usize..end as usize, state),
+        };
+        let (address, bytes) = (region.base + run.start as u64 * unit, run.len() as u64 * unit);
+        match state {
+            State::Absent => {
+                Need::Supply(Stretch { address, offset: region.offset + run.start as u64 * unit, bytes })
+            }
+            State::Removed => Need::Zeros { address, bytes },
+            State::Present => Need::Look { address, bytes },
+        }
+    }
+
+    /// What of `bytes` bytes of the image at `offset` is absent somewhere, from its beginning, one stretch at a time.
+    pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<Stretch> {
+        let (unit, mut found) = (self.unit, Vec::new());
+        for region in &self.regions {
+            let len = region.states.len as u64 * unit;
+            let begin = offset.max(region.offset);
+            let end = (offset + bytes).min(region.offset + len);
+            if begin >= end {
+                continue;
+            }
+            let within = (begin - region.offset) / unit..(end - region.offset).div_ceil(unit);
+            let within = within.start as usize..within.end as usize;
+            let mut at = within.start;
+            while at < within.end {
+                let state = region.states.get(at);
+                let run = region.states.run(at, at..within.end, state);
+                if state == State::Absent {
+                    found.push(Stretch {
+                        address: region.base + at as u64 * unit,
+                        offset: region.offset + at as u64 * unit,
+                        bytes: run.len() as u64 * unit,
+                    });
+                }
+                at = run.end;
+            }
+        }
+        found
+    }
+
+    /// Notes that pages were supplied; addresses that no region has any more are nobody's.
+    pub fn supplied(&mut self, range: Range<u64>) {
+        self.set(range, State::Present);
+    }
+
+    /// Notes that pages were given back. Of a page of 2 MiB that is all of it or nothing.
+    pub fn removed(&mut self, range: Range<u64>) {
+        self.set(range, State::Removed);
+    }
+
+    /// Notes that pages were given back and that who touches them wants the image's bytes again.
+    pub fn forgotten(&mut self, range: Range<u64>) {
+        self.set(range, State::Absent);
+    }
+
+    fn set(&mut self, range: Range<u64>, state: State) {
+        let unit = self.unit;
+        for region in &mut self.regions {
+            let (begin, end) = (range.start.max(region.base), range.end.min(region.end(unit)));
+            if begin < end {
+                let (first, last) = ((begin - region.base).div_ceil(unit), (end - region.base) / unit);
+                region.states.set(first as usize..last.max(first) as usize, state);
+            }
+        }
+    }
+
+    /// Notes that addresses are no more.
+    ///
+    /// # Errors
+    /// Too many pieces; the pages are as they were.
+    pub fn unmapped(&mut self, range: Range<u64>) -> Result<(), TooManyPieces> {
+        let mut regions = Vec::with_capacity(self.regions.len() + 1);
+        for region in &self.regions {
+            let (before, _, after) = self.cut(region, &range);
+            regions.extend(before.into_iter().chain(after));
+        }
+        self.replace(regions)
+    }
+
+    /// Notes that `len` bytes went from `from` to `to`.
+    ///
+    /// # Errors
+    /// Too many pieces; the pages are as they were.
+    pub fn moved(&mut self, from: u64, to: u64, len: u64) -> Result<(), TooManyPieces> {
+        let (gone, target) = (from..from.saturating_add(len), to..to.saturating_add(len));
+        let (mut regions, mut moved) = (Vec::new(), Vec::new());
+        for region in &self.regions {
+            let (before, inside, after) = self.cut(region, &gone);
+            regions.extend(before.into_iter().chain(after));
+            moved.extend(inside.map(|piece| Region { base: piece.base - from + to, ..piece }));
+        }
+        // What was mapped there before is no more.
+        let mut cleared = Vec::with_capacity(regions.len() + moved.len());
+        for region in &regions {
+            let (before, _, after) = self.cut(region, &target);
+            cleared.extend(before.into_iter().chain(after));
+        }
+        cleared.append(&mut moved);
+        self.replace(cleared)
+    }
+
+    /// What of `region` lies before, inside and behind `range`.
+    fn cut(&self, region: &Region, range: &Range<u64>) -> (Option<Region>, Option<Region>, Option<Region>) {
+        let (unit, len) = (self.unit, region.states.len as u64);
+        let from = (range.start.max(region.base) - region.base).div_ceil(unit).min(len);
+        let to = ((range.end.max(region.base) - region.base) / unit).clamp(from, len);
+        let part = |units: Range<u64>| {
+            (!units.is_empty()).then(|| Region {
+                base: region.base + units.start * unit,
+                offset: region.offset + units.start * unit,
+                states: region.states.part(units.start as usize..units.end as usize),
+            })
+        };
+        if from == to {
+            return (part(0..len), None, None);
+        }
+        (part(0..from), part(from..to), part(to..len))
+    }
+
+    fn replace(&mut self, mut regions: Vec<Region>) -> Result<(), TooManyPieces> {
+        if regions.len() > PIECES_MAX {
+            return Err(TooManyPieces);
+        }
+        regions.sort_by_key(|region| region.base);
+        self.regions = regions;
+        Ok(())
+    }
+
+    /// Bytes of all regions.
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.states.len as u64 * self.unit).sum()
+    }
+
+    /// Asserts the invariants; see the head of this file.
+    pub fn check(&self) {
+        assert!(self.unit.is_power_of_two() && self.regions.len() <= PIECES_MAX);
+        let mut end = 0;
+        for region in &self.regions {
+            assert!(region.base >= end, "regions overlap");
+            assert!(region.states.len > 0 && (region.base | region.offset).is_multiple_of(self.unit));
+            end = region.end(self.unit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UNIT: u64 = 4096;
+    /// Units of addresses in which everything happens.
+    const SPAN: u64 = 96;
+
+    /// The naive twin: for each unit's number by address, its place in the image and its state.
+    type Twin = BTreeMap<u64, (u64, State)>;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Fault(u64, u32),
+        Removed(u64, u64),
+        Unmapped(u64, u64),
+        Moved(u64, u64, u64),
+        Absent(u64, u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let (at, len) = (0..SPAN, 1..20_u64);
+        prop_oneof![
+            6 => (at.clone(), 0..6_u32).prop_map(|(at, order)| Op::Fault(at, order)),
+            3 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Removed(at, len)),
+            1 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Unmapped(at, len)),
+            1 => (at.clone(), at.clone(), len).prop_map(|(from, to, len)| Op::Moved(from, to, len)),
+            2 => (at, 1..40_u64).prop_map(|(at, len)| Op::Absent(at, len)),
+        ]
+    }
+
+    /// What a fault needs, one unit after the other.
+    fn need(twin: &Twin, at: u64, per_run: u64) -> Need {
+        let Some(&(place, state)) = twin.get(&at) else { return Need::Nowhere };
+        let joins = |other: u64| {
+            twin.get(&other).is_some_and(|&(there, its)| {
+                its == state && there + at == place + other && there / per_run == place / per_run
+            })
+        };
+        let (mut first, mut last) = (at, at);
+        while state != State::Present && first > 0 && joins(first - 1) {
+            first -= 1;
+        }
+        while state != State::Present && joins(last + 1) {
+            last += 1;
+        }
+        let (address, bytes) = (first * UNIT, (last + 1 - first) * UNIT);
+        match state {
+            State::Absent => Need::Supply(Stretch { address, offset: twin[&first].0 * UNIT, bytes }),
+            State::Removed => Need::Zeros { address, bytes },
+            State::Present => Need::Look { address, bytes },
+        }
+    }
+
+    fn two_regions() -> (Pages, Twin) {
+        // Neighbours by address and not in the image, so that no run may cross from one to the other.
+        let places = [(8, 3, 40), (48, 77, 30)];
+        let place =
+            |&(base, offset, units): &(u64, u64, u64)| Place { base: base * UNIT, offset: offset * UNIT, bytes: units * UNIT };
+        let pages = Pages::new(UNIT, &places.iter().map(place).collect::<Vec<_>>());
+        let units = places.iter().flat_map(|&(base, offset, units)| {
+            (0..units).map(move |i| (base + i, (offset + i, State::Absent)))
+        });
+        (pages, units.collect())
+    }
+
+    fn apply(op: &Op, pages: &mut Pages, twin: &mut Twin) {
+        let bytes = |at: u64, len: u64| at * UNIT..(at + len) * UNIT;
+        match *op {
+            Op::Fault(at, order) => {
+                let found = pages.need(at * UNIT + 17, UNIT << order);
+                // A piece that was cut off ends a run, also where its neighbour goes on; the twin has no pieces.
+                let wanted = need(twin, at, 1 << order);
+                assert_eq!(std::mem::discriminant(&found), std::mem::discriminant(&wanted));
+                let (Need::Supply(Stretch { address, bytes, .. })
+                | Need::Zeros { address, bytes }
+                | Need::Look { address, bytes }) = found
+                else {
+                    return;
+                };
+                assert!(address <= at * UNIT && at * UNIT < address + bytes);
+                for unit in address / UNIT..(address + bytes) / UNIT {
+                    let (place, state) = twin[&unit];
+                    assert_eq!(state, twin[&at].1, "a run is of one state");
+                    assert_eq!(place >> order, twin[&at].0 >> order, "a run is aligned in the image");
+                    if let Need::Supply(stretch) = found {
+                        assert_eq!(place * UNIT - stretch.offset, unit * UNIT - stretch.address);
+                    }
+                }
+                let is_whole = pages.regions.iter().map(|r| (r.base / UNIT, r.states.len)).eq([(8, 40), (48, 30)]);
+                if is_whole {
+                    assert_eq!(found, wanted, "nothing was cut, so the run is as long as it can be");
+                }
+                pages.supplied(address..address + bytes);
+                (address / UNIT..(address + bytes) / UNIT)
+                    .for_each(|unit| twin.get_mut(&unit).expect("known").1 = State::Present);
+            }
+            Op::Removed(at, len) => {
+                pages.removed(bytes(at, len));
+                twin.range_mut(at..at + len).for_each(|(_, unit)| unit.1 = State::Removed);
+            }
+            Op::Unmapped(at, len) => {
+                pages.unmapped(bytes(at, len)).expect("few pieces");
+                (at..at + len).for_each(|unit| drop(twin.remove(&unit)));
+            }
+            Op::Moved(from, to, len) => {
+                pages.moved(from * UNIT, to * UNIT, len * UNIT).expect("few pieces");
+                let taken: Vec<_> = (0..len).filter_map(|i| Some((to + i, twin.remove(&(from + i))?))).collect();
+                (to..to + len).for_each(|unit| drop(twin.remove(&unit)));
+                twin.extend(taken);
+            }
+            Op::Absent(offset, len) => {
+                let found = pages.absent_in(offset * UNIT, len * UNIT);
+                let mut units: Vec<(u64, u64)> = found
+                    .iter()
+                    .flat_map(|s| (0..s.bytes / UNIT).map(|i| (s.address / UNIT + i, s.offset / UNIT + i)))
+                    .collect();
+                units.sort_unstable();
+                let is_wanted = |place: u64| (offset..offset + len).contains(&place);
+                let wanted = twin.iter().filter(|(_, unit)| unit.1 == State::Absent && is_wanted(unit.0));
+                assert_eq!(units, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_what_a_naive_table_says(ops in prop::collection::vec(op(), 1..60)) {
+            let (mut pages, mut twin) = two_regions();
+            for op in &ops {
+                apply(op, &mut pages, &mut twin);
+                pages.check();
+                prop_assert_eq!(pages.bytes(), twin.len() as u64 * UNIT);
+                for unit in 0..SPAN + 40 {
+                    let found = pages.find(unit * UNIT).map(|(n, at)| {
+                        let region = &pages.regions[n];
+                        (region.offset / UNIT + at as u64, region.states.get(at))
+                    });
+                    prop_assert_eq!(found, twin.get(&unit).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn runs_are_aligned_in_the_image_and_stop_at_what_is_not_absent() {
+        let place = Place { base: 0x10_0000, offset: 0x3000, bytes: 0x10_0000 };
+        let mut pages = Pages::new(UNIT, &[place]);
+        // Byte 0x3000 of the image is in the run from 0 to 0x10000, which the region has from 0x3000 on.
+        let first = Need::Supply(Stretch { address: 0x10_0000, offset: 0x3000, bytes: 0xD000 });
+        assert_eq!(pages.need(0x10_0FFF, 0x1_0000), first);
+        pages.supplied(0x10_4000..0x10_5000);
+        let behind = Stretch { address: 0x10_5000, offset: 0x8000, bytes: 0x8000 };
+        assert_eq!(pages.need(0x10_6000, 0x1_0000), Need::Supply(behind));
+        assert_eq!(pages.need(0x10_4000, 0x1_0000), Need::Look { address: 0x10_4000, bytes: UNIT });
+        pages.removed(0x10_4000..0x10_6000);
+        assert_eq!(pages.need(0x10_5000, 0x1_0000), Need::Zeros { address: 0x10_4000, bytes: 2 * UNIT });
+        assert_eq!(pages.need(0x0F_FFFF, 0x1_0000), Need::Nowhere);
+        assert_eq!(pages.need(0x20_0000, 0x1_0000), Need::Nowhere);
+    }
+
+    #[test]
+    fn a_large_page_is_removed_as_a_whole_or_not_at_all() {
+        let large = 2 << 20;
+        let mut pages = Pages::new(large, &[Place { base: large, offset: 0, bytes: 4 * large }]);
+        pages.removed(large + 4096..3 * large);
+        assert!(matches!(pages.need(large, 1 << 16), Need::Supply(Stretch { bytes, .. }) if bytes == large));
+        assert!(matches!(pages.need(2 * large, 1 << 16), Need::Zeros { bytes, .. } if bytes == large));
+        pages.removed(large + 4096..large + 8192);
+        assert!(matches!(pages.need(large, 1 << 16), Need::Supply(_)));
+    }
+
+    #[test]
+    fn a_vm_that_cuts_its_memory_to_pieces_is_told() {
+        let mut pages = Pages::new(UNIT, &[Place { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
+        let mut hole = |at: u64| pages.unmapped(at * UNIT..(at + 1) * UNIT);
+        assert!((1..PIECES_MAX as u64).all(|i| hole(2 * i).is_ok()));
+        assert_eq!(hole(2 * PIECES_MAX as u64), Err(TooManyPieces));
+        pages.check();
+    }
+}

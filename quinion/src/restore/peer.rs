@@ -1,0 +1,246 @@
+//! Peer: who is at the other end of a connection: its process, what it sends, and its end.
+//!
+//! ```text
+//!   connect            the kernel says which process that was; a process descriptor of it tells when it is no more
+//!   bytes, descriptors in as many pieces as the stream likes, until the message is whole; bounded
+//!   given up           SIGKILL by the process descriptor, so that no other process is ever meant
+//! ```
+//!
+//! The process is the one that **connected**. A VMM that is connected by somebody else on its behalf is known by that
+//! one, and its end is noticed when the kernel says so in answer to a fault.
+//!
+//! Not an invariant: that there is a process descriptor. Without one, the end of the connection is the peer's end,
+//! and nobody is killed.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
+use super::PeerError;
+
+/// The most pieces in which a message may come.
+const PIECES_MAX: usize = 256;
+
+/// The process at the other end.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pid: Option<Pid>,
+    alive: Option<OwnedFd>,
+}
+
+impl Peer {
+    /// Who connected `socket`.
+    pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
+        let pid = rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid);
+        let alive = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // If it ended before we had its descriptor, the number may be another's by now; its connection has ended, too.
+        let alive = alive.filter(|_| !has_hung_up(socket));
+        Self { pid, alive }
+    }
+
+    /// Its number, 0 if that is not known.
+    pub(super) fn process(&self) -> u32 {
+        self.pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    /// What becomes readable when it is no more.
+    pub(super) fn alive(&self) -> Option<BorrowedFd<'_>> {
+        self.alive.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Kills it. Whether that was done, or it was dead already.
+    pub(super) fn kill(&self) -> bool {
+        match self.alive() {
+            Some(alive) => {
+                matches!(pidfd_send_signal(alive, Signal::KILL), Ok(()) | Err(rustix::io::Errno::SRCH))
+            }
+            None => false,
+        }
+    }
+
+    /// Waits until it is no more, so many milliseconds at most.
+    pub(super) fn wait_for_its_end(&self, milliseconds: u16) {
+        if let Some(alive) = self.alive() {
+            let nanoseconds = i64::from(milliseconds % 1000) * 1_000_000;
+            let at_most = Timespec { tv_sec: i64::from(milliseconds / 1000), tv_nsec: nanoseconds };
+            let _ = poll(&mut [PollFd::new(&alive, PollFlags::IN)], Some(&at_most));
+        }
+    }
+}
+
+fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+/// What has come of a message.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// Pieces that came: each costs a look at all of them.
+    pieces: usize,
+    since: Instant,
+    /// Whether it was given the image, and is to send its regions now.
+    pub(super) has_image: bool,
+}
+
+impl Greeting {
+    pub(super) fn new() -> Self {
+        Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, since: Instant::now(), has_image: false }
+    }
+
+    /// When its first byte might have come.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Takes what has come; waits for nothing.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Said, PeerError> {
+        loop {
+            let before = self.fds.len();
+            match self.receive_piece(socket) {
+                Ok(0) if self.fds.len() == before => return Err(PeerError::HungUp),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Said::Unfinished),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(PeerError::Socket(error)),
+            }
+            self.pieces += 1;
+            if self.fds.len() > DESCRIPTORS_MAX {
+                return Err(PeerError::TooManyDescriptors);
+            }
+            if self.pieces > PIECES_MAX {
+                return Err(PeerError::TooManyPieces);
+            }
+            match parse(&self.bytes)? {
+                Said::Unfinished => {}
+                // The descriptor may come behind the words.
+                Said::Regions(_) if self.fds.is_empty() => {}
+                said => {
+                    self.bytes.clear();
+                    return Ok(said);
+                }
+            }
+        }
+    }
+
+    fn receive_piece(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        // One more than is allowed, of both, to see that it is too much.
+        let room = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
+        let mut piece = vec![0; room];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut piece)], &mut control, flags)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) && self.fds.len() <= DESCRIPTORS_MAX {
+            // Some were lost: there were more of them, or this process may not have so many open.
+            return Err(io::Error::other("a descriptor could not be received; raise the limit of open files"));
+        }
+        self.bytes.extend_from_slice(&piece[..received.bytes]);
+        Ok(received.bytes)
+    }
+
+    /// The descriptors that came, which are the caller's then.
+    pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+}
+
+/// Says something to a peer, if it listens; waits for nothing.
+pub(super) fn say(socket: BorrowedFd<'_>, text: &str, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, flags)?;
+    if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// What a peer is told that is refused.
+pub(super) fn refusal(wrong: &PeerError) -> String {
+    format!("{}\n", serde_json::json!({ "error": wrong.to_string() }))
+}
+
+impl From<BadMessage> for PeerError {
+    fn from(wrong: BadMessage) -> Self {
+        Self::Message(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_received_in_any_pieces() {
+        let (mut theirs, ours) = UnixStream::pair().expect("a pair");
+        let mut greeting = Greeting::new();
+        assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+        let text = br#"[{"base_host_virt_addr":4096,"size":4096,"offset":0,"page_size":4096}]"#;
+        for piece in text.chunks(7) {
+            theirs.write_all(piece).expect("it fits");
+            assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+        }
+        // The words are whole, and their descriptor follows.
+        let file = tempfile::tempfile().expect("a file");
+        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+        assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Regions(regions)) if regions.len() == 1));
+        assert_eq!(greeting.take_descriptors().len(), 1);
+    }
+
+    #[test]
+    fn too_much_of_anything_is_refused() {
+        let (mut theirs, ours) = UnixStream::pair().expect("a pair");
+        let file = tempfile::tempfile().expect("a file");
+        let mut greeting = Greeting::new();
+        for _ in 0..DESCRIPTORS_MAX {
+            say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+            assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+        }
+        say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+        assert!(matches!(greeting.receive(ours.as_fd()), Err(PeerError::TooManyDescriptors)));
+
+        let mut greeting = Greeting::new();
+        theirs.write_all(&vec![b' '; MESSAGE_BYTES_MAX + 1]).expect("it fits");
+        let refused = greeting.receive(ours.as_fd());
+        assert!(matches!(refused, Err(PeerError::Message(BadMessage::TooLong))), "{refused:?}");
+    }
+
+    #[test]
+    fn an_end_in_the_middle_is_told() {
+        let (mut theirs, ours) = UnixStream::pair().expect("a pair");
+        theirs.write_all(b"[{").expect("it fits");
+        drop(theirs);
+        let refused = Greeting::new().receive(ours.as_fd());
+        assert!(matches!(refused, Err(PeerError::HungUp)), "{refused:?}");
+    }
+
+    #[test]
+    fn the_peer_is_the_process_that_connected() {
+        let (_theirs, ours) = UnixStream::pair().expect("a pair");
+        let peer = Peer::of(ours.as_fd());
+        assert_eq!(peer.process(), std::process::id());
+    }
+}

@@ -1,0 +1,830 @@
+//! Server: many VMs, few workers: connections, whose turn it is, and the end of things.
+//!
+//! ```text
+//!   epoll   listener --------> accept: Greeting                     each of them one-shot: whoever is told of it
+//!           socket   --------> receive; regions and uffd: Vm        has it, and arms it again when he is done
+//!           userfaultfd -----> a turn of that VM
+//!           process ended ---> gone, or, if it was killed, let go at last
+//!           bell     --------> look around
+//!
+//!   queues  ahead    VMs that have a trace to be supplied: a turn when nothing else is to be done
+//!           soon     VMs to look at again in a millisecond; and the listener, when the system was short
+//! ```
+//!
+//! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
+//! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
+//! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
+//!
+//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would read
+//! as zeros for as long as the process has to run yet.
+//!
+//! A panic while something is done for one peer is that peer's end and nobody else's.
+//!
+//! Invariants:
+//!  1. A connection has one stage, and one worker at most has it.
+//!  2. The table has `vms_max` connections at most, those that are dying included.
+//!  3. The socket's file is ours when we remove it.
+//!
+//! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
+//! there it was of one that has ended.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::cache::Cache;
+use crate::error::{Repr, Result};
+use crate::sync::lock::{Mutex, MutexGuard};
+use crate::sys::fork::ForkGuard;
+use crate::sys::uffd::Uffd;
+use crate::sys::{descriptors_max, signal};
+
+use super::message::{Region, Said, check};
+use super::peer::{Greeting, Peer, refusal, say};
+use super::snapshot::Snapshot;
+use super::stats::{Numbers, RestoreStats};
+use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
+use super::vm::{Common, Next, SPACES_MAX, Space, Vm};
+use super::{Event, OnFailure, PeerError, RestoreOptions};
+
+/// Descriptors of one connection: its socket, its process, its userfaultfd.
+const DESCRIPTORS_EACH: usize = 3;
+/// Descriptors that are left to others.
+const DESCRIPTORS_SPARE: usize = 64;
+/// After what time something that was refused is tried again.
+const SOON: Duration = Duration::from_millis(1);
+/// After what time peers are accepted again when the system was short of something.
+const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// How often somebody looks for greetings that are late.
+const SWEEP: Duration = Duration::from_millis(200);
+/// How long a worker sleeps if nothing is to be done.
+const IDLE: Duration = Duration::from_secs(3600);
+/// How long the end of a killed process is waited for when the server ends.
+const DYING_MILLISECONDS: u16 = 2000;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A page-fault server. Dropping it ends it.
+pub struct Server {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    socket: PathBuf,
+    /// Which file our socket is.
+    inode: u64,
+    process: ForkGuard,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    options: RestoreOptions,
+    cache: Cache,
+    device_bytes_before: u64,
+    snapshot: Snapshot,
+    recorder: Option<Mutex<Recorder>>,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    bell: OwnedFd,
+    is_ending: AtomicBool,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    connections: HashMap<u64, Arc<Connection>>,
+    last: u64,
+    ahead: VecDeque<u64>,
+    soon: VecDeque<(Instant, u64)>,
+    next_sweep: Option<Instant>,
+    /// Until when there may be a greeting that is late.
+    greets_until: Option<Instant>,
+    vms_total: u64,
+    vms_given_up: u64,
+    peers_refused: u64,
+    /// What was done for VMs that are no more.
+    past: Numbers,
+}
+
+/// One connection.
+struct Connection {
+    number: u64,
+    socket: OwnedFd,
+    peer: Peer,
+    numbers: Arc<Mutex<Numbers>>,
+    place: Mutex<Place>,
+}
+
+struct Place {
+    stage: Stage,
+    /// Somebody came while it was taken, for this.
+    wanted: Option<Kind>,
+}
+
+/// What a connection is.
+enum Stage {
+    /// Its message is to come.
+    Greeting(Greeting),
+    /// It is served.
+    Serving(Box<Vm>),
+    /// It was given up, and its process is to be no more before its descriptor is let go.
+    Dying { _kept: Kept },
+    /// A worker has it.
+    Taken,
+    /// It is no more.
+    Over,
+}
+
+/// Userfaultfds that must not be closed yet.
+enum Kept {
+    Vm { _vm: Box<Vm> },
+    Descriptors { _descriptors: Vec<OwnedFd> },
+}
+
+/// What a token of epoll is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Listener = 0,
+    Bell = 1,
+    Socket = 2,
+    Process = 3,
+    Faults = 4,
+    /// Of none: its regions have just come.
+    Beginning = 5,
+}
+
+const KIND_BITS: u32 = 3;
+
+fn token(number: u64, kind: Kind) -> EventData {
+    EventData::new_u64(number << KIND_BITS | kind as u64)
+}
+
+fn of_token(data: EventData) -> (u64, Kind) {
+    let kinds = [Kind::Listener, Kind::Bell, Kind::Socket, Kind::Process, Kind::Faults];
+    (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
+}
+
+const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+
+fn failed(what: &str, error: impl fmt::Display) -> crate::error::Error {
+    let text = format!("cannot serve page faults: {what}: {error}");
+    Repr::Build(text.into()).into()
+}
+
+impl Server {
+    /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`. The
+    /// socket is for this user only (mode 0600); one that is there and that nobody listens to is replaced.
+    ///
+    /// # Errors
+    /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, somebody else
+    /// listens there, or the system refuses a socket or a thread.
+    pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
+        options.check().map_err(Repr::InvalidInput)?;
+        check_descriptors(options.vms_max)?;
+        let device_bytes_before = cache.stats().device_bytes;
+        let snapshot = Snapshot::open(cache, snapshot)?;
+        let identity = snapshot.identity();
+        if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
+            let (theirs, ours) = (trace.image().bytes, identity.bytes);
+            return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
+        }
+        let (listener, inode) = listen(socket)?;
+        let workers = options.workers;
+        let shared = Shared {
+            recorder: options.record.then(|| Mutex::new(Recorder::new(identity))),
+            options,
+            cache: cache.clone(),
+            device_bytes_before,
+            snapshot,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll", e))?,
+            listener,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed("a bell", e))?,
+            is_ending: AtomicBool::new(false),
+            table: Mutex::new(Table::default()),
+        };
+        let mut server = Self {
+            shared: Arc::new(shared),
+            workers: Vec::new(),
+            socket: socket.to_owned(),
+            inode,
+            process: ForkGuard::new(),
+        };
+        server.begin(workers)?;
+        Ok(server)
+    }
+
+    fn begin(&mut self, workers: usize) -> Result<()> {
+        let shared = &self.shared;
+        let watched = [
+            (shared.listener.as_fd(), Kind::Listener, ONCE),
+            (shared.bell.as_fd(), Kind::Bell, EventFlags::IN),
+        ];
+        for (fd, kind, flags) in watched {
+            epoll::add(&shared.epoll, fd, token(0, kind), flags).map_err(|e| failed("epoll", e))?;
+        }
+        for _ in 0..workers {
+            let shared = Arc::clone(shared);
+            let thread = std::thread::Builder::new().name("quinion-restore".to_owned());
+            let started = thread.spawn(move || {
+                signal::block_all();
+                shared.work();
+            });
+            self.workers.push(started.map_err(|e| failed("a thread", e))?);
+        }
+        Ok(())
+    }
+
+    /// Which image is served.
+    pub fn image(&self) -> ImageIdentity {
+        self.shared.snapshot.identity()
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> RestoreStats {
+        self.shared.stats()
+    }
+
+    /// The order in which the image was wanted so far, if that is noted.
+    pub fn trace(&self) -> Option<Trace> {
+        let recorder = self.shared.recorder.as_ref()?;
+        Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).trace())
+    }
+
+    /// Ends the server, as dropping it does: nobody is accepted any more, and VMs that are still there are killed or
+    /// left, as [`RestoreOptions::on_failure`] says. What was done in all.
+    pub fn stop(mut self) -> RestoreStats {
+        self.end();
+        self.shared.stats()
+    }
+
+    fn end(&mut self) {
+        if self.process.is_forked() {
+            // The threads are the parent's, and so are the VMs and the socket.
+            self.workers.drain(..).for_each(std::mem::forget);
+            return;
+        }
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        self.shared.ring();
+        for worker in self.workers.drain(..) {
+            // It catches panics; should one come through, the others end all the same.
+            let _ = worker.join();
+        }
+        self.shared.drop_all();
+        if fs::symlink_metadata(&self.socket).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            let _ = fs::remove_file(&self.socket);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// There is room for the descriptors of so many VMs.
+fn check_descriptors(vms_max: usize) -> Result<()> {
+    let (wanted, has) = (vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE, descriptors_max());
+    if wanted <= has {
+        return Ok(());
+    }
+    let text = format!(
+        "{vms_max} VMs at most need {wanted} open files, and this process may have {has}; \
+         raise that by `ulimit -n {wanted}`, or serve fewer VMs"
+    );
+    Err(Repr::InvalidInput(text).into())
+}
+
+/// A socket at `path` that listens, and the number of its file.
+fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
+    let failed = |error: &dyn fmt::Display| failed(&format!("a socket at {}", path.display()), error);
+    if let Ok(metadata) = fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            return Err(failed(&"something else is there; name another place, or remove it"));
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(failed(&"somebody listens there already; name another place, or end that server"));
+        }
+        fs::remove_file(path).map_err(|e| failed(&e))?;
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listening = || {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        // Before it listens, nobody can connect.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok::<_, io::Error>((socket, fs::symlink_metadata(path)?.ino()))
+    };
+    listening().map_err(|e| failed(&e))
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, event: &Event) {
+        if let Some(observer) = &self.options.observer {
+            observer(event);
+        }
+    }
+
+    /// Has a worker look around.
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let mut events = Vec::with_capacity(1);
+        while !self.is_ending.load(Ordering::Relaxed) {
+            events.clear();
+            let at_most = self.patience();
+            // An interrupted wait is one that found nothing.
+            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_most));
+            match events.first().map(|event| of_token(event.data)) {
+                Some((_, Kind::Bell)) => self.hear_bell(),
+                Some((_, Kind::Listener)) => self.accept(),
+                Some((number, kind)) => self.attend(number, kind),
+                None => self.take_turn(),
+            }
+            self.take_due();
+            self.sweep();
+        }
+    }
+
+    /// How long nothing is to be done but what epoll tells.
+    fn patience(&self) -> Timespec {
+        let (table, now) = (self.table(), Instant::now());
+        let sweep = if table.greets_until.is_some_and(|until| now < until) { SWEEP } else { IDLE };
+        let soon = table.soon.front().map_or(sweep, |(when, _)| when.saturating_duration_since(now));
+        let wait = if table.ahead.is_empty() { soon.min(sweep) } else { Duration::ZERO };
+        Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
+    }
+
+    /// Somebody whose time has come has a turn, however much is told.
+    fn take_due(&self) {
+        let now = Instant::now();
+        let mut table = self.table();
+        let is_due = table.soon.front().is_some_and(|(when, _)| *when <= now);
+        let due = if is_due { table.soon.pop_front() } else { None };
+        drop(table);
+        match due {
+            Some((_, 0)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
+            Some((_, number)) => self.attend(number, Kind::Faults),
+            None => {}
+        }
+    }
+
+    /// Nothing was told: somebody who has something to be supplied ahead has a turn.
+    fn take_turn(&self) {
+        let number = self.table().ahead.pop_front();
+        if let Some(number) = number {
+            self.attend(number, Kind::Faults);
+        }
+    }
+
+    fn hear_bell(&self) {
+        // At the server's end it rings on, until the last worker has heard it.
+        if !self.is_ending.load(Ordering::Relaxed) {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+        self.take_turn();
+    }
+
+    /// Has it told once more. If it ended meanwhile it is not there any more.
+    fn arm(&self, fd: BorrowedFd<'_>, number: u64, kind: Kind) {
+        let result = epoll::modify(&self.epoll, fd, token(number, kind), ONCE | EventFlags::RDHUP);
+        debug_assert!(matches!(result, Ok(()) | Err(Errno::NOENT)), "{kind:?} of {number}: {result:?}");
+    }
+
+    // Connections.
+
+    /// Accepts who waits.
+    fn accept(&self) {
+        loop {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.meet(socket),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    self.tell(&Event::CannotAccept(error.into()));
+                    self.table().soon.push_back((Instant::now() + SHORT_OF_DESCRIPTORS, 0));
+                    return;
+                }
+            }
+        }
+        self.arm(self.listener.as_fd(), 0, Kind::Listener);
+    }
+
+    /// Gets to know a peer.
+    fn meet(&self, socket: OwnedFd) {
+        let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
+        let mut table = self.table();
+        if table.connections.len() >= vms_max {
+            drop(table);
+            return self.refuse(socket.as_fd(), &peer, PeerError::TooMany(vms_max));
+        }
+        table.last += 1;
+        table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
+        let number = table.last;
+        let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None };
+        let connection = Arc::new(Connection {
+            number,
+            socket,
+            peer,
+            numbers: Arc::default(),
+            place: Mutex::new(place),
+        });
+        table.connections.insert(number, Arc::clone(&connection));
+        drop(table);
+        let alive = connection.peer.alive();
+        let watched =
+            alive.map_or(Ok(()), |alive| epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE));
+        let (socket, flags) = (connection.socket.as_fd(), ONCE | EventFlags::RDHUP);
+        let watched =
+            watched.and_then(|()| epoll::add(&self.epoll, socket, token(number, Kind::Socket), flags));
+        if let Err(error) = watched {
+            self.end_greeting(&connection, PeerError::Socket(error.into()));
+        }
+    }
+
+    /// Something happened to a connection.
+    fn attend(&self, number: u64, kind: Kind) {
+        let Some(connection) = self.table().connections.get(&number).cloned() else { return };
+        if kind == Kind::Process {
+            return self.end_connection(&connection);
+        }
+        let Some(mut stage) = connection.take(kind) else { return };
+        let mut kind = kind;
+        loop {
+            let done = catch_unwind(AssertUnwindSafe(|| self.step(&connection, &mut stage, kind)));
+            let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
+            stage = match wrong {
+                Some(wrong) => self.fail(&connection, stage, wrong),
+                None => stage,
+            };
+            match connection.put_back(stage) {
+                Some(again) => (stage, kind) = again,
+                None => return,
+            }
+        }
+    }
+
+    /// One step of a connection's life.
+    fn step(
+        &self,
+        connection: &Connection,
+        stage: &mut Stage,
+        kind: Kind,
+    ) -> std::result::Result<(), PeerError> {
+        match stage {
+            Stage::Greeting(greeting) => {
+                if let Some(vm) = self.greet(connection, greeting)? {
+                    *stage = Stage::Serving(vm);
+                    return self.step(connection, stage, Kind::Beginning);
+                }
+            }
+            Stage::Serving(_) if kind == Kind::Socket => {
+                // It says nothing any more that we want to hear. Without a process, its end is the VM's.
+                if connection.peer.alive().is_none() {
+                    *stage = Stage::Over;
+                    self.forget(connection);
+                }
+            }
+            Stage::Serving(vm) => {
+                if kind == Kind::Beginning {
+                    self.begin_vm(connection, vm)?;
+                }
+                if self.serve(connection, vm)? == Next::Over {
+                    *stage = Stage::Over;
+                    self.end_connection(connection);
+                }
+            }
+            Stage::Dying { .. } | Stage::Taken | Stage::Over => {}
+        }
+        Ok(())
+    }
+
+    /// Takes what a peer says; a VM when it has said all.
+    fn greet(
+        &self,
+        connection: &Connection,
+        greeting: &mut Greeting,
+    ) -> std::result::Result<Option<Box<Vm>>, PeerError> {
+        match greeting.receive(connection.socket.as_fd())? {
+            Said::Unfinished => {
+                self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
+                Ok(None)
+            }
+            Said::WantsImage => Err(PeerError::NoImage),
+            Said::Regions(regions) => self.make_vm(connection, greeting, &regions).map(Some),
+        }
+    }
+
+    fn make_vm(
+        &self,
+        connection: &Connection,
+        greeting: &mut Greeting,
+        regions: &[Region],
+    ) -> std::result::Result<Box<Vm>, PeerError> {
+        self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
+        let pages = check(regions, self.snapshot.identity().bytes)?;
+        let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
+        let numbers = Arc::clone(&connection.numbers);
+        Ok(Box::new(Vm::new(uffd, pages, self.snapshot.file(), numbers)))
+    }
+
+    /// A connection has become a VM's.
+    fn begin_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
+        self.table().vms_total += 1;
+        let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
+        self.tell(&Event::Begun { vm: number, process, bytes });
+        self.watch(connection, vm.spaces())?;
+        if connection.peer.alive().is_some() {
+            // Its process tells of its end; that it closes the connection means nothing.
+            let _ = epoll::delete(&self.epoll, &connection.socket);
+        } else {
+            let _ = epoll::modify(&self.epoll, &connection.socket, token(number, Kind::Socket), {
+                EventFlags::RDHUP | EventFlags::ONESHOT
+            });
+        }
+        if self.options.replay.is_some() {
+            self.want_ahead(number);
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Has spaces watched that are not.
+    fn watch(&self, connection: &Connection, spaces: &mut [Space]) -> std::result::Result<(), PeerError> {
+        debug_assert!(spaces.len() <= SPACES_MAX);
+        for space in spaces.iter_mut().filter(|space| !space.is_watched) {
+            let token = token(connection.number, Kind::Faults);
+            epoll::add(&self.epoll, &space.uffd, token, ONCE)
+                .map_err(|error| PeerError::Descriptor(error.into()))?;
+            space.is_watched = true;
+        }
+        Ok(())
+    }
+
+    /// Spaces are to be closed. Others may have their descriptors too, so that closing them is not enough.
+    fn unwatch(&self, spaces: &[Space]) {
+        for space in spaces {
+            let _ = epoll::delete(&self.epoll, &space.uffd);
+        }
+    }
+
+    /// A turn of a VM.
+    fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<Next, PeerError> {
+        let common = Common {
+            snapshot: &self.snapshot,
+            run_bytes: self.options.run_bytes,
+            recorder: self.recorder.as_ref(),
+            replay: self.options.replay.as_ref(),
+        };
+        let next = vm.serve(&common)?;
+        self.unwatch(&vm.take_ended());
+        self.watch(connection, vm.spaces())?;
+        match next {
+            Next::Over => return Ok(next),
+            Next::Wait => {}
+            Next::Soon => self.table().soon.push_back((Instant::now() + SOON, connection.number)),
+            Next::Ahead => self.want_ahead(connection.number),
+        }
+        for space in vm.spaces() {
+            self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
+        }
+        Ok(next)
+    }
+
+    fn want_ahead(&self, number: u64) {
+        let mut table = self.table();
+        if !table.ahead.contains(&number) {
+            table.ahead.push_back(number);
+        }
+    }
+
+    // Ends.
+
+    /// Its process is no more, or its connection if there is no process.
+    fn end_connection(&self, connection: &Connection) {
+        // Whoever has it finds out that it is over, and lets it go.
+        let stage = std::mem::replace(&mut connection.place().stage, Stage::Over);
+        let was_known = self.forget(connection);
+        let (vm, process) = (connection.number, connection.peer.process());
+        match stage {
+            Stage::Greeting(_) if was_known => {
+                self.table().peers_refused += 1;
+                self.tell(&Event::Refused { process, why: PeerError::HungUp });
+            }
+            Stage::Serving(_) | Stage::Taken if was_known => {
+                let numbers = Box::new(connection.counted());
+                self.tell(&Event::Ended { vm, process, numbers });
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes it out of the table. Whether it was there.
+    fn forget(&self, connection: &Connection) -> bool {
+        let mut table = self.table();
+        let was_known = table.connections.remove(&connection.number).is_some();
+        if was_known {
+            table.past.merge(&connection.counted());
+        }
+        drop(table);
+        if was_known {
+            // Others may have what we close, and then epoll would go on telling of it.
+            let _ = epoll::delete(&self.epoll, &connection.socket);
+            if let Some(alive) = connection.peer.alive() {
+                let _ = epoll::delete(&self.epoll, alive);
+            }
+        }
+        was_known
+    }
+
+    /// Something is wrong with a peer: it is told and closed, or, if it is a VM, given up.
+    fn fail(&self, connection: &Connection, stage: Stage, why: PeerError) -> Stage {
+        let kept = match stage {
+            Stage::Serving(mut vm) => {
+                self.unwatch(vm.spaces());
+                Kept::Vm { _vm: vm }
+            }
+            Stage::Greeting(mut greeting) => {
+                let descriptors = greeting.take_descriptors();
+                let (uffds, _others): (Vec<_>, Vec<_>) = descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
+                if uffds.is_empty() {
+                    self.end_greeting(connection, why);
+                    return Stage::Over;
+                }
+                // It handed over its memory, so it is a VM, and will wait for us.
+                Kept::Descriptors { _descriptors: uffds.into_iter().flatten().map(OwnedFd::from).collect() }
+            }
+            other => return other,
+        };
+        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+        self.table().vms_given_up += 1;
+        let (vm, process) = (connection.number, connection.peer.process());
+        self.tell(&Event::GivenUp { vm, process, why, killed });
+        if killed {
+            return Stage::Dying { _kept: kept };
+        }
+        self.forget(connection);
+        Stage::Over
+    }
+
+    /// A peer that is no VM is told what is wrong, and closed.
+    fn end_greeting(&self, connection: &Connection, why: PeerError) {
+        self.forget(connection);
+        self.refuse(connection.socket.as_fd(), &connection.peer, why);
+    }
+
+    fn refuse(&self, socket: BorrowedFd<'_>, peer: &Peer, why: PeerError) {
+        let _ = say(socket, &refusal(&why), None);
+        self.table().peers_refused += 1;
+        self.tell(&Event::Refused { process: peer.process(), why });
+    }
+
+    /// Ends greetings that are late; now and then, by whoever comes by.
+    fn sweep(&self) {
+        let now = Instant::now();
+        let mut table = self.table();
+        if table.next_sweep.is_some_and(|next| now < next) {
+            return;
+        }
+        table.next_sweep = Some(now + SWEEP);
+        let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
+        drop(table);
+        for connection in all {
+            let is_late = |stage: &Stage| {
+                matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting)
+            };
+            let Some(stage) = connection.take_if(is_late) else { continue };
+            let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
+            // What was wanted meanwhile was a greeting's, which is over.
+            let _ = connection.put_back(stage);
+        }
+    }
+
+    /// Ends all connections, when no worker is left.
+    fn drop_all(&self) {
+        let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
+        let mut kept = Vec::new();
+        for connection in all {
+            let Some(stage) = connection.take(Kind::Faults) else { continue };
+            let (vm, process) = (connection.number, connection.peer.process());
+            match stage {
+                Stage::Serving(_) => {
+                    let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+                    self.tell(&Event::Dropped { vm, process, killed });
+                    kept.push((killed, stage, Arc::clone(&connection)));
+                }
+                Stage::Dying { .. } => kept.push((true, stage, Arc::clone(&connection))),
+                _ => {}
+            }
+            self.forget(&connection);
+        }
+        for (killed, stage, connection) in kept {
+            if killed {
+                connection.peer.wait_for_its_end(DYING_MILLISECONDS);
+            }
+            drop(stage);
+        }
+    }
+
+    fn stats(&self) -> RestoreStats {
+        let device_bytes = self.cache.stats().device_bytes.saturating_sub(self.device_bytes_before);
+        let table = self.table();
+        let mut stats = RestoreStats {
+            vms: 0,
+            vms_total: table.vms_total,
+            vms_given_up: table.vms_given_up,
+            peers_refused: table.peers_refused,
+            image_bytes: self.snapshot.identity().bytes,
+            device_bytes,
+            numbers: table.past.clone(),
+        };
+        for connection in table.connections.values() {
+            let is_vm = matches!(connection.place().stage, Stage::Serving(_) | Stage::Taken);
+            stats.vms += u64::from(is_vm);
+            stats.numbers.merge(&connection.counted());
+        }
+        stats
+    }
+}
+
+/// The userfaultfd among what came; the rest is closed.
+fn take_userfaultfd(greeting: &mut Greeting) -> Option<Uffd> {
+    greeting.take_descriptors().into_iter().find_map(|fd| Uffd::accept(fd).ok())
+}
+
+impl Connection {
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counted(&self) -> Numbers {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What it is, for who works on it; `None`, and word is left, if somebody has it.
+    fn take(&self, kind: Kind) -> Option<Stage> {
+        let mut place = self.place();
+        match std::mem::replace(&mut place.stage, Stage::Taken) {
+            Stage::Taken => {
+                // Faults are looked for in any case.
+                if place.wanted != Some(Kind::Socket) {
+                    place.wanted = Some(kind);
+                }
+                None
+            }
+            Stage::Over => {
+                place.stage = Stage::Over;
+                None
+            }
+            stage => Some(stage),
+        }
+    }
+
+    /// As [`Connection::take`], if nobody has it and it is so.
+    fn take_if(&self, is_so: impl FnOnce(&Stage) -> bool) -> Option<Stage> {
+        let mut place = self.place();
+        is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, Stage::Taken))
+    }
+
+    /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
+    fn put_back(&self, stage: Stage) -> Option<(Stage, Kind)> {
+        let mut place = self.place();
+        if matches!(place.stage, Stage::Over) {
+            // Its process ended meanwhile.
+            return None;
+        }
+        if let Some(kind) = place.wanted.take() {
+            return Some((stage, kind));
+        }
+        place.stage = stage;
+        None
+    }
+}

@@ -1,0 +1,167 @@
+//! Snapshot: the file that VMs are restored from, as an ordinary file of the cache, and whether it is still the same.
+//!
+//! ```text
+//!   open      the file; the cache opens the very same one by its descriptor; size and time noted; fingerprint
+//!   answer    pin the bytes  ->  look at size and time  ->  supply them
+//! ```
+//!
+//! All VMs share what is cached of it. The look comes **after** the bytes are held: if the file is then what it was in
+//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any more,
+//! to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
+//!
+//! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: who is served goes
+//! on, and new VMs get the old one until the server is started anew.
+//!
+//! Not an invariant: that each change is seen. Who writes to the file and sets its time back is not found out.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::cache::{Cache, File};
+use crate::error::{ErrorKind, Repr, Result};
+use crate::units::PAGE_SIZE;
+
+use super::trace::{Fingerprint, ImageIdentity};
+
+/// Pages that are looked at for the fingerprint.
+const SAMPLES: u64 = 32;
+
+/// A snapshot that is served.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    file: File,
+    raw: fs::File,
+    /// Size and time of the last change, as they were in the beginning.
+    known: (u64, i64, i64),
+    identity: ImageIdentity,
+}
+
+/// The snapshot is not what it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Changed;
+
+impl Snapshot {
+    /// Opens the file at `path` through `cache`.
+    pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
+        let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
+        let raw = fs::File::open(path).map_err(wrong)?;
+        let known = known(&raw).map_err(wrong)?;
+        let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
+        if file.is_empty() {
+            let text = format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
+            return Err(Repr::InvalidInput(text).into());
+        }
+        let bytes = file.len();
+        let fingerprint = fingerprint(&file, bytes)?;
+        Ok(Self { file, raw, known, identity: ImageIdentity { bytes, fingerprint } })
+    }
+
+    /// A handle for one VM, with readahead of its own.
+    pub(super) fn file(&self) -> File {
+        self.file.clone()
+    }
+
+    /// Which image it is.
+    pub(super) fn identity(&self) -> ImageIdentity {
+        self.identity
+    }
+
+    /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
+    pub(super) fn assure(&self) -> std::result::Result<(), Changed> {
+        match known(&self.raw) {
+            Ok(now) if now == self.known => Ok(()),
+            _ => Err(Changed),
+        }
+    }
+}
+
+fn known(file: &fs::File) -> std::io::Result<(u64, i64, i64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+}
+
+/// A hash of the file's size and of pages evenly spread over it.
+fn fingerprint(file: &File, bytes: u64) -> Result<u64> {
+    let pages = bytes.div_ceil(PAGE_SIZE as u64);
+    let positions = (0..SAMPLES.min(pages)).map(|i| i * pages / SAMPLES.min(pages) * PAGE_SIZE as u64);
+    // All of them are on their way before the first is waited for.
+    for position in positions.clone() {
+        file.will_need(position, PAGE_SIZE as u64)?;
+    }
+    let mut sum = Fingerprint::new();
+    sum.add(&bytes.to_le_bytes());
+    let mut page = vec![0; PAGE_SIZE];
+    for position in positions {
+        match file.read_at(&mut page, position) {
+            Ok(read) => sum.add(&page[..read]),
+            // A bad sector is the fault's business that wants it, and no reason to serve nobody.
+            Err(error) if error.kind() == ErrorKind::Io => sum.add(b"unreadable"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sum.value())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, SeekFrom, Write};
+
+    use super::*;
+
+    fn cache() -> Cache {
+        Cache::builder().memory(32 << 20).build().expect("a small cache")
+    }
+
+    fn written(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(bytes).expect("room for it");
+        file
+    }
+
+    #[test]
+    fn copies_have_one_fingerprint_and_others_another() {
+        let bytes: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
+        let (one, copy) = (written(&bytes), written(&bytes));
+        let (shorter, mut other) = (written(&bytes[..299_999]), bytes);
+        other[0] ^= 1;
+        let other = written(&other);
+        let cache = cache();
+        let of = |file: &tempfile::NamedTempFile| {
+            Snapshot::open(&cache, file.path()).expect("a snapshot").identity()
+        };
+        assert_eq!(of(&one), of(&copy));
+        assert_ne!(of(&one), of(&other));
+        assert_ne!(of(&one), of(&shorter));
+    }
+
+    #[test]
+    fn a_change_and_a_cut_are_seen_and_a_removal_is_none() {
+        let file = written(&[7; 100_000]);
+        let snapshot = Snapshot::open(&cache(), file.path()).expect("a snapshot");
+        assert_eq!(snapshot.assure(), Ok(()));
+        let moved = file.path().with_extension("moved");
+        fs::rename(file.path(), &moved).expect("same folder");
+        fs::remove_file(&moved).expect("it was there");
+        assert_eq!(snapshot.assure(), Ok(()));
+        file.as_file().set_len(99_999).expect("it is ours");
+        assert_eq!(snapshot.assure(), Err(Changed));
+
+        let mut file = written(&[7; 100_000]);
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        file.as_file().set_modified(long_ago).expect("it is ours");
+        let snapshot = Snapshot::open(&cache(), file.path()).expect("a snapshot");
+        assert_eq!(snapshot.assure(), Ok(()));
+        file.seek(SeekFrom::Start(5)).expect("inside");
+        file.write_all(b"x").expect("room for it");
+        assert_eq!(snapshot.assure(), Err(Changed));
+    }
+
+    #[test]
+    fn an_empty_file_and_none_are_refused() {
+        let refused = |path: &Path| Snapshot::open(&cache(), path).expect_err("no snapshot").to_string();
+        assert!(refused(written(b"").path()).contains("empty"));
+        assert!(refused(Path::new("/nowhere/at/all")).contains("/nowhere/at/all"));
+    }
+}

@@ -1,0 +1,173 @@
+//! Stats: what the page-fault server did, in numbers, for programs and for Prometheus.
+//!
+//! ```text
+//!   demand    bytes of the image that a fault was answered with            device    bytes the cache read meanwhile
+//!   ahead     bytes that were supplied by a trace before anybody asked     zeros     pages of which no byte was copied
+//!   latency   from the moment that a fault was read to its answer: what the kernel and the processor add is not in it
+//! ```
+//!
+//! Of what was supplied ahead nobody can tell us how much was used: a page that is there makes no fault. What can be
+//! said is how much was asked for all the same, before the trace came to it: that is the demand.
+//!
+//! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
+
+use std::fmt::{self, Write};
+
+use super::latency::Latency;
+
+/// What was done for VMs, in numbers that add up.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Numbers {
+    /// Faults that were answered.
+    pub faults: u64,
+    /// Of these, faults of pages that were there already.
+    pub faults_present: u64,
+    /// Bytes of the image that faults were answered with, zeros included.
+    pub demand_bytes: u64,
+    /// Bytes of the image that were supplied before anybody asked, zeros included.
+    pub ahead_bytes: u64,
+    /// Bytes for which the kernel gave zeros, of the image and of memory that was given back.
+    pub zero_bytes: u64,
+    /// Bytes that were mapped and not copied.
+    pub mapped_bytes: u64,
+    /// Bytes that VMs have given back.
+    pub removed_bytes: u64,
+    /// Bytes that could not be read, and that are bus errors in their VM now.
+    pub poisoned_bytes: u64,
+    /// Answers that the kernel refused because a VM's memory was changing, and that were given again.
+    pub retries: u64,
+    /// How long faults waited here.
+    pub latency: Latency,
+}
+
+impl Numbers {
+    /// Adds what `other` counted.
+    pub fn merge(&mut self, other: &Self) {
+        let sums = [
+            (&mut self.faults, other.faults),
+            (&mut self.faults_present, other.faults_present),
+            (&mut self.demand_bytes, other.demand_bytes),
+            (&mut self.ahead_bytes, other.ahead_bytes),
+            (&mut self.zero_bytes, other.zero_bytes),
+            (&mut self.mapped_bytes, other.mapped_bytes),
+            (&mut self.removed_bytes, other.removed_bytes),
+            (&mut self.poisoned_bytes, other.poisoned_bytes),
+            (&mut self.retries, other.retries),
+        ];
+        for (sum, number) in sums {
+            *sum += number;
+        }
+        self.latency.merge(&other.latency);
+    }
+}
+
+/// What a server did since it began.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RestoreStats {
+    /// VMs that are served now.
+    pub vms: u64,
+    /// VMs that were served, those of now included.
+    pub vms_total: u64,
+    /// VMs that were given up.
+    pub vms_given_up: u64,
+    /// Peers that were refused before they were a VM's.
+    pub peers_refused: u64,
+    /// The image's size.
+    pub image_bytes: u64,
+    /// Bytes that the cache read from devices since the server began, for others too.
+    pub device_bytes: u64,
+    /// What was done for all VMs.
+    pub numbers: Numbers,
+}
+
+/// Powers of two of nanoseconds at which the text for Prometheus counts: 1 us to 1 s.
+const POWERS: std::ops::RangeInclusive<u32> = 10..=30;
+
+impl RestoreStats {
+    /// The numbers in Prometheus's text format.
+    pub fn prometheus(&self) -> String {
+        let mut text = String::new();
+        self.write_prometheus(&mut text).expect("a string takes all that is written");
+        text
+    }
+
+    fn write_prometheus(&self, out: &mut String) -> fmt::Result {
+        let Numbers { latency, .. } = &self.numbers;
+        let n = &self.numbers;
+        let rows = [
+            ("vms", "gauge", "VMs that are served now", self.vms),
+            ("image_bytes", "gauge", "Size of the image", self.image_bytes),
+            ("vms_total", "counter", "VMs that were served", self.vms_total),
+            ("vms_given_up_total", "counter", "VMs that were given up", self.vms_given_up),
+            ("peers_refused_total", "counter", "Peers that were refused", self.peers_refused),
+            ("device_bytes_total", "counter", "Bytes read from devices", self.device_bytes),
+            ("faults_total", "counter", "Faults that were answered", n.faults),
+            ("faults_present_total", "counter", "Faults of pages that were there", n.faults_present),
+            ("demand_bytes_total", "counter", "Bytes that faults were answered with", n.demand_bytes),
+            ("ahead_bytes_total", "counter", "Bytes supplied before anybody asked", n.ahead_bytes),
+            ("zero_bytes_total", "counter", "Bytes for which zeros were given", n.zero_bytes),
+            ("mapped_bytes_total", "counter", "Bytes mapped and not copied", n.mapped_bytes),
+            ("removed_bytes_total", "counter", "Bytes that VMs have given back", n.removed_bytes),
+            ("poisoned_bytes_total", "counter", "Bytes that could not be read", n.poisoned_bytes),
+            ("retries_total", "counter", "Answers given again", n.retries),
+        ];
+        for (name, kind, help, value) in rows {
+            writeln!(out, "# HELP quinion_restore_{name} {help}.")?;
+            writeln!(out, "# TYPE quinion_restore_{name} {kind}")?;
+            writeln!(out, "quinion_restore_{name} {value}")?;
+        }
+        let name = "quinion_restore_fault_seconds";
+        writeln!(out, "# HELP {name} From reading a fault to its answer.\n# TYPE {name} histogram")?;
+        for power in POWERS {
+            let nanoseconds = (1_u64 << power) - 1;
+            writeln!(out, "{name}_bucket{{le=\"{}\"}} {}", seconds(nanoseconds), latency.up_to(nanoseconds))?;
+        }
+        writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {}", latency.count())?;
+        writeln!(out, "{name}_sum {}\n{name}_count {}", seconds(latency.sum()), latency.count())
+    }
+}
+
+fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prometheus_gets_each_number_with_its_kind() {
+        let mut stats = RestoreStats { vms: 3, vms_total: 9, ..RestoreStats::default() };
+        for nanoseconds in [500, 1500, 3_000_000_000] {
+            stats.numbers.latency.add(nanoseconds);
+        }
+        let text = stats.prometheus();
+        for line in [
+            "# TYPE quinion_restore_vms gauge\nquinion_restore_vms 3\n",
+            "# TYPE quinion_restore_vms_total counter\nquinion_restore_vms_total 9\n",
+            "quinion_restore_fault_seconds_bucket{le=\"0.000001023\"} 1\n",
+            "quinion_restore_fault_seconds_bucket{le=\"0.000002047\"} 2\n",
+            "quinion_restore_fault_seconds_bucket{le=\"1.073741823\"} 2\n",
+            "quinion_restore_fault_seconds_bucket{le=\"+Inf\"} 3\n",
+            "quinion_restore_fault_seconds_sum 3.000002000\nquinion_restore_fault_seconds_count 3\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        let is_plain = |line: &str| line.starts_with("# ") || line.split(' ').count() == 2;
+        assert!(text.ends_with('\n') && text.lines().all(is_plain));
+    }
+
+    #[test]
+    fn two_of_them_add_up_in_all_numbers() {
+        let mut one = Numbers { faults: 1, removed_bytes: 4, retries: 7, ..Numbers::default() };
+        one.latency.add(9);
+        let both = {
+            let mut sum = one.clone();
+            sum.merge(&one);
+            sum
+        };
+        assert_eq!((both.faults, both.removed_bytes, both.retries), (2, 8, 14));
+        assert_eq!((both.latency.count(), both.demand_bytes), (2, 0));
+    }
+}

@@ -1,0 +1,673 @@
+//! VM: one virtual machine that is served: what its userfaultfd says, and the answers.
+//!
+//! ```text
+//!   a round     1 read      what can be read now, 64 messages at most
+//!               2 note      the events of it, in their order: given back, unmapped, moved, forked
+//!               3 start     the reads of all faults that wait, if there are several
+//!               4 answer    each fault that waits: supply, zeros, or wake
+//!                             refused, the memory is changing --> it waits for the next round
+//!   no fault    5 ahead     a piece of the trace, if there is one: what is still absent of it
+//! ```
+//!
+//! An answer is [`supply`](Vm::supply): pin a run of the snapshot, see that it is still the same, and give the kernel the
+//! pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run cannot be
+//! read the page that was asked for is tried alone, and if it cannot either it is poisoned.
+//!
+//! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
+//! **space**. All of a VM's spaces are served together.
+//!
+//! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
+//!
+//! Not an invariant: that a fault's address is in a region still. It may have been unmapped since; who waits there is
+//! woken, and finds that out. Only if he comes back again and again, something is wrong.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use crate::cache::File;
+use crate::error::{Error, ErrorKind};
+use crate::folio::Pinned;
+use crate::sync::lock::Mutex;
+use crate::sys::uffd::{Fault, FaultKind, Inbox, MESSAGES_MAX, Message, Moved, Stop, Uffd};
+use crate::units::PAGE_SIZE;
+
+use super::pages::{Need, Pages, Stretch};
+use super::snapshot::Snapshot;
+use super::stats::Numbers;
+use super::trace::{Recorder, Run, Trace};
+use super::PeerError;
+
+/// Rounds in one turn, so that other VMs have theirs.
+const ROUNDS_MAX: usize = 16;
+/// A VM's address spaces: its own, and those of its forks that live.
+pub(super) const SPACES_MAX: usize = 8;
+/// What is supplied ahead between two looks at what is asked for, in bytes.
+const AHEAD_BYTES: u64 = 256 << 10;
+/// Runs of a trace that are looked at in one go.
+const AHEAD_RUNS: usize = 64;
+/// How far before what is supplied ahead the snapshot is read, in bytes.
+const WARM_BYTES: u64 = 8 << 20;
+/// Faults in no region, one after the other, that are taken for memory that was unmapped meanwhile.
+const STRAYS_MAX: u32 = 256;
+/// How often one fault may find no memory for its page.
+const SHORTAGES_MAX: u32 = 5000;
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// What all VMs of a server share.
+pub(super) struct Common<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) run_bytes: u64,
+    pub(super) recorder: Option<&'a Mutex<Recorder>>,
+    pub(super) replay: Option<&'a Trace>,
+}
+
+/// What a VM wants after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// To be called when its descriptor has something to say.
+    Wait,
+    /// Another turn soon: something was refused for the moment.
+    Soon,
+    /// Another turn when nobody else wants one: there is more to supply ahead.
+    Ahead,
+    /// Nothing: its process is no more.
+    Over,
+}
+
+/// One VM.
+#[derive(Debug)]
+pub(super) struct Vm {
+    spaces: Vec<Space>,
+    file: File,
+    inbox: Inbox,
+    /// The first run of the trace that was not supplied ahead, and the first that was not read ahead.
+    ahead: usize,
+    warm: usize,
+    numbers: Arc<Mutex<Numbers>>,
+    strays: u32,
+    shortages: u32,
+    is_short: bool,
+    ended: Vec<Space>,
+}
+
+/// An address space of it.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) uffd: Uffd,
+    /// Whether its descriptor is watched.
+    pub(super) is_watched: bool,
+    pages: Pages,
+    waiting: VecDeque<Waiting>,
+    is_over: bool,
+}
+
+/// A fault that was read and not answered.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    fault: Fault,
+    since: Instant,
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    /// It was given.
+    Given,
+    /// It is to be given again, after the events.
+    Again,
+    /// There is no memory for it now.
+    Short,
+    /// Nothing is registered there.
+    Stray,
+    /// The process is no more.
+    Over,
+}
+
+/// Why bytes are supplied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    Demand,
+    Ahead,
+}
+
+impl Space {
+    fn new(uffd: Uffd, pages: Pages) -> Self {
+        Self { uffd, is_watched: false, pages, waiting: VecDeque::new(), is_over: false }
+    }
+}
+
+impl Vm {
+    /// One with these pages; what is done for it is counted in `numbers`, which others may look at.
+    pub(super) fn new(uffd: Uffd, pages: Pages, file: File, numbers: Arc<Mutex<Numbers>>) -> Self {
+        Self {
+            spaces: vec![Space::new(uffd, pages)],
+            file,
+            inbox: Inbox::default(),
+            ahead: 0,
+            warm: 0,
+            numbers,
+            strays: 0,
+            shortages: 0,
+            is_short: false,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Bytes of its regions.
+    pub(super) fn bytes(&self) -> u64 {
+        self.spaces[0].pages.bytes()
+    }
+
+    /// Its address spaces; the first is the one it began with.
+    pub(super) fn spaces(&mut self) -> &mut [Space] {
+        &mut self.spaces
+    }
+
+    /// Spaces that have ended since this was asked last.
+    pub(super) fn take_ended(&mut self) -> Vec<Space> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// A turn: answers what waits, or supplies something ahead.
+    pub(super) fn serve(&mut self, common: &Common<'_>) -> Result<Next, PeerError> {
+        let mut answered = false;
+        self.is_short = false;
+        for _ in 0..ROUNDS_MAX {
+            let mut messages = 0;
+            for at in (0..self.spaces.len()).rev() {
+                messages += self.round(at, common)?;
+            }
+            self.ended.extend(self.spaces.extract_if(.., |space| space.is_over));
+            if self.spaces.is_empty() {
+                return Ok(Next::Over);
+            }
+            answered |= messages > 0;
+            match (messages, self.waits()) {
+                (0, false) => break,
+                _ if self.is_short => break,
+                // The event has been read, and who waits for that has not run yet.
+                (0, true) => std::thread::yield_now(),
+                _ => {}
+            }
+        }
+        match self.waits() {
+            true => Ok(Next::Soon),
+            false if answered => Ok(self.next(common)),
+            false => self.supply_ahead(common),
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.spaces.iter().any(|space| !space.waiting.is_empty())
+    }
+
+    fn next(&self, common: &Common<'_>) -> Next {
+        match common.replay {
+            Some(trace) if self.ahead < trace.runs().len() => Next::Ahead,
+            _ => Next::Wait,
+        }
+    }
+
+    /// Steps 1 to 4; see the head of this file. How many messages there were.
+    fn round(&mut self, at: usize, common: &Common<'_>) -> Result<usize, PeerError> {
+        // 1
+        let mut messages = Vec::new();
+        if self.spaces[at].waiting.len() < MESSAGES_MAX {
+            self.spaces[at].uffd.read(&mut self.inbox, &mut messages).map_err(PeerError::Descriptor)?;
+        }
+        let (count, now) = (messages.len(), Instant::now());
+        // 2
+        for message in messages {
+            self.note(at, message, now)?;
+        }
+        // 3
+        self.start_reads(at, common.run_bytes);
+        // 4
+        for _ in 0..self.spaces[at].waiting.len() {
+            let Some(waiting) = self.spaces[at].waiting.pop_front() else { break };
+            match self.answer(at, waiting.fault, common)? {
+                Answer::Given => self.count_answer(waiting.since),
+                Answer::Again => self.put_back(at, waiting),
+                Answer::Short => self.put_back_short(at, waiting)?,
+                Answer::Stray => self.note_stray(at, waiting.fault.address)?,
+                Answer::Over => {
+                    self.spaces[at].is_over = true;
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Notes an event, or that somebody waits.
+    fn note(&mut self, at: usize, message: Message, now: Instant) -> Result<(), PeerError> {
+        let space = &mut self.spaces[at];
+        match message {
+            Message::Fault(fault) => space.waiting.push_back(Waiting { fault, since: now }),
+            Message::Removed(range) => {
+                let bytes = range.end.saturating_sub(range.start);
+                space.pages.removed(range);
+                self.count(|numbers| numbers.removed_bytes += bytes);
+            }
+            Message::Unmapped(range) => space.pages.unmapped(range)?,
+            Message::Moved { from, to, len } => space.pages.moved(from, to, len)?,
+            Message::Forked(uffd) => {
+                let pages = space.pages.clone();
+                self.add_space(Space::new(uffd, pages))?;
+            }
+            Message::Unknown(_) => {}
+        }
+        Ok(())
+    }
+
+    fn add_space(&mut self, space: Space) -> Result<(), PeerError> {
+        if self.spaces.len() >= SPACES_MAX {
+            // Nobody says when a fork has ended.
+            self.spaces.iter_mut().skip(1).for_each(|space| space.is_over |= space.uffd.is_over());
+            let living = self.spaces.iter().filter(|space| !space.is_over).count();
+            if living >= SPACES_MAX {
+                return Err(PeerError::TooManyForks(SPACES_MAX - 1));
+            }
+        }
+        self.spaces.push(space);
+        Ok(())
+    }
+
+    /// Several faults wait: what they need is read side by side.
+    fn start_reads(&self, at: usize, run_bytes: u64) {
+        let Space { waiting, pages, .. } = &self.spaces[at];
+        if waiting.len() < 2 {
+            return;
+        }
+        for Waiting { fault, .. } in waiting {
+            if let Need::Supply(Stretch { offset, bytes, .. }) = pages.need(fault.address, run_bytes) {
+                // What cannot be read is told by the read that follows.
+                let _ = self.file.will_need(offset, bytes);
+            }
+        }
+    }
+
+    fn count_answer(&mut self, since: Instant) {
+        (self.strays, self.shortages) = (0, 0);
+        let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.count(|numbers| {
+            numbers.faults += 1;
+            numbers.latency.add(nanoseconds);
+        });
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Numbers)) {
+        add(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn put_back(&mut self, at: usize, waiting: Waiting) {
+        self.count(|numbers| numbers.retries += 1);
+        self.spaces[at].waiting.push_back(waiting);
+    }
+
+    /// There was no memory for its page. Others give back what they have pinned, in a moment.
+    fn put_back_short(&mut self, at: usize, waiting: Waiting) -> Result<(), PeerError> {
+        self.is_short = true;
+        self.shortages += 1;
+        if self.shortages > SHORTAGES_MAX {
+            let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
+            let source = crate::error::Repr::InvalidInput(text).into();
+            return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
+        }
+        self.spaces[at].waiting.push_back(waiting);
+        Ok(())
+    }
+
+    fn note_stray(&mut self, at: usize, address: u64) -> Result<(), PeerError> {
+        self.strays += 1;
+        if self.strays > STRAYS_MAX {
+            return Err(PeerError::OutsideRegions { address });
+        }
+        let unit = self.spaces[at].pages.unit();
+        self.wake(at, address & !(unit - 1), unit);
+        Ok(())
+    }
+
+    /// Who waits looks again. That nobody does is no error.
+    fn wake(&self, at: usize, address: u64, bytes: u64) {
+        let _ = self.spaces[at].uffd.wake(address..address + bytes);
+    }
+
+    /// What one fault needs is done.
+    fn answer(&mut self, at: usize, fault: Fault, common: &Common<'_>) -> Result<Answer, PeerError> {
+        let space = &mut self.spaces[at];
+        let unit = space.pages.unit();
+        let page = fault.address & !(unit - 1);
+        match fault.kind {
+            FaultKind::Protected => {
+                let _ = space.uffd.unprotect(page..page + unit);
+                self.wake(at, page, unit);
+                return Ok(Answer::Given);
+            }
+            // The page is in the VM's own file, and so it is the VM's.
+            FaultKind::Minor => return self.give(at, page, unit, page, |uffd, range| uffd.resume(range)),
+            FaultKind::Missing => {}
+        }
+        match space.pages.need(fault.address, common.run_bytes) {
+            Need::Supply(stretch) => self.supply_demand(at, stretch, page, common),
+            Need::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
+            Need::Look { address, bytes } => {
+                self.count(|numbers| numbers.faults_present += 1);
+                self.zeros(at, address, bytes, page)
+            }
+            Need::Nowhere => Ok(Answer::Stray),
+        }
+    }
+
+    /// Supplies `stretch`, or less of it but at least the page at `page`.
+    fn supply_demand(
+        &mut self,
+        at: usize,
+        stretch: Stretch,
+        page: u64,
+        common: &Common<'_>,
+    ) -> Result<Answer, PeerError> {
+        let unit = self.spaces[at].pages.unit();
+        let alone = Stretch { address: page, offset: stretch.offset + (page - stretch.address), bytes: unit };
+        let pinned = match self.pin(stretch, common)? {
+            Err(_) if stretch != alone => self.pin(alone, common)?.map(|pinned| (alone, pinned)),
+            other => other.map(|pinned| (stretch, pinned)),
+        };
+        let (stretch, pinned) = match pinned {
+            Ok(pinned) => pinned,
+            Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
+            Err(error) => return self.poison(at, alone, error),
+        };
+        if let Some(recorder) = common.recorder {
+            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            recorder.note(stretch.offset, stretch.bytes);
+        }
+        self.supply(at, stretch, &pinned, page, Why::Demand)
+    }
+
+    /// The bytes of `stretch`, or why they cannot be had; they are the snapshot's.
+    fn pin(&self, stretch: Stretch, common: &Common<'_>) -> Result<Result<Pinned, Error>, PeerError> {
+        let pinned = self.file.pin(stretch.offset, stretch.bytes as usize);
+        let is_short = pinned.as_ref().is_ok_and(|pinned| (pinned.len() as u64) < stretch.bytes);
+        if is_short || common.snapshot.assure().is_err() {
+            return Err(PeerError::SnapshotChanged);
+        }
+        Ok(pinned)
+    }
+
+    /// Gives the pages of `stretch` what is pinned.
+    fn supply(
+        &mut self,
+        at: usize,
+        stretch: Stretch,
+        pinned: &Pinned,
+        page: u64,
+        why: Why,
+    ) -> Result<Answer, PeerError> {
+        let unit = self.spaces[at].pages.unit();
+        let (mut address, mut found) = (stretch.address, Answer::Given);
+        for piece in whole_units(pinned.chunks(), unit as usize) {
+            let piece: &[u8] = &piece;
+            for part in same_kind(piece, unit as usize) {
+                let (from, is_zero) = part;
+                let bytes = from.len() as u64;
+                let answer = if is_zero {
+                    self.zeros(at, address, bytes, page)?
+                } else {
+                    let begin = address;
+                    self.give(at, begin, bytes, page, |uffd, range| {
+                        let inside = (range.start - begin) as usize..(range.end - begin) as usize;
+                        uffd.copy(range.start, &from[inside])
+                    })?
+                };
+                match answer {
+                    Answer::Given => {}
+                    Answer::Stray => found = Answer::Stray,
+                    _ => return Ok(answer),
+                }
+                address += bytes;
+                self.count(|numbers| match why {
+                    Why::Demand => numbers.demand_bytes += bytes,
+                    Why::Ahead => numbers.ahead_bytes += bytes,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives pages zeros.
+    fn zeros(&mut self, at: usize, address: u64, bytes: u64, page: u64) -> Result<Answer, PeerError> {
+        let unit = self.spaces[at].pages.unit();
+        self.count(|numbers| numbers.zero_bytes += bytes);
+        if unit == PAGE {
+            return self.give(at, address, bytes, page, |uffd, range| uffd.zero(range));
+        }
+        // Large pages have no page of zeros to share.
+        let zeros = vec![0; unit as usize];
+        self.give(at, address, bytes, page, |uffd, range| uffd.copy(range.start, &zeros))
+    }
+
+    /// Supplies `bytes` bytes at `address` by `call`, from page to page that is there already; who waits for `page` is
+    /// woken in any case.
+    fn give(
+        &mut self,
+        at: usize,
+        address: u64,
+        bytes: u64,
+        page: u64,
+        call: impl Fn(&Uffd, std::ops::Range<u64>) -> Moved,
+    ) -> Result<Answer, PeerError> {
+        let (space, end) = (&mut self.spaces[at], address + bytes);
+        let unit = space.pages.unit();
+        let (mut from, mut step, mut answer) = (address, bytes, Answer::Given);
+        while from < end {
+            let Moved { bytes, stop } = call(&space.uffd, from..end.min(from + step));
+            match stop {
+                None => space.pages.supplied(from..from + bytes),
+                Some(Stop::Present) => {
+                    if from == page {
+                        let _ = space.uffd.wake(page..page + unit);
+                    }
+                    space.pages.supplied(from..from + unit);
+                }
+                // A range that reaches over the end of a mapping is nowhere as a whole: page by page, then.
+                Some(Stop::Nowhere) if step > unit => {
+                    step = unit;
+                    continue;
+                }
+                Some(Stop::Nowhere) if from == page => answer = Answer::Stray,
+                Some(Stop::Nowhere) => {}
+                Some(Stop::Changing) => return Ok(Answer::Again),
+                Some(Stop::Over) => return Ok(Answer::Over),
+                Some(Stop::Failed(source)) => return Err(PeerError::Kernel { address: from, source }),
+            }
+            from += if bytes > 0 { bytes } else { unit };
+        }
+        Ok(answer)
+    }
+
+    /// The page of `stretch` cannot be read: a touch of it is a bus error from now on.
+    fn poison(&mut self, at: usize, stretch: Stretch, source: Error) -> Result<Answer, PeerError> {
+        let Stretch { address, offset, bytes } = stretch;
+        let poisoned = self.give(at, address, bytes, address, |uffd, range| uffd.poison(range));
+        match poisoned {
+            Err(PeerError::Kernel { source: poison, .. }) => {
+                Err(PeerError::Unreadable { offset, source, poison })
+            }
+            Ok(Answer::Given) => {
+                self.count(|numbers| numbers.poisoned_bytes += bytes);
+                Ok(Answer::Given)
+            }
+            other => other,
+        }
+    }
+
+    /// Step 5: supplies the next piece of the trace, as far as it is absent.
+    fn supply_ahead(&mut self, common: &Common<'_>) -> Result<Next, PeerError> {
+        let Some(trace) = common.replay else { return Ok(Next::Wait) };
+        self.warm(trace.runs());
+        let mut budget = AHEAD_BYTES;
+        for _ in 0..AHEAD_RUNS {
+            let Some(run) = trace.runs().get(self.ahead) else { break };
+            let (first, len) = (u64::from(run.first) * PAGE, u64::from(run.pages) * PAGE);
+            for stretch in self.spaces[0].pages.absent_in(first, len) {
+                match self.supply_piece(stretch, &mut budget, common)? {
+                    Answer::Given if budget > 0 => {}
+                    Answer::Over => return Ok(Next::Over),
+                    // The rest of the run is found absent again by the next turn.
+                    Answer::Given => return Ok(Next::Ahead),
+                    Answer::Again | Answer::Short => return Ok(Next::Soon),
+                    // It is gone, or cannot be read: whoever wants it will hear of that.
+                    Answer::Stray => break,
+                }
+            }
+            self.ahead += 1;
+        }
+        Ok(self.next(common))
+    }
+
+    /// Supplies `stretch` ahead, as far as the budget goes.
+    fn supply_piece(
+        &mut self,
+        stretch: Stretch,
+        budget: &mut u64,
+        common: &Common<'_>,
+    ) -> Result<Answer, PeerError> {
+        let unit = self.spaces[0].pages.unit();
+        let bytes = stretch.bytes.min((*budget).next_multiple_of(unit));
+        let piece = Stretch { bytes, ..stretch };
+        let pinned = match self.pin(piece, common)? {
+            Ok(pinned) => pinned,
+            Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
+            Err(_) => return Ok(Answer::Stray),
+        };
+        *budget = budget.saturating_sub(bytes);
+        // Somebody may wait for one of its pages since; the kernel wakes whom a page is supplied to.
+        self.supply(0, piece, &pinned, u64::MAX, Why::Ahead)
+    }
+
+    /// Has the snapshot read for what is supplied ahead soon.
+    fn warm(&mut self, runs: &[Run]) {
+        let reach = |from: usize, to: usize| -> u64 {
+            runs[from.min(to)..to].iter().map(|run| u64::from(run.pages) * PAGE).sum()
+        };
+        self.warm = self.warm.max(self.ahead);
+        let mut before = reach(self.ahead, self.warm);
+        for _ in 0..AHEAD_RUNS {
+            let Some(run) = runs.get(self.warm).filter(|_| before < WARM_BYTES) else { return };
+            let bytes = u64::from(run.pages) * PAGE;
+            let _ = self.file.will_need(u64::from(run.first) * PAGE, bytes);
+            before += bytes;
+            self.warm += 1;
+        }
+    }
+}
+
+/// Bytes that are lent, or that were put together.
+enum Piece<'a> {
+    Lent(&'a [u8]),
+    Joined(Vec<u8>),
+}
+
+impl std::ops::Deref for Piece<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Lent(bytes) => bytes,
+            Self::Joined(bytes) => bytes,
+        }
+    }
+}
+
+/// `chunks` again, cut at multiples of `unit`; a unit that lies in several of them is put together. All of them
+/// together are whole units.
+fn whole_units<'a>(chunks: impl Iterator<Item = &'a [u8]>, unit: usize) -> impl Iterator<Item = Piece<'a>> {
+    let mut open: Vec<u8> = Vec::new();
+    chunks.flat_map(move |mut chunk| {
+        let mut pieces = Vec::new();
+        if !open.is_empty() {
+            let (joins, rest) = chunk.split_at(chunk.len().min(unit - open.len()));
+            open.extend_from_slice(joins);
+            chunk = rest;
+            if open.len() == unit {
+                pieces.push(Piece::Joined(std::mem::take(&mut open)));
+            }
+        }
+        let (whole, rest) = chunk.split_at(chunk.len() / unit * unit);
+        if !whole.is_empty() {
+            pieces.push(Piece::Lent(whole));
+        }
+        open.extend_from_slice(rest);
+        pieces
+    })
+}
+
+/// Bytes as stretches of whole pages that are all zeros, and of others. Of large pages none is asked: they cannot
+/// be shared.
+fn same_kind(bytes: &[u8], unit: usize) -> Vec<(&[u8], bool)> {
+    let mut parts: Vec<(&[u8], bool)> = Vec::new();
+    if unit != PAGE_SIZE {
+        return vec![(bytes, false)];
+    }
+    let (mut begin, mut kind) = (0, None);
+    for (number, page) in bytes.chunks(unit).enumerate() {
+        let is_zero = is_zero(page);
+        if kind.is_some_and(|kind| kind != is_zero) {
+            parts.push((&bytes[begin..number * unit], !is_zero));
+            begin = number * unit;
+        }
+        kind = Some(is_zero);
+    }
+    if let Some(kind) = kind {
+        parts.push((&bytes[begin..], kind));
+    }
+    parts
+}
+
+/// Whether all bytes are zeros; of most pages that are not, the first bytes say so.
+fn is_zero(page: &[u8]) -> bool {
+    page.chunks(256).all(|some| some.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn units_are_whole_and_in_order(cuts in prop::collection::vec(1..30_usize, 1..20), unit in 1..9_usize) {
+            let len = cuts.iter().sum::<usize>().next_multiple_of(unit);
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            let (mut chunks, mut rest) = (Vec::new(), &bytes[..]);
+            for &cut in &cuts {
+                let (chunk, behind) = rest.split_at(cut);
+                chunks.push(chunk);
+                rest = behind;
+            }
+            chunks.push(rest);
+            let pieces: Vec<Piece<'_>> = whole_units(chunks.into_iter(), unit).collect();
+            prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
+            prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
+        }
+
+        #[test]
+        fn stretches_are_of_one_kind_and_as_long_as_can_be(pages in prop::collection::vec(0..3_u8, 1..12)) {
+            let mut bytes = vec![0; pages.len() * PAGE_SIZE];
+            for (number, &kind) in pages.iter().enumerate() {
+                // A page whose last byte alone is not zero is none of zeros.
+                let at = number * PAGE_SIZE + if kind == 1 { PAGE_SIZE - 1 } else { 0 };
+                bytes[at] = kind;
+            }
+            let parts = same_kind(&bytes, PAGE_SIZE);
+            let naive: Vec<bool> = pages.iter().map(|&kind| kind == 0).collect();
+            let found: Vec<bool> =
+                parts.iter().flat_map(|(part, kind)| vec![*kind; part.len() / PAGE_SIZE]).collect();
+            prop_assert_eq!(found, naive);
+            prop_assert!(parts.windows(2).all(|pair| pair[0].1 != pair[1].1));
+            prop_assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), bytes.len());
+        }
+    }
+}

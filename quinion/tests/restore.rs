@@ -1,0 +1,490 @@
+//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it meanwhile.
+//!
+//! The VMs here are ranges of this very process, touched by its threads; the server's threads are beside them. So
+//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their own, by the
+//! command's tests.
+#![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quinion::Cache;
+use quinion::restore::{Event, OnFailure, PeerError, RestoreOptions, Server};
+use quinion::sys::uffd::{Modes, Uffd, feature};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+const PAGE: usize = 4096;
+/// Pages of the images here.
+const PAGES: usize = 1024;
+
+/// Whether this process may use userfaultfd; if not, a word says why nothing is tested.
+fn may() -> bool {
+    match Uffd::create() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: userfaultfd cannot be used here: {error}");
+            false
+        }
+    }
+}
+
+/// What byte `at` of the image is; every fourth page is zeros.
+fn byte(at: usize) -> u8 {
+    let page = at / PAGE;
+    if page.is_multiple_of(4) { 0 } else { (page * 31 + at % PAGE * 7 + 1) as u8 }
+}
+
+struct Stage {
+    folder: tempfile::TempDir,
+    cache: Cache,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bytes: Vec<u8> = (0..PAGES * PAGE).map(byte).collect();
+        std::fs::write(folder.path().join("snapshot"), bytes).expect("room for it");
+        Self { folder, cache: Cache::builder().memory(32 << 20).build().expect("a small cache") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A server, and what it tells.
+    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Event2>) {
+        let (sender, receiver) = channel();
+        options.on_failure = OnFailure::Leave;
+        let sender: Mutex<Sender<Event2>> = Mutex::new(sender);
+        options.observer = Some(Arc::new(move |event: &Event| {
+            let _ = sender.lock().expect("a sender").send(Event2::of(event));
+        }));
+        let server = Server::start(&self.cache, &self.path("snapshot"), &self.path("socket"), options);
+        (server.expect("a server"), receiver)
+    }
+}
+
+/// An event as text.
+#[derive(Debug)]
+struct Event2(String);
+
+impl Event2 {
+    fn of(event: &Event) -> Self {
+        Self(match event {
+            Event::Refused { why, .. } => format!("refused: {why}"),
+            Event::GivenUp { why, .. } => format!("given up: {why}"),
+            other => format!("{other:?}"),
+        })
+    }
+}
+
+/// Waits until something is told that contains `text`.
+fn wait_for(events: &Receiver<Event2>, text: &str) -> String {
+    loop {
+        let Event2(event) = events.recv_timeout(Duration::from_secs(60)).expect("it is told in the end");
+        if event.contains(text) {
+            return event;
+        }
+    }
+}
+
+/// Memory of a VM.
+struct Memory {
+    base: *mut u8,
+    pages: usize,
+    uffd: Uffd,
+    _socket: UnixStream,
+}
+
+// SAFETY: it is memory that threads may touch; what they find there is volatile.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+fn map(pages: usize) -> *mut u8 {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an address that is free.
+    let base = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        rustix::mm::mmap_anonymous(ptr::null_mut(), pages * PAGE, protection, flags).expect("room for it")
+    };
+    // SAFETY: it is ours. Large pages would be supplied at the first touch of any of theirs.
+    unsafe { rustix::mm::madvise(base, pages * PAGE, Advice::LinuxNoHugepage).expect("advice") };
+    base.cast()
+}
+
+fn send(socket: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let words = [IoSlice::new(text.as_bytes())];
+    let sent = rustix::net::sendmsg(socket, &words, &mut control, SendFlags::NOSIGNAL).expect("it listens");
+    assert_eq!(sent, text.len());
+}
+
+fn region(base: *mut u8, pages: usize, first: usize) -> String {
+    let (base, size, offset) = (base.addr(), pages * PAGE, first * PAGE);
+    format!(r#"{{"base_host_virt_addr":{base},"size":{size},"offset":{offset},"page_size":4096}}"#)
+}
+
+impl Memory {
+    /// A VM with all of the image, that is served.
+    fn new(stage: &Stage, features: u64) -> Self {
+        let base = map(PAGES);
+        let uffd = Uffd::create().expect("it may be used");
+        uffd.handshake(features).expect("the kernel has these");
+        let start = base.addr() as u64;
+        // SAFETY: the range was mapped for this.
+        unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }.expect("anonymous memory");
+        let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+        send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
+        Self { base, pages: PAGES, uffd, _socket: socket }
+    }
+
+    fn read(&self, at: usize) -> u8 {
+        assert!(at < self.pages * PAGE);
+        // SAFETY: it is mapped; whoever touches it waits for the server.
+        unsafe { self.base.add(at).read_volatile() }
+    }
+
+    fn write(&self, at: usize, value: u8) {
+        assert!(at < self.pages * PAGE);
+        // SAFETY: as above.
+        unsafe { self.base.add(at).write_volatile(value) }
+    }
+
+    #[track_caller]
+    fn expect_page(&self, page: usize) {
+        for inside in [0, 1, 2047, 4095] {
+            let at = page * PAGE + inside;
+            assert_eq!(self.read(at), byte(at), "byte {inside} of page {page}");
+        }
+    }
+
+    /// Gives pages back.
+    fn remove(&self, first: usize, pages: usize) {
+        // SAFETY: it is ours, and becomes zeros.
+        let result = unsafe {
+            rustix::mm::madvise(self.base.add(first * PAGE).cast(), pages * PAGE, Advice::LinuxDontNeed)
+        };
+        result.expect("it is mapped");
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: nobody touches it any more; what is not mapped any more is no error.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * PAGE) };
+    }
+}
+
+#[test]
+fn all_bytes_are_the_snapshots_from_several_threads() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    std::thread::scope(|threads| {
+        for thread in 0..3 {
+            let memory = &memory;
+            threads.spawn(move || {
+                // Each in another order, and all of them every page.
+                (0..PAGES).for_each(|i| memory.expect_page(i * (2 * thread + 1) * 37 % PAGES));
+            });
+        }
+    });
+    wait_for(&events, "Begun");
+    let stats = server.stop();
+    let numbers = &stats.numbers;
+    assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 0, 0));
+    // A fault brings sixteen pages; two threads that touch one page make two faults.
+    let faults = numbers.faults - numbers.faults_present;
+    assert!((PAGES as u64 / 16..PAGES as u64 / 4).contains(&faults), "{numbers:?}");
+    assert!(numbers.demand_bytes >= (PAGES * PAGE) as u64, "{numbers:?}");
+    assert!(numbers.zero_bytes >= (PAGES * PAGE / 4) as u64, "{numbers:?}");
+    assert_eq!(numbers.latency.count(), numbers.faults);
+}
+
+#[test]
+fn what_was_given_back_is_zeros_and_stays_so() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    memory.expect_page(33);
+    // Of what was there and of what was not yet.
+    memory.remove(32, 64);
+    (32..96).for_each(|page| assert_eq!(memory.read(page * PAGE + 1), 0, "page {page}"));
+    memory.write(33 * PAGE + 1, 9);
+    memory.remove(33, 1);
+    assert_eq!(memory.read(33 * PAGE + 1), 0);
+    (0..32).chain(96..128).for_each(|page| memory.expect_page(page));
+    assert_eq!(server.stop().numbers.removed_bytes, 65 * PAGE as u64);
+}
+
+#[test]
+fn pages_are_given_back_while_others_are_touched() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    std::thread::scope(|threads| {
+        // The lower half is given back piece by piece, and read behind that; the upper one is read meanwhile.
+        threads.spawn(|| {
+            for first in (0..PAGES / 2).step_by(8) {
+                memory.remove(first, 8);
+                (first..first + 8).for_each(|page| assert_eq!(memory.read(page * PAGE + 5), 0, "page {page}"));
+            }
+        });
+        for thread in 0..2 {
+            let memory = &memory;
+            threads.spawn(move || {
+                (0..PAGES / 2).for_each(|i| memory.expect_page(PAGES / 2 + i * (2 * thread + 1) * 5 % (PAGES / 2)));
+            });
+        }
+    });
+    drop(server);
+}
+
+#[test]
+fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let events = feature::EVENT_REMOVE | feature::EVENT_REMAP | feature::EVENT_UNMAP;
+    let memory = Memory::new(&stage, events);
+    memory.expect_page(17);
+    let target = map(64);
+    // SAFETY: both ranges are ours, and nobody touches the first any more.
+    unsafe {
+        let flags = MremapFlags::MAYMOVE;
+        let from = memory.base.add(16 * PAGE).cast();
+        rustix::mm::mremap_fixed(from, 32 * PAGE, 32 * PAGE, flags, target.cast()).expect("moved");
+        rustix::mm::munmap(memory.base.add(100 * PAGE).cast(), 8 * PAGE).expect("unmapped");
+    }
+    for (page, inside) in [(0, 3), (1, 3), (15, 4095), (31, 7)] {
+        // SAFETY: it is mapped there now.
+        let found = unsafe { target.add(page * PAGE + inside).read_volatile() };
+        assert_eq!(found, byte((16 + page) * PAGE + inside), "page {page} behind the move");
+    }
+    (0..16).chain(48..100).chain(108..140).for_each(|page| memory.expect_page(page));
+    drop(server);
+    // SAFETY: nobody touches it any more.
+    unsafe { rustix::mm::munmap(target.cast(), 64 * PAGE) }.expect("ours");
+}
+
+#[test]
+fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE | feature::EVENT_FORK);
+    memory.expect_page(1);
+    memory.write(PAGE, 77);
+    memory.remove(64, 16);
+    // SAFETY: the child touches memory and ends; it allocates nothing and takes no lock.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = memory.read(PAGE) == 77
+            && memory.read(PAGE + 1) == byte(PAGE + 1)
+            && (65..80).all(|page| memory.read(page * PAGE + 1) == 0)
+            && (200..300).all(|page| memory.read(page * PAGE + 9) == byte(page * PAGE + 9));
+        // SAFETY: it ends at once.
+        unsafe { libc::_exit(if right { 0 } else { 1 }) };
+    }
+    assert!(child > 0);
+    (200..300).for_each(|page| memory.expect_page(page));
+    let mut status = -1;
+    // SAFETY: the child is ours, and is waited for once.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((ended, status), (child, 0), "the child found something else");
+    drop(server);
+}
+
+#[test]
+fn what_was_recorded_is_there_before_it_is_asked_for() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut options = RestoreOptions::new();
+    options.record = true;
+    options.run_bytes = 4096;
+    let (server, _events) = stage.serve(options);
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let wanted = [900, 901, 902, 5, 6, 7, 333, 1];
+    wanted.iter().for_each(|&page| memory.expect_page(page));
+    let trace = server.trace().expect("it was recorded");
+    drop(server);
+    let runs: Vec<(u32, u32)> = trace.runs().iter().map(|run| (run.first, run.pages)).collect();
+    assert_eq!(runs, [(900, 3), (5, 3), (333, 1), (1, 1)]);
+    let path = stage.path("trace");
+    trace.write(&path).expect("room for it");
+
+    let mut options = RestoreOptions::new();
+    options.run_bytes = 4096;
+    options.replay = Some(trace.clone());
+    let (server, _events) = stage.serve(options);
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    while server.stats().numbers.ahead_bytes < (wanted.len() * PAGE) as u64 {
+        std::thread::yield_now();
+    }
+    let before = server.stats().numbers.faults;
+    wanted.iter().for_each(|&page| memory.expect_page(page));
+    let numbers = server.stop().numbers;
+    assert_eq!((before, numbers.faults, numbers.demand_bytes), (0, 0, 0), "nothing had to be asked for");
+    drop(memory);
+
+    std::fs::write(stage.path("snapshot"), vec![1; PAGES * PAGE]).expect("room for it");
+    let mut options = RestoreOptions::new();
+    options.replay = Some(trace);
+    let refused = Server::start(&stage.cache, &stage.path("snapshot"), &stage.path("socket"), options);
+    assert!(refused.expect_err("another image").to_string().contains("another image"));
+}
+
+/// What the server answers before it closes.
+fn answer(mut socket: &UnixStream) -> String {
+    let mut text = String::new();
+    // That it closes without having read all is an end, too.
+    let _ = socket.read_to_string(&mut text);
+    text
+}
+
+#[test]
+fn peers_that_talk_nonsense_are_told_and_closed_alone() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    memory.expect_page(1);
+    let connect = || UnixStream::connect(stage.path("socket")).expect("it listens");
+    let file = std::fs::File::open(stage.path("snapshot")).expect("it is there");
+    let good = format!("[{}]", region(memory.base, 1, 0));
+    let (none, one, many) = (vec![], vec![file.as_fd()], vec![file.as_fd(); 5]);
+    let cases = [
+        ("GET / HTTP/1.0\r\n\r\n", &none, "not JSON"),
+        (&good, &one, "none of the descriptors"),
+        (&good, &many, "more than 4 descriptors"),
+        ("[]", &one, "0 regions"),
+        (r#"{"quinion_restore":1,"want":"image"}"#, &none, "--minor"),
+        (r#"{"quinion_restore":9,"want":"image"}"#, &none, "version 9"),
+    ];
+    for (text, fds, wanted) in cases {
+        let socket = connect();
+        send(&socket, text, fds);
+        assert!(wait_for(&events, "refused").contains(wanted), "{text}");
+        assert!(answer(&socket).contains(wanted), "{text}");
+    }
+    drop(connect());
+    assert!(wait_for(&events, "refused").contains("ended before"));
+    // What is wrong with the regions of a VM is the VM's end.
+    let socket = connect();
+    send(&socket, &format!("[{}]", region(memory.base, PAGES + 1, 0)), &[memory.uffd.as_fd()]);
+    assert!(wait_for(&events, "given up").contains("of the snapshot"));
+    assert!(answer(&socket).contains("error"));
+    // And the VM that was there before goes on.
+    (2..200).for_each(|page| memory.expect_page(page));
+    let stats = server.stop();
+    assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 1, 7));
+}
+
+#[test]
+fn who_says_nothing_is_closed_and_one_too_many_is_refused() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut options = RestoreOptions::new();
+    (options.vms_max, options.greeting) = (1, Duration::from_millis(50));
+    let (server, events) = stage.serve(options);
+    let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    assert!(wait_for(&events, "refused").contains("did not come within 50ms"));
+    assert!(answer(&socket).contains("50ms"));
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    memory.expect_page(1);
+    let mut socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    assert!(wait_for(&events, "refused").contains("1 VMs are served already"));
+    let _ = socket.write_all(b"[");
+    memory.expect_page(100);
+    drop(server);
+}
+
+#[test]
+fn a_snapshot_that_changes_is_served_to_nobody() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let (server, events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    memory.expect_page(1);
+    let file = std::fs::OpenOptions::new().write(true).open(stage.path("snapshot")).expect("it is ours");
+    file.set_len((PAGES * PAGE / 2) as u64).expect("it is ours");
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("it is ours");
+    // Nobody answers this fault any more: whoever is given up and left waits, until nobody holds the descriptor.
+    let memory = Arc::new(memory);
+    let touch = {
+        let memory = Arc::clone(&memory);
+        std::thread::spawn(move || memory.read(PAGE * 40))
+    };
+    assert!(wait_for(&events, "given up").contains("changed or cut"));
+    let second = Memory::new(&stage, feature::EVENT_REMOVE);
+    assert!(wait_for(&events, "given up").contains("changed or cut"));
+    // We hold it, too, so the touch can be answered from here.
+    let page = memory.base.addr() as u64 + (PAGE * 40) as u64;
+    let moved = memory.uffd.zero(page..page + PAGE as u64);
+    assert_eq!(moved.bytes, PAGE as u64, "it was not supplied: {moved:?}");
+    assert_eq!(touch.join().expect("it went on"), 0);
+    assert_eq!(server.stop().vms_given_up, 2);
+    drop(second);
+}
+
+#[test]
+fn the_socket_is_ours_alone_and_gone_at_the_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let stage = Stage::new();
+    let start = |socket: PathBuf| {
+        Server::start(&stage.cache, &stage.path("snapshot"), &socket, RestoreOptions::new())
+    };
+    let refused = |socket: PathBuf| start(socket).expect_err("refused").to_string();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let metadata = std::fs::metadata(stage.path("socket")).expect("it is there");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    assert!(refused(stage.path("socket")).contains("listens there already"));
+    assert!(refused(stage.path("snapshot")).contains("something else"));
+    assert!(refused(stage.path("none/socket")).contains("none/socket"));
+    drop(server);
+    assert!(!stage.path("socket").exists());
+    // One that nobody listens to is replaced.
+    drop(std::os::unix::net::UnixListener::bind(stage.path("socket")).expect("a socket"));
+    assert!(stage.path("socket").exists());
+    drop(start(stage.path("socket")).expect("a server"));
+    assert!(!stage.path("socket").exists());
+    let mut options = RestoreOptions::new();
+    options.run_bytes = 5000;
+    let wrong = Server::start(&stage.cache, &stage.path("snapshot"), &stage.path("socket"), options);
+    assert!(wrong.expect_err("no power of two").to_string().contains("power of two"));
+    assert!(PeerError::HungUp.to_string().contains("before"));
+}

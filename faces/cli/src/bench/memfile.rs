@@ -115,7 +115,7 @@ impl Ours {
         let file = |kind: Kind| cache.mem_file(MemFileOptions::new().size(bytes).name(kind.name()));
         let [mut data, preallocated, holes] = [file(Kind::Data)?, file(Kind::Preallocated)?, file(Kind::Holes)?];
         put_content(&mut data, bytes)?;
-        let _ = &preallocated;
+        preallocated.preallocate(0, bytes)?;
         Ok(Self([data, preallocated, holes]))
     }
 }

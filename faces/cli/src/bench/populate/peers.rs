@@ -67,6 +67,13 @@ pub struct Peer {
     pub way: Way,
 }
 
+impl Peer {
+    /// Whether bytes are copied, or only mapped.
+    pub fn copies(&self) -> bool {
+        !matches!(self.way, Way::Continue(_) | Way::ReadPrivate | Way::ReadShared)
+    }
+}
+
 const fn peer(name: &'static str, on: On, way: Way) -> Peer {
     Peer { name, on, way }
 }

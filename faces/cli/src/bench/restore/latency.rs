@@ -1,6 +1,8 @@
 //! Latency: how long does a guest wait that touches one absent page, anywhere?
 //!
 //! ```text
+//!   server, ..          ours: a page-fault server answers, of whose snapshot all is in memory. By one page a fault; and
+//!                       by 64 KiB, where only one page in so many is touched
 //!   COPY, CONTINUE      a thread of ours answers, the simplest that there can be: asleep between faults, or spinning
 //!   MAP_PRIVATE, ..     the kernel answers, alone
 //! ```
@@ -10,7 +12,11 @@
 use std::fs::File;
 use std::rc::Rc;
 
+use quinion::restore::RestoreOptions;
+
 use super::guest::{Content, Touch, handled, touch_scattered};
+use super::host::{Host, handing_out_the_image};
+use super::vmm::Guest;
 use super::{REPEAT, check_memory, pick};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::pages::PAGE;
@@ -24,6 +30,9 @@ use crate::sys::{Absent, HugeMemory, PageKind, Region, Waiting};
 const METRICS: [Metric; 3] =
     [Metric::cost("p50", "us"), Metric::cost("p99", "us"), Metric::cost("mean", "us")];
 
+const SERVER: &str = "server, COPY 4K";
+const SERVER_RUN: &str = "server, COPY 64K";
+const SERVER_MAPPED: &str = "server, CONTINUE 4K";
 const COPY: &str = "COPY anon 4K, handler thread";
 const COPY_SPINNING: &str = "COPY anon 4K, spinning handler";
 const COPY_MEMFD: &str = "COPY memfd 4K, handler thread";
@@ -33,8 +42,9 @@ const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
 const SHARED_READ: &str = "kernel: MAP_SHARED read";
 const ZERO_WRITE: &str = "kernel: anon zero page write";
 
-/// Whom the kernel's handlers serve, and from what.
+/// Who serves, and from what.
 struct Stage {
+    host: Host,
     /// The snapshot, in memory.
     snap: File,
     source: HugeMemory,
@@ -42,19 +52,22 @@ struct Stage {
     faults: usize,
 }
 
+/// What our server answers a fault with, unless told otherwise.
+const RUN_BYTES: usize = 64 << 10;
 /// Bytes that are copied from, again and again.
 const SOURCE_BYTES: usize = 2 << 20;
 
 impl Stage {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = pick(settings, 8 << 20, 128 << 20, 2 << 30);
-        check_memory(3 * bytes + (256 << 20))?;
+        check_memory(4 * bytes + (512 << 20))?;
+        let host = Host::new(settings, bytes)?;
         let mut snap = Store::memfd().file(bytes)?;
         write_content(&mut snap, bytes)?;
         let mut source = HugeMemory::new(SOURCE_BYTES)?;
         std::os::unix::fs::FileExt::read_exact_at(&snap, &mut source, 0)?;
         let faults = pick(settings, 1000, 10_000, 100_000) as usize;
-        Ok(Self { snap, source, bytes: bytes as usize, faults })
+        Ok(Self { host, snap, source, bytes: bytes as usize, faults })
     }
 }
 
@@ -64,14 +77,23 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let name = format!("{} scattered faults", pick(settings, 1000, 10_000, 100_000));
     let case = Case::new(name, &METRICS, move || {
         let stage = stage.get()?;
-        Ok(PEERS.iter().map(|(name, run)| alternative(&stage, name, *run)).collect())
+        let all = OURS.iter().chain(&PEERS);
+        Ok(all.map(|(name, run)| alternative(&stage, name, *run)).collect())
     });
-    let case = PEERS.iter().fold(case, |case, (name, _)| case.told("p50", name).told("p99", name));
-    vec![case.usually(REPEAT)]
+    let beside = |case: Case, ours, peer| case.compare("p50", ours, peer, None).compare("p99", ours, peer, None);
+    let case = PEERS.iter().fold(case, |case, (peer, _)| beside(case, SERVER, peer));
+    let case = beside(beside(case, SERVER_MAPPED, CONTINUE), SERVER_MAPPED, COPY);
+    vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
 }
 
 /// Microseconds of each touch.
 type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;
+
+const OURS: [(&str, Run); 3] = [
+    (SERVER, |stage| served(stage, PAGE)),
+    (SERVER_RUN, |stage| served(stage, RUN_BYTES)),
+    (SERVER_MAPPED, mapped),
+];
 
 const PEERS: [(&str, Run); 8] = [
     (COPY, |stage| copied(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Waiting::Asleep)),
@@ -99,9 +121,30 @@ fn told(taken: &[f64]) -> Vec<f64> {
     vec![percentile(taken, 0.5), percentile(taken, 0.99), mean]
 }
 
+/// By a server of ours that answers a fault with so many bytes. Pages are touched that far from each other, so that each
+/// touch is a fault.
+fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
+    let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
+    options.run_bytes = run as u64;
+    let touch = |region: &mut Region| {
+        touch_scattered(region, run, stage.faults, Touch::Read, Content::Snapshot)
+    };
+    Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
+}
+
+/// The same by an image, all of which is there.
+fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
+    let mut options = handing_out_the_image();
+    options.run_bytes = PAGE as u64;
+    stage.host.serve_resident(options, |region| {
+        touch_scattered(region, PAGE, stage.faults, Touch::Read, Content::Snapshot)
+    })
+}
+
 fn copied(stage: &Stage, mut region: Region, waiting: Waiting) -> Result<Vec<f64>, Unmeasured> {
     let uffd = faults_of(&region, Absent::Missing)?;
-    let page = |at: usize| &stage.source[at % SOURCE_BYTES..][..PAGE];
+    let source: &[u8] = &stage.source;
+    let page = |at: usize| &source[at % SOURCE_BYTES..][..PAGE];
     let content = Content::Repeated(SOURCE_BYTES);
     handled(
         &uffd,

@@ -12,9 +12,11 @@
 
 mod clones;
 mod guest;
+mod host;
 mod latency;
 mod resident;
 mod snapshot;
+mod vmm;
 
 use super::harness::{Case, Settings, Unmeasured};
 

@@ -90,6 +90,11 @@ pub(crate) enum Repr {
          more memory; what was written before is untouched)"
     )]
     MemFile { name: std::sync::Arc<str>, source: Box<Error> },
+    #[error(
+        "{name}: {source} ({trouble}: punch or drop what is not needed, give the cache more memory or a larger spill \
+         file, or look after its disk; what was written before is untouched)"
+    )]
+    Spill { name: std::sync::Arc<str>, trouble: String, source: Box<Error> },
     #[error("cannot resize the cache: {0}")]
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
@@ -179,7 +184,7 @@ impl Error {
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }
             | Repr::TooMuchPinned { .. } => ErrorKind::NoMemory,
-            Repr::MemFile { ref source, .. } => source.kind(),
+            Repr::MemFile { ref source, .. } | Repr::Spill { ref source, .. } => source.kind(),
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
             Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
@@ -191,6 +196,11 @@ impl Error {
             }
             Repr::Pinned { .. } => ErrorKind::Busy,
         }
+    }
+
+    /// Whether it says that there is no page to be had: not of pins that are too many.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        matches!(*self.0, Repr::NoMemory { .. } | Repr::PoolFull { .. })
     }
 
     /// The kind of an error of changing a file: `kind`, but where the system says more.

@@ -64,6 +64,9 @@ pub mod backend;
 // Index: which folio is where.
 pub mod xarray;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
+pub mod spill;
+#[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lists;
 #[cfg(not(quinion_model))]
 pub mod mapping;
@@ -84,6 +87,7 @@ pub mod upkeep;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
+#[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
 pub mod reclaim;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[allow(unsafe_code, reason = "flushes hand out frames")]
@@ -143,6 +147,8 @@ pub use mapping::PageState;
 pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use spill::{SpillOptions, SpillStats};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(feature = "std")]

@@ -15,7 +15,8 @@
 //! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
-//! written back: its bytes are nowhere else. Reclaim writes nothing. It counts what it meets of that kind
+//! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always dirty.
+//! If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) It counts what it meets of that kind
 //! ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to wait for readers
 //! and pins, or to have pages written.
 //!
@@ -52,16 +53,17 @@
 //! processor's caches.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::referenced::{self, Found};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
 use crate::backend::Backend;
 use crate::lists::{Lists, ListsGuard, Promise};
-use crate::mapping::{Leave, Mapping, Reach, ShadowNodes};
+use crate::mapping::{Backing, Leave, Mapping, Reach, ShadowNodes};
 use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Turns, Verdict, Weights};
 use crate::readahead::Passed;
+use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
@@ -69,8 +71,10 @@ use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, POOLS_MAX, 
 use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing};
 
 mod pools;
+mod spill;
 
 pub use pools::PoolCounts;
+use spill::Going;
 
 /// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
@@ -113,6 +117,8 @@ pub struct Reclaim {
     shadow_nodes: Arc<ShadowNodes>,
     /// Pages met that were dirty or under write-back.
     unwritten_met: AtomicU64,
+    /// Where folios of memory files go, if there is such a place.
+    spill: OnceLock<Arc<Spill>>,
 }
 
 /// Who judges: a policy for each pool, and whose turn it is.
@@ -220,6 +226,7 @@ impl Reclaim {
             extent: AtomicU32::new(0),
             refaults: RefaultCounts::default(),
             unwritten_met: AtomicU64::new(0),
+            spill: OnceLock::new(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
             arena,
@@ -319,7 +326,9 @@ impl Reclaim {
     /// A backend with completions to be fetched and nobody to fetch them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
-        mappings.values().map(|mapping| mapping.backend()).find(|backend| backend.wants_leader()).cloned()
+        let spill = self.spill.get().map(|spill| spill.backend());
+        let all = mappings.values().map(|mapping| mapping.backend()).chain(spill);
+        all.into_iter().find(|backend| backend.wants_leader()).cloned()
     }
 
     /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
@@ -406,16 +415,18 @@ impl Reclaim {
     }
 
     fn reclaim_from(&self, from: From, pages: u32, locks: Locks) -> u32 {
-        let (mut freed, mut search) = (0, Search::default());
-        while freed < pages && !search.over {
+        let (mut went, mut search) = (Went::default(), Search::default());
+        while went.freed + went.sent < pages && !search.over {
             // What is protected is for who would have nothing else.
-            let from = if freed > 0 && matches!(from, From::Any(_)) { From::Unprotected } else { from };
-            let Some((victims, promise)) = self.gather(from, pages - freed, &mut search, locks) else {
+            let from = if went.freed > 0 && matches!(from, From::Any(_)) { From::Unprotected } else { from };
+            let left = pages - went.freed - went.sent;
+            let Some((victims, promise)) = self.gather(from, left, &mut search, locks) else {
                 break;
             };
-            freed += self.evict(victims, promise, locks);
+            let some = self.evict(victims, promise, locks);
+            went = Went { freed: went.freed + some.freed, sent: went.sent + some.sent };
         }
-        freed
+        went.freed
     }
 
     /// Makes room for a stream of what its reader has `passed` in `mapping`: evicts the newest folios there that came
@@ -530,7 +541,7 @@ impl Reclaim {
         victims.sort_by_key(|(pool, _)| *pool);
         let of_pool = |group: &[(PoolNumber, Victim)]| {
             let victims = group.iter().map(|(_, victim)| *victim).collect();
-            self.evict(victims, self.lists.no_promise(group[0].0), Locks::Wait)
+            self.evict(victims, self.lists.no_promise(group[0].0), Locks::Wait).freed
         };
         victims.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH)).map(of_pool).sum()
     }
@@ -547,7 +558,7 @@ impl Reclaim {
             let word = self.arena.view().own(frame).settled_word();
             // Of a free frame these are the arena's links, and no place in a ring.
             let ring = if word.is_live() { lists.ring_of(frame)? } else { return None };
-            if !self.can_go(frame) {
+            if !self.can_go(frame) && !self.can_spill(frame) {
                 return None;
             }
             let pool = PoolNumber((ring / RINGS) as u8);
@@ -659,7 +670,7 @@ impl Reclaim {
 
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
     fn look(&self, frame: Frame) -> Look {
-        if !self.can_go(frame) {
+        if !self.can_go(frame) && !self.can_spill(frame) {
             let word = self.arena.view().own(frame).word();
             if word.is_live() && word.has(Flags::UNWRITTEN) {
                 self.unwritten_met.fetch_add(u64::from(word.order().pages()), Ordering::Relaxed);
@@ -692,36 +703,41 @@ impl Reclaim {
         Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
     }
 
-    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went; returns the pages.
-    /// What stays is listed again.
-    fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> u32 {
+    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went, or sends them to the
+    /// spill file. What stays, or is still there, is listed again.
+    fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> Went {
         let pool = promise.pool();
         self.make_room_to_remember(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
+        let mut going = Going::default();
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
             let first = gone.len();
-            self.evict_of_mapping(pool, group, &mut gone, locks);
+            self.evict_of_mapping(pool, group, (&mut gone, &mut going), locks);
             let mut left = gone[first..].iter().peekable();
             let went = |victim: &&Victim| left.next_if(|(frame, _)| *frame == victim.frame).is_none();
             stayed.extend(group.iter().filter(went));
         }
         self.arena.free_all(&gone);
         self.relist(&stayed, promise);
-        self.count_evicted(pool, &gone)
+        Went { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
-    /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`.
+    /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`, or to
+    /// `going` if it is on its way then.
     fn evict_of_mapping(
         &self,
         pool: PoolNumber,
         group: &[Victim],
-        gone: &mut Vec<(Frame, Order)>,
+        (gone, going): (&mut Vec<(Frame, Order)>, &mut Going),
         locks: Locks,
     ) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
+        if mapping.backing() == Backing::Spills {
+            return self.spill_of_mapping(&mapping, group, locks, going);
+        }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
         if let Some(mut guard) = mapping.lock_as(locks) {
             guard.evict_all(&folios, |nth, word| self.leave(pool, group[nth].remember, word), gone);
@@ -763,6 +779,15 @@ impl Reclaim {
         self.counters.add(Count::Shadows, u64::from(word.order().pages()));
         Leave::Shadow(memory.payload())
     }
+}
+
+/// What a batch of victims came to, in pages.
+#[derive(Clone, Copy, Default, Debug)]
+struct Went {
+    /// They are free.
+    freed: u32,
+    /// They are on their way to the spill file.
+    sent: u32,
 }
 
 /// What a look at the oldest folio of a ring shows.

@@ -293,12 +293,14 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
 #[test]
 fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     for way in WAYS {
+        let (stage, room) = (tuned(way), WaitRoom::new());
+        let test = Test { mapping: &stage.mapping, room: &room };
+        let mut pages = 0;
         for pattern in 0..256u64 {
-            let (stage, room) = (tuned(way), WaitRoom::new());
-            let test = Test { mapping: &stage.mapping, room: &room };
-            let there: BTreeMap<u64, Frame> =
-                (0..8).filter(|nth| pattern >> nth & 1 == 1).map(|nth| (nth, put(&stage, 60 + nth, 0))).collect();
-            let (grabbed, end) = test.grab(60..68, how(0), &mut Frames::of(&stage, 0));
+            let first = 60 + pattern * 16;
+            let bits = (0..8).filter(|nth| pattern >> nth & 1 == 1);
+            let there: BTreeMap<u64, Frame> = bits.map(|nth| (nth, put(&stage, first + nth, 0))).collect();
+            let (grabbed, end) = test.grab(first..first + 8, how(0), &mut Frames::of(&stage, 0));
             assert_eq!((grabbed.len(), end), (8, GrabEnd::All), "{pattern:08b}");
             all_locked(&stage, &grabbed);
             for (nth, folio) in grabbed.folios().enumerate() {
@@ -308,9 +310,10 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
                 }
             }
             drop(grabbed);
-            assert_eq!(stage.pages(), there.len() as u64);
-            stage.finish();
+            pages += there.len() as u64;
+            assert_eq!(stage.pages(), pages);
         }
+        stage.finish();
     }
 }
 
@@ -544,7 +547,9 @@ fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             put(&stage, 9, 0);
-            let mut other = once(step, || drop(put(&stage, index, order)));
+            let mut other = once(step, || {
+                put(&stage, index, order);
+            });
             let (grabbed, end) = test.watched(2..10, how(0), &mut Frames::of(&stage, 0), &mut other);
             assert_eq!((grabbed.end(), end), (Some(page(10)), GrabEnd::All));
             all_locked(&stage, &grabbed);

@@ -382,7 +382,7 @@ fn a_write_that_is_to_wait_for_pins_waits_and_says_so() {
 #[test]
 fn handles_share_a_file_which_ends_with_the_last_of_them() {
     let cache = cache(16);
-    let before = (taken(&cache), cache.stats().index_bytes);
+    let before = taken(&cache);
     let mut one = file(&cache);
     one.write_all(b"0123456789").unwrap();
     let mut two = one.clone();
@@ -403,7 +403,7 @@ fn handles_share_a_file_which_ends_with_the_last_of_them() {
     drop(two);
     let stats = cache.stats();
     assert_eq!((stats.memory_files, stats.kept_pages, stats.cached_pages), (0, 0, 0));
-    assert_eq!((taken(&cache), stats.index_bytes), before);
+    assert_eq!(taken(&cache), before);
     cache.check().unwrap();
 }
 
@@ -438,6 +438,21 @@ fn a_full_cache_says_so_and_loses_nothing() {
     file.write_all_at(&vec![1; 4 << 20], 0).unwrap();
     assert_eq!(read(&file, 0, 4 << 20), vec![1; 4 << 20]);
     verify(&read(&file, 4 * MIB, (len - 4 * MIB) as usize), 1, 4 * MIB).unwrap();
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_smaller_bound_takes_nothing_of_a_memory_file() {
+    let cache = cache(64);
+    let file = file(&cache);
+    let mut right = vec![0; 24 << 20];
+    fill_content(&mut right, 1, 0, 0);
+    file.write_all_at(&right, 0).unwrap();
+    cache.resize(16 * MIB).unwrap();
+    assert!(read(&file, 0, right.len()) == right);
+    assert!(cache.stats().slack_bytes > 0, "it does not fit, and that is told");
+    assert_eq!(file.write_at(&[1; 64 << 10], 100 * MIB).unwrap_err().kind(), ErrorKind::NoMemory);
+    assert!(read(&file, 0, right.len()) == right, "what was written before is untouched");
     cache.check().unwrap();
 }
 

@@ -67,6 +67,13 @@
 //! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it
 //! goes page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
 //!
+//! # The folio lock
+//!
+//! Who has it has what the one before did under it: the lock's Acquire reads what `unlock` or `complete` stored with
+//! Release, or a later step on the same word. So of two who find a folio without bytes one fills it, and the other,
+//! if it gets the lock, finds them. Readers look at UPTODATE and not at the lock; there is nothing to show of them
+//! that is not shown above.
+//!
 //! # A page that is changed while it is written back
 //!
 //! The steps w1 to w3 of the writer and b1 to b3 of write-back are told at the head of
@@ -187,7 +194,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::arena::{
-    Completed, Descriptor, Flags, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, dirty,
+    Completed, Descriptor, Flags, LockRefused, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, dirty,
     landed, written,
 };
 use quinion::sync::Mutant;
@@ -343,6 +350,42 @@ impl Held {
                 let content = self.content();
                 assert!(content == 1, "wrong bytes: {content} under a hold");
                 self.put()
+            }
+        }
+    }
+    /// A grabber of what is up to date: changes what the lock guards, if it gets it.
+    fn lock_and_add(&self) -> &'static str {
+        let ticket = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
+        let told = match self.descriptor.try_lock(ticket) {
+            Ok(_) => {
+                self.write(self.content() + 1);
+                self.descriptor.unlock();
+                "locked"
+            }
+            Err(LockRefused::Locked) => "refused",
+            Err(LockRefused::Left) => "left",
+        };
+        self.descriptor.put();
+        told
+    }
+    /// A grabber of what was allocated: fills it, or looks at what the other has filled it with.
+    fn lock_and_fill(&self, content: u64) -> String {
+        let ticket = self.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it stays");
+        match self.descriptor.try_lock(ticket) {
+            Ok(word) if word.has(Flags::UPTODATE) => {
+                let seen = self.content();
+                self.descriptor.unlock();
+                self.descriptor.put();
+                format!("saw {seen}")
+            }
+            Ok(_) => {
+                self.write(content);
+                assert_eq!(self.descriptor.complete(true), Completed::Attached);
+                "filled".into()
+            }
+            Err(refused) => {
+                self.descriptor.put();
+                format!("{refused:?}")
             }
         }
     }
@@ -1738,6 +1781,31 @@ fn marker_of_a_later_folio() {
     });
 }
 
+/// Two who grab a folio that is up to date.
+#[test]
+fn two_who_lock_a_folio() {
+    explore(&["locked, locked: 3", "locked, refused: 2", "refused, locked: 2"], || {
+        let stage = Held::filled();
+        let other = spawn(&stage, |stage| stage.lock_and_add());
+        let mine = stage.lock_and_add();
+        let theirs = other.join().unwrap();
+        format!("{mine}, {theirs}: {}", stage.content())
+    });
+}
+
+/// Two who grab a folio that was allocated and has no bytes yet.
+#[test]
+fn two_who_fill_an_allocated_folio() {
+    explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
+        let stage = Held::new();
+        stage.descriptor.prepare(ONE, PAGE_0, SMALL, false);
+        assert_eq!(stage.descriptor.complete(false), Completed::Attached);
+        let other = spawn(&stage, |stage| stage.lock_and_fill(3));
+        let mine = stage.lock_and_fill(2);
+        format!("{mine}, {}", other.join().unwrap())
+    });
+}
+
 // ---- each step is needed ------------------------------------------------------------------------------
 
 const BYTES: &str = "wrong bytes: accepted";
@@ -1840,6 +1908,9 @@ const NEEDED: &[Needed] = &[
     (Mutant::SplitStep, &[("split_then_reuse", BYTES)]),
     (Mutant::PieceFence, &[("piece_where_a_folio_was", BYTES)]),
     (Mutant::PieceRelease, &[("piece_of_another_file", BYTES)]),
+    (Mutant::LockTaken, &[("two_who_lock_a_folio", RACE)]),
+    (Mutant::LockAcquire, &[("two_who_lock_a_folio", RACE), ("two_who_fill_an_allocated_folio", RACE)]),
+    (Mutant::UnlockRelease, &[("two_who_lock_a_folio", RACE)]),
     (Mutant::DirtyWriteFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::DirtyFlushFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),

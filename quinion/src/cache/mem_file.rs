@@ -9,7 +9,8 @@
 //!
 //! A [`MemFile`] is sparse: what nobody wrote reads as zeros and takes no memory. It grows by writes, up to what the
 //! cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is dropped;
-//! the cache evicts files' pages for them, and not them for files. What is pinned lives on with its pins.
+//! the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes nothing of
+//! them either: what is in the way is slack. What is pinned lives on with its pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -23,11 +24,11 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use crate::arena::{CellNumber, Grown, KeepingView};
-use crate::error::{Error, ErrorKind, Repr, Result};
+use crate::error::{Error, Repr, Result};
 use crate::filemap::{OnPinned, Stopped, Touched, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, Seek as Sought, TreeCounts};
-use crate::shmem::{Pieces, Whole};
+use crate::shmem::{Pieces, Target, Whole};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
@@ -50,6 +51,9 @@ pub struct MemFileOptions {
     pub folio_order_max: Option<u8>,
     /// What writes, cuts and punches do with bytes that are pinned.
     pub on_pinned: OnPinned,
+    /// Whether its pages stay in memory also if the cache has a spill file ([`Builder::spill`](crate::Builder::spill)).
+    /// Where there is none, they do in any case. The default is that they may go there.
+    pub unevictable: bool,
 }
 
 impl MemFileOptions {
@@ -79,6 +83,12 @@ impl MemFileOptions {
     #[must_use]
     pub fn on_pinned(mut self, on_pinned: OnPinned) -> Self {
         self.on_pinned = on_pinned;
+        self
+    }
+    /// Sets [`MemFileOptions::unevictable`].
+    #[must_use]
+    pub fn unevictable(mut self, unevictable: bool) -> Self {
+        self.unevictable = unevictable;
         self
     }
 }
@@ -152,7 +162,8 @@ impl Cache {
         self.check_process()?;
         check_range(0, options.size)?;
         let order = Order(options.folio_order_max.unwrap_or(Order::MAX.0)).min(Order::MAX);
-        let mapping = self.shared.new_memory(order)?;
+        let spills = if options.unevictable { None } else { Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number)) };
+        let mapping = self.shared.new_memory(order, spills)?;
         mapping.set_size(options.size);
         let name = Arc::from(options.name.as_deref().unwrap_or("memory file"));
         let (shared, on_pinned) = (Arc::clone(&self.shared), options.on_pinned);
@@ -172,10 +183,11 @@ impl Pool {
 
 impl Shared {
     /// A mapping for a memory file, with a number that no other has.
-    fn new_memory(&self, folio_order_max: Order) -> Result<Arc<Mapping>> {
+    /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come back.
+    fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = self.shmem.new_mapping(id, folio_order_max, self.process, self.tuning);
+        let new = self.shmem.new_mapping(id, folio_order_max, spills, self.process, self.tuning);
         drop(table);
         new.ok_or_else(|| {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -244,14 +256,9 @@ impl MemFile {
         Ok(bytes)
     }
 
-    fn shmem_read(
-        &self,
-        target: &mut impl crate::shmem::Target,
-        position: u64,
-        why: Option<Stopped>,
-    ) -> Result<usize> {
+    fn shmem_read(&self, target: &mut impl Target, position: u64, why: Option<Stopped>) -> Result<usize> {
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        shared.shmem.read(mapping, position, target, why).map_err(|error| self.explain(error))
+        shared.shmem.read(mapping, position, target, why)
     }
 
     /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes were
@@ -488,10 +495,16 @@ impl MemFile {
 
     /// An error of this file's: where there is no memory, what can be done is another thing than for a file.
     pub(super) fn explain(&self, error: Error) -> Error {
-        if error.kind() != ErrorKind::NoMemory {
+        if !error.is_of_memory() {
             return error;
         }
-        Repr::MemFile { name: Arc::clone(&self.handle.name), source: Box::new(error) }.into()
+        let MemHandle { mapping, name, .. } = &*self.handle;
+        let trouble = mapping.spill().and_then(|spill| spill.trouble());
+        let (name, source) = (Arc::clone(name), Box::new(error));
+        match trouble {
+            Some(trouble) => Repr::Spill { name, trouble: trouble.to_string(), source }.into(),
+            None => Repr::MemFile { name, source }.into(),
+        }
     }
 }
 

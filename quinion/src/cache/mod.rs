@@ -50,6 +50,7 @@ use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
 use crate::shmem::Shmem;
+use crate::spill::{Spill, SpillOptions, SpillStats};
 use crate::stats::Count;
 use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
@@ -171,6 +172,7 @@ pub struct Builder {
     tuning: Tuning,
     miss_ratio_curve: bool,
     writeback: WritebackOptions,
+    spill: Option<(SpillOptions, Option<Arc<dyn Backend>>)>,
 }
 
 impl Builder {
@@ -283,6 +285,22 @@ impl Builder {
         self.writeback = options;
         self
     }
+    /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It has
+    /// no name, is read by nobody else, and is gone with the cache. Without it, memory files stay in memory, as do those
+    /// that say so ([`MemFileOptions::unevictable`]). What does not fit in either is an error of the kind
+    /// [`NoMemory`](crate::ErrorKind::NoMemory) for who writes it, and nothing is lost.
+    #[must_use]
+    pub fn spill(mut self, options: SpillOptions) -> Self {
+        self.spill = Some((options, None));
+        self
+    }
+    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. Nobody else uses it meanwhile.
+    /// The path of `options` is not looked at.
+    #[must_use]
+    pub fn spill_to(mut self, backend: Arc<dyn Backend>, options: SpillOptions) -> Self {
+        self.spill = Some((options, Some(backend)));
+        self
+    }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
     /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
     /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
@@ -316,7 +334,14 @@ impl Builder {
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
-        let filemap = Filemap::new(Arc::new(arena), room, orders, self.tuning);
+        let arena = Arc::new(arena);
+        let spill = match self.spill {
+            None => None,
+            Some((options, None)) => Some(Spill::open(&options, &engine, &arena, &room)),
+            Some((options, Some(backend))) => Some(Spill::with_backend(backend, &options, &arena, &room)),
+        };
+        let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
+        let filemap = Filemap::new(arena, room, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
@@ -376,6 +401,7 @@ impl Default for Builder {
             tuning: Tuning::default(),
             miss_ratio_curve: false,
             writeback: WritebackOptions::default(),
+            spill: None,
         }
     }
 }
@@ -571,9 +597,18 @@ impl Cache {
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_process().map_err(|e| e.to_string())?;
         let reclaim = &self.shared.filemap.reclaim;
-        reclaim.mappings().iter().try_for_each(|mapping| mapping.check())?;
+        let mappings = reclaim.mappings();
+        mappings.iter().try_for_each(|mapping| mapping.check())?;
+        if let Some(spill) = &self.shared.filemap.spill {
+            spill.check(mappings.iter().flat_map(|mapping| mapping.spilled_values()))?;
+        }
         reclaim.check()?;
         self.shared.filemap.arena.check()
+    }
+
+    /// What the spill file has done and holds; `None` if there is none.
+    pub fn spill_stats(&self) -> Option<SpillStats> {
+        self.shared.filemap.spill.as_ref().map(|spill| spill.stats())
     }
 
     /// What of this cache's memory is shared with viewers.
@@ -690,6 +725,7 @@ impl Shared {
         let counters = &self.filemap.counters;
         let arena: ArenaStats = self.filemap.arena.stats();
         let mappings = self.table.lock().files.len() as u64;
+        let spill = self.filemap.spill.as_ref().map(|spill| spill.stats()).unwrap_or_default();
         let (inserted, ahead) = (counters.sum(Count::Inserted), counters.sum(Count::Readahead));
         let will_need = counters.sum(Count::WillNeed);
         let mut stats = Stats {
@@ -748,6 +784,11 @@ impl Shared {
             workingset_windows: counters.sum(Count::WorkingsetWindows),
             shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
+            spilled_pages: spill.spilled_pages,
+            brought_back_pages: spill.brought_back_pages,
+            spill_pages: spill.pages,
+            spill_bytes: spill.bytes,
+            spill_errors: spill.write_errors + spill.read_errors,
             mechanism: self.engine.name(),
         };
         stats.cached_pages = inserted.saturating_sub(stats.went_pages());
@@ -768,6 +809,7 @@ impl Drop for Shared {
             // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
             filemap.upkeep.close();
+            filemap.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();
             // What is in flight writes into the arena: it ends before anything else does.
@@ -999,6 +1041,16 @@ pub struct Stats {
     pub shadow_bytes: u64,
     /// Requests at the backends now.
     pub in_flight: u64,
+    /// Pages of memory files that went to the spill file.
+    pub spilled_pages: u64,
+    /// Pages that came back from there.
+    pub brought_back_pages: u64,
+    /// Pages that are there now.
+    pub spill_pages: u64,
+    /// Bytes of the file that these take.
+    pub spill_bytes: u64,
+    /// Folios that could not be written there, and requests for some to come back that failed.
+    pub spill_errors: u64,
     /// How files are read now: "io_uring" or "threads".
     pub mechanism: &'static str,
 }
@@ -1014,7 +1066,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 55] {
+    pub fn numbers(&self) -> [(&'static str, u64); 60] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -1071,6 +1123,11 @@ impl Stats {
             ("memory_stall_us", self.memory_stall_us),
             ("shadow_bytes", self.shadow_bytes),
             ("in_flight", self.in_flight),
+            ("spilled_pages", self.spilled_pages),
+            ("brought_back_pages", self.brought_back_pages),
+            ("spill_pages", self.spill_pages),
+            ("spill_bytes", self.spill_bytes),
+            ("spill_errors", self.spill_errors),
         ]
     }
 }

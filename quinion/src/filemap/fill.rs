@@ -54,6 +54,7 @@ use crate::mapping::{
 use crate::policy;
 use crate::readahead::Window;
 use crate::reclaim::{Protection, Reclaim};
+use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
 use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
@@ -95,6 +96,8 @@ pub struct Filemap {
     pub(crate) upkeep: Upkeep,
     /// Whether room is made before it is needed.
     pub(super) makes_room: bool,
+    /// Where folios of memory files go when memory is short, if there is such a place.
+    pub(crate) spill: Option<Arc<Spill>>,
     /// Held by who resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
@@ -180,6 +183,7 @@ impl Filemap {
             counters,
             upkeep: Upkeep::new(),
             makes_room: false,
+            spill: None,
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
@@ -204,6 +208,14 @@ impl Filemap {
         let (arena, room, counters) =
             (Arc::clone(&self.arena), Arc::clone(&self.room), Arc::clone(&self.counters));
         self.writeback = Writeback::new(arena, room, counters, options);
+        self
+    }
+
+    /// The same, with a place where folios of memory files go when memory is short.
+    #[must_use]
+    pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
+        spill.iter().for_each(|spill| self.reclaim.spill_to(spill));
+        self.spill = spill;
         self
     }
 
@@ -595,21 +607,27 @@ impl Filemap {
 
     /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
     fn under_way(&self) -> (u64, u64) {
-        let (flushes, flushed) = self.writeback.flushes();
-        (self.in_flight() + flushes, self.completed.load(Ordering::Relaxed) + flushed)
+        let ((flushes, flushed), (spills, spilled)) = (self.writeback.flushes(), self.spills());
+        (self.in_flight() + flushes + spills, self.completed.load(Ordering::Relaxed) + flushed + spilled)
+    }
+
+    /// Pages on their way to the spill file, and folios whose way has ended.
+    fn spills(&self) -> (u64, u64) {
+        self.spill.as_ref().map_or((0, 0), |spill| spill.under_way())
     }
 
     /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
     fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
-        (fills + flushes, filled + flushed)
+        let (spills, spilled) = self.spills();
+        (fills + flushes + spills, filled + flushed + spilled)
     }
 
     /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
     /// takes nothing always has flushes under way for him, because he asks for them: they are waited for so long and
     /// no longer.
     fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
-        let is_writing = || self.writeback.flushes().0 > 0;
+        let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
 
@@ -622,7 +640,8 @@ impl Filemap {
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        let backend = idle.unwrap_or_else(|| Arc::clone(mapping.backend()));
+        let own = || mapping.spill().map_or(mapping.backend(), |spill| spill.backend());
+        let backend = idle.unwrap_or_else(|| Arc::clone(own()));
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);

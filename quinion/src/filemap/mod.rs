@@ -24,6 +24,7 @@
 //! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
 //! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
 //! `places.rs` gives out frames where each page has its own.
+//! `bring_back.rs` fetches pages of memory files from the spill file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -35,6 +36,8 @@
 mod ahead;
 #[cfg(feature = "std")]
 mod background;
+#[cfg(feature = "std")]
+mod bring_back;
 #[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
@@ -72,6 +75,8 @@ mod write;
 pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
 pub(crate) use background::MakesRoom;
+#[cfg(feature = "std")]
+pub(crate) use bring_back::Kept;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]

@@ -31,7 +31,8 @@
 //! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index
 //! gets copies of its dirty pages, and the clean ones are read again when somebody wants them. Pages are zeroed in
 //! place, each at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is where one
-//! of them ends, and all of it behind the edge is zero.
+//! of them ends, and all of it behind the edge is zero. What was spilled of a memory file is cut in its slots, or
+//! brought back, if a page of it is to be zeroed in part or it is packed.
 //!
 //! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
 //! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio that
@@ -62,6 +63,7 @@ use crate::stats::Count;
 use crate::sync::{Locks, RankedWriteGuard};
 use crate::units::{PAGE_SIZE, PageIndex, PoolNumber};
 
+use super::bring_back::Kept;
 use super::fill::Filemap;
 
 /// How long a folio that reaches over an edge is tried to be split before it is detached.
@@ -144,6 +146,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let failed = |source| Error::from(Repr::SetSize { bytes: size, source });
         let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
+        self.bring_edges(mapping, [size])?;
         let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
         let before = mapping.size();
         if size >= before {
@@ -188,6 +191,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let page = PAGE_SIZE as u64;
         let touched = PageIndex(range.start / page)..PageIndex(range.end.div_ceil(page));
+        self.bring_edges(mapping, [range.start, range.end.min(mapping.size())])?;
         let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
         let range = range.start..range.end.min(mapping.size());
         if range.is_empty() {
@@ -305,14 +309,14 @@ impl Filemap {
             }
         }
         // What has left the index while it was being written.
-        self.room.wait(&**device_of(mapping), &mut || mapping.detached_pages() == 0);
+        self.room.wait(&**flushed_by(mapping), &mut || mapping.detached_pages() == 0);
     }
 
     /// Waits until what is in flight of a held folio has ended.
     fn wait_for_folio(&self, mapping: &Mapping, held: &Held<'_>) {
         let word = || self.arena.view().own(held.frame()).word();
         self.room.wait(&**mapping.backend(), &mut || !word().has(Flags::LOCKED));
-        self.room.wait(&**device_of(mapping), &mut || !word().has(Flags::WRITEBACK));
+        self.room.wait(&**flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
     }
 
     // ---- step 5 ---------------------------------------------------------------------------------
@@ -326,6 +330,7 @@ impl Filemap {
     ) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
+            self.part_spilled(mapping, edge)?;
             match mapping.split_at(edge) {
                 Divided::Done => return Ok(()),
                 Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
@@ -429,7 +434,10 @@ impl Filemap {
             let index = PageIndex::of_byte(at);
             let page_end = index.plus(1).first_byte().min(range.end);
             let Ok(held) = mapping.try_hold(index) else {
-                at = page_end; // not cached, and nothing comes in meanwhile
+                match self.is_spilled(mapping, index) {
+                    true => self.bring_back(mapping, index..index.plus(1), Kept::ByCaller)?,
+                    false => at = page_end, // not cached, and nothing comes in meanwhile
+                }
                 continue;
             };
             match zero_page(&held, at, (page_end - at) as usize) {
@@ -462,6 +470,11 @@ fn zero_page(held: &Held<'_>, position: u64, len: usize) -> Result<(), WriteRefu
 /// Whether the folio that covers `index` is pinned; a hint.
 fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
     mapping.try_hold(index).is_ok_and(|held| held.is_pinned())
+}
+
+/// Where its pages are written: a memory file's to the spill file.
+fn flushed_by(mapping: &Mapping) -> &Arc<dyn Backend> {
+    mapping.spill().map_or_else(|| device_of(mapping), |spill| spill.backend())
 }
 
 /// Where the file is changed.

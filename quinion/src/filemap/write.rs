@@ -59,6 +59,7 @@ use crate::sync::Locks;
 use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::Stop as TreeStop;
 
+use super::bring_back::Kept;
 use super::fill::{Filemap, Filled, Need, deal_out, folios_in, pages_of};
 use super::read::Patience;
 use super::touched::Touched;
@@ -507,6 +508,13 @@ impl Filemap {
         hand: Hand,
         piece: Piece<'_>,
     ) -> Result<usize, Stop> {
+        let index = PageIndex::of_byte(piece.position);
+        if mapping.is_memory() && self.is_spilled(mapping, index) {
+            // The write lock keeps the file from being cut. What is overwritten as a whole comes back, too: it is rare.
+            let end = PageIndex(pages_of_bytes(piece.end()));
+            self.bring_back(mapping, index..end, Kept::ByCaller)?;
+            return Ok(0);
+        }
         let pages = self.whole_pages(mapping, piece);
         if !pages.is_empty() {
             return self.write_new(mapping, author, piece, pages);

@@ -14,7 +14,8 @@
 //! | data | a folio | `UPTODATE`, `DIRTY` with the dirty bits of all its pages | its bytes |
 //! | allocated | a folio | not `UPTODATE`, not `LOCKED`, `DIRTY` likewise | zeros |
 //! | on its way | a folio | `LOCKED`, not `UPTODATE`, `DIRTY` when its insertion is done | whoever has it locked is waited for |
-//! | spilled | a value of kind spill | | what the spill file has |
+//! | leaving | a folio | `WRITEBACK`, and dirty only where it was written since | its bytes |
+//! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!
 //! **Dirty** says of a page that it differs from what is behind the file, which is here: always. So eviction,
 //! drop-behind and invalidation leave these folios alone without having heard of memory files, and who overwrites one
@@ -26,7 +27,7 @@
 //! rings.
 //!
 //! Invariants (asserted by [`Mapping::check`]):
-//!  1. A folio of a memory file is dirty in all its pages, unless it is locked.
+//!  1. A folio of a memory file is dirty in all its pages, unless it is locked, or on its way to the spill file.
 //!  2. A folio of any other mapping that is not up to date is being filled.
 //!
 //! Not an invariant: that a page that nobody has written is a hole. It may lie in a folio with one that was.
@@ -232,7 +233,8 @@ impl MappingGuard<'_> {
     /// What is wrong with the folio at `first`, by the invariants of this room.
     pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
         let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
-        if word.has(Flags::LOCKED) {
+        // On its way to the spill file its pages are under write-back, and not dirty until somebody writes.
+        if word.has(Flags::LOCKED | Flags::WRITEBACK) {
             return Ok(());
         }
         if !mapping.is_memory() && !word.has(Flags::UPTODATE) {

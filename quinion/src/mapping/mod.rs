@@ -19,6 +19,8 @@
 //!
 //! A range of folios can be had locked, those that are missing created: `grab.rs`.
 //!
+//! A page of a memory file may stand in the tree as a value that says where in the spill file it is: `spill.rs`.
+//!
 //! A live folio can be split where what lies on one side of a page is to go: `split.rs`; `remove.rs` takes ranges out.
 //!
 //! Pages that differ from the file are **dirty**, and leave the tree only when they have been written or are not
@@ -76,6 +78,8 @@ mod residency;
 #[cfg(feature = "std")]
 mod shadow_nodes;
 #[cfg(feature = "std")]
+mod spill;
+#[cfg(feature = "std")]
 mod split;
 #[cfg(feature = "std")]
 mod version;
@@ -109,6 +113,8 @@ pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
 pub use residency::{PageState, Stretch, Stretches};
 #[cfg(feature = "std")]
 pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+#[cfg(feature = "std")]
+pub use spill::{Departed, Departure, Parted, Restored};
 #[cfg(feature = "std")]
 pub use split::{Copied, Divided};
 #[cfg(feature = "std")]

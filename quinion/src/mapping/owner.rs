@@ -51,6 +51,7 @@ use super::device::Device;
 use super::dirty::Counts;
 use super::memory::Backing;
 use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::spill::SpillsTo;
 use super::version::Ours;
 
 /// Folios given back to the arena at a time.
@@ -95,6 +96,10 @@ pub struct Mapping {
     backing: Backing,
     /// The largest folio that writers make.
     folio_order_max: Order,
+    /// Where its folios go when memory is short, if they may.
+    pub(super) spills_to: Option<SpillsTo>,
+    /// Pages of values in the tree that stand for what is in the spill file; changed under its lock.
+    pub(super) spilled: AtomicU64,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -156,6 +161,8 @@ impl Mapping {
             counters: None,
             backing: Backing::Device,
             folio_order_max: Order::MAX,
+            spills_to: None,
+            spilled: AtomicU64::new(0),
         })
     }
 
@@ -196,7 +203,7 @@ impl Mapping {
     }
 
     /// Takes folios that were retired off their rings. They were held by nobody, and their frames are the caller's.
-    fn unlist(&self, folios: &[(Frame, Order)]) {
+    pub(super) fn unlist(&self, folios: &[(Frame, Order)]) {
         if let Some(lists) = self.lists.as_ref().filter(|_| !folios.is_empty()) {
             let mut listed = lists.lock();
             folios.iter().for_each(|&(frame, _)| listed.remove(frame));
@@ -559,7 +566,7 @@ impl Mapping {
         let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
         tree.check().map_err(|what| format!("{:?}: {what}", self.id))?;
-        let (mut from, mut pages, mut unlisted) = (0, 0, 0);
+        let (mut from, mut pages, mut unlisted, mut spilled) = (0, 0, 0, 0);
         let listed = self.lists.as_ref().map(|lists| lists.lock());
         while let Some((first, entry, order)) = tree.next(from, INDICES_MAX - 1) {
             if let Kind::Folio(frame) = entry.kind() {
@@ -577,10 +584,17 @@ impl Mapping {
                 backed.map_err(|what| format!("{:?}, {what}", self.id))?;
                 pages += 1u64 << order;
             }
+            if matches!(entry.kind(), Kind::Value(value) if value.is_spill()) {
+                spilled += 1u64 << order;
+            }
             from = first + (1 << order);
         }
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
+        }
+        if spilled != self.spilled_pages() {
+            let counted = self.spilled_pages();
+            return Err(format!("{:?} counts {counted} spilled pages and has {spilled}", self.id));
         }
         guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
         let promised = listed.map_or(0, |listed| listed.promised());
@@ -644,16 +658,16 @@ impl<'a> MappingGuard<'a> {
         self.tree.pages
     }
 
-    /// The first index at or after `from`, and before `end`, at which no folio stands, and how many such
-    /// indices follow on each other there.
+    /// The first index at or after `from`, and before `end`, at which no folio stands and nothing that was spilled, and
+    /// how many such indices follow on each other there.
     pub fn next_gap(&self, from: PageIndex, end: PageIndex) -> Option<(PageIndex, u64)> {
         let nodes = self.mapping.nodes();
         let mut gap = from.0;
         for (first, entry, order) in self.xarray(&nodes).range(from.0, end.0.saturating_sub(1)) {
             match entry.kind() {
-                Kind::Folio(_) if first > gap => return Some((PageIndex(gap), first - gap)),
-                Kind::Folio(_) => gap = first + (1 << order),
-                _ => {} // what only remembers is no folio
+                Kind::Value(value) if !value.is_spill() => {} // what only remembers is no folio
+                _ if first > gap => return Some((PageIndex(gap), first - gap)),
+                _ => gap = first + (1 << order),
             }
         }
         (gap < end.0).then(|| (PageIndex(gap), end.0 - gap))
@@ -846,7 +860,11 @@ impl<'a> MappingGuard<'a> {
         let (mut from, ends) = (0, kept.iter().map(|(first, _)| first.0).chain([INDICES_MAX]));
         for end in ends {
             tree.erase_range(from, end, |_, entry, order| {
-                let Kind::Folio(frame) = entry.kind() else { return };
+                let frame = match entry.kind() {
+                    Kind::Folio(frame) => frame,
+                    Kind::Value(value) => return self.mapping.forget_value(value),
+                    Kind::Empty | Kind::Node(_) => return,
+                };
                 folios.push((Frame(frame), Order(order)));
                 pages += u64::from(Order(order).pages());
                 if folios.len() == FREE_BATCH {

@@ -14,13 +14,14 @@
 //! | held by readers, pinned | goes; the last of them frees it | the same |
 //! | being filled | goes; the fill frees it | stays |
 //! | dirty, or being written | goes, and is not dirty any more | stays |
+//! | spilled | goes, and its slots are free | stays |
 //!
 //! What is in flight, to a folio or from one, is to end before the file is cut on its device:
 //! [`Mapping::find_in_flight`] finds it.
 //!
 //! Invariants:
 //!  1. What leaves here leaves no shadow, and shadows in the range go as well.
-//!  2. No folio goes that reaches over an edge of the range.
+//!  2. No folio and nothing spilled goes that reaches over an edge of the range.
 //!
 //! Cost: one walk over the range, and a way down for each run of neighbours; the tree lock is let go after
 //! [`REMOVED_FOLIOS_MAX`] entries.
@@ -155,17 +156,20 @@ impl MappingGuard<'_> {
                     break;
                 }
                 seen += 1;
-                if let Kind::Folio(frame) = entry.kind()
-                    && !(pages.start.0 <= first && behind <= end && mapping.goes(Frame(frame), what))
-                {
+                let goes = match entry.kind() {
+                    Kind::Folio(frame) => mapping.goes(Frame(frame), what),
+                    Kind::Value(value) if value.is_spill() => what == Content::All,
+                    _ => continue, // what only remembers goes also if it reaches over an edge
+                };
+                if !(goes && pages.start.0 <= first && behind <= end) {
                     (run.end, then) = (first.max(from), behind);
                     break;
                 }
             }
-            tree.erase_range(run.start, run.end, |_, entry, order| {
-                if let Kind::Folio(frame) = entry.kind() {
-                    gone.push((Frame(frame), Order(order)));
-                }
+            tree.erase_range(run.start, run.end, |_, entry, order| match entry.kind() {
+                Kind::Folio(frame) => gone.push((Frame(frame), Order(order))),
+                Kind::Value(value) => mapping.forget_value(value),
+                Kind::Empty | Kind::Node(_) => {}
             });
             from = then;
         }

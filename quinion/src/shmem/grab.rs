@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use crate::backend::WakesHeldBack;
 use crate::error::{Error, Repr};
+use crate::filemap::Kept;
 use crate::folio::{Pinned, PinnedFolios, State};
 use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
 use crate::sys::fork::ForkGuard;
@@ -37,7 +38,7 @@ impl Shmem {
     /// Waits for who has folios of it locked, for memory, and for what is spilled.
     ///
     /// # Errors
-    /// There is no memory for the first of them.
+    /// There is no memory for the first of them, or it cannot be brought back.
     pub(super) fn grab_some<'a>(
         &'a self,
         mapping: &'a Arc<Mapping>,
@@ -48,7 +49,9 @@ impl Shmem {
         // To the next multiple, so that the largest folios come out.
         let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
         let pages = pages.start..pages.end.min(behind);
-        let bring_back = &mut |index: PageIndex, _to: PageIndex| self.bring_back(mapping, pool, index);
+        // The Write lock keeps the file from being cut meanwhile. Folios of smaller indices may be locked.
+        let bring_back =
+            &mut |index: PageIndex, to: PageIndex| self.filemap.bring_back(mapping, index..to, Kept::ByCaller);
         // Memory may be waited for, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
         let nobody_cuts = mapping.write_shared();
@@ -56,16 +59,6 @@ impl Shmem {
         drop(nobody_cuts);
         drop(wakes);
         grabbed
-    }
-
-    /// The page at `index` is spilled, and wanted: brings it back, and perhaps what follows it. The caller has the
-    /// file's Write lock, shared, and perhaps folios of smaller indices.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn bring_back(&self, mapping: &Arc<Mapping>, pool: PoolNumber, index: PageIndex) -> Result<(), Error> {
-        let _ = (mapping, pool);
-        Err(self.no_spill(index.first_byte()))
     }
 
     /// Gives memory to all of `range`, in bytes, that has none: it reads as zeros as before. What there is stays.

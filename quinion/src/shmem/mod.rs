@@ -16,7 +16,9 @@
 //! and seeks.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
-//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost.
+//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost. If the
+//! cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
+//! (`filemap/bring_back.rs`).
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.
@@ -69,16 +71,24 @@ impl Shmem {
     }
 
     /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
-    /// has. `None` if there is no cell for its record.
+    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool is
+    /// charged when they come back. `None` if there is no cell for its record.
     pub fn new_mapping(
         &self,
         id: MappingId,
         folio_order_max: Order,
+        spills: Option<PoolNumber>,
         process: ForkGuard,
         tuning: Tuning,
     ) -> Option<Arc<Mapping>> {
         let (arena, reclaim) = (Arc::clone(&self.filemap.arena), self.filemap.reclaim());
-        let mapping = Mapping::memory(arena, id, Backing::Kept, folio_order_max, process, tuning)?;
+        let to = self.filemap.spill.as_ref().zip(spills);
+        let backing = if to.is_some() { Backing::Spills } else { Backing::Kept };
+        let mapping = Mapping::memory(arena, id, backing, folio_order_max, process, tuning)?;
+        let mapping = match to {
+            Some((spill, pool)) => mapping.with_spill(spill, pool),
+            None => mapping,
+        };
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         reclaim.add_mapping(Arc::clone(&mapping));

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::arena::{HOLDS_MAX, HoldRefused, Readable};
 use crate::error::{Error, Repr};
-use crate::filemap::Stopped;
+use crate::filemap::{Kept, Stopped};
 use crate::folio::Held;
 use crate::mapping::{At, End, Mapping, ReadBatch};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
@@ -158,21 +158,16 @@ impl Shmem {
         Ok(Step::Read(bytes))
     }
 
-    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now.
+    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is brought
+    /// back.
     pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
         let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
         let found = mapping.lock().at(index, end);
         match found {
             At::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
             At::Folio => Ok(0),
-            At::Spilled { .. } => Err(self.no_spill(at)),
+            At::Spilled { .. } => self.filemap.bring_back(mapping, index..end, Kept::No).map(|()| 0),
         }
-    }
-
-    /// A page says that it is in a spill file, and the cache has none.
-    pub(super) fn no_spill(&self, position: u64) -> Error {
-        let source = std::io::Error::other("its page is marked as spilled, and this cache has no spill file");
-        Repr::Read { position, len: PAGE_SIZE, source }.into()
     }
 
     /// Waits until who fills a held folio has done so, if anybody does.

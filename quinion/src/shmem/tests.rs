@@ -35,7 +35,7 @@ impl Stage {
         let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
         let shmem = Shmem::new(Arc::new(filemap));
         let new =
-            |id| shmem.new_mapping(MappingId(id), Order(9), ForkGuard::new(), Tuning::default()).unwrap();
+            |id| shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap();
         let (mapping, scratch) = (new(1), new(2));
         mapping.set_size(pages * BYTES);
         let stage = Self { shmem, mapping, scratch, touched: Touched::default() };
@@ -341,4 +341,36 @@ fn seeking_passes_over_what_is_allocated() {
     assert_eq!(seek(20 * BYTES, Seek::Hole), Some(23 * BYTES));
     assert_eq!(seek(9 * BYTES + 1, Seek::Hole), Some(9 * BYTES + 1), "it has no bytes");
     assert_eq!(seek(100 * BYTES, Seek::Hole), None);
+}
+
+#[test]
+fn t03_who_adds_pages_waits_while_another_is_alone_with_the_file() {
+    let stage = Stage::of(8);
+    std::thread::scope(|scope| {
+        let alone = stage.mapping.invalidate_alone();
+        let writer = scope.spawn(|| stage.write(0, &[1; PAGE_SIZE]));
+        (0..1000).for_each(|_| {
+            assert_eq!(stage.pages(), (0, 0));
+            std::thread::yield_now();
+        });
+        assert_eq!(stage.read(0, 10), [0; 10], "readers go on");
+        drop(alone);
+        writer.join().unwrap();
+    });
+    assert_eq!((stage.pages(), stage.read(0, 10)), ((1, 0), vec![1; 10]));
+}
+
+#[test]
+fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
+    let stage = Stage::of(8);
+    stage.write(0, &[1; 3 * PAGE_SIZE]);
+    stage.check();
+    stage.mapping.lock().forget_dirty(PageIndex(1)..PageIndex(2));
+    let wrong = stage.mapping.check().unwrap_err();
+    assert!(wrong.contains("of a memory file"), "{wrong}");
+    // A folio whose bytes are not there is nothing that a file could have.
+    let run = stage.begin(4, 0);
+    stage.end(run, false);
+    stage.punch(0, 3 * BYTES);
+    stage.check();
 }

@@ -1,0 +1,352 @@
+//! Bring back: pages of a memory file that went to the spill file, for whoever wants one of them.
+//!
+//! ```text
+//!   tree     ... F  [s0 ---------- order 5 ----------][s1][s2][s3]  G ...      page 7 of s0 is wanted
+//!                       |-- around ------ ahead ----------------|              values without a gap, a batch of them
+//!
+//!   1 look      the tree lock: which values, as far as they follow each other
+//!   2 charge    and frames, as for a read; few frames: fewer pages, the wanted one among them
+//!   3 claim     the tree lock: the values still stand there; from now on their slots become nobody else's
+//!   4 fetch     into frames that nobody sees, and wait; each page is what was written, or it is an error
+//!   5 restore   the tree lock: folios in the place of values, up to date, dirty; the slots are free
+//!   6 list      in the rings, and let go
+//! ```
+//!
+//! Nobody sees a page on its way: the value stands until the bytes are there. So who meets it meanwhile comes here, too,
+//! finds that its slots are being read, waits for that and looks again; and one that cannot be read stays spilled, and
+//! is an error for those who asked for it and for nobody else. If it was a neighbour that could not be read the page is
+//! tried alone.
+//!
+//! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB. What is
+//! packed comes as a whole.
+//!
+//! Invariants:
+//!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and Invalidate
+//!     alone, as when he waits for a device.)
+//!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
+//!  3. Nothing is put into a range that somebody is cutting or punching but by himself.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::FillRun;
+use crate::error::{Error, Repr};
+use crate::folio::Held;
+use crate::lists::{Charge, Promise};
+use crate::mapping::{AskedFor, Fate, Mapping, NewFolio, Parted, Purpose, Restored, Shape};
+use crate::readahead::Window;
+use crate::spill::{Part, Spill};
+use crate::stats::Count;
+use crate::sync::Locks;
+use crate::units::{Order, Orders, PAGE_SIZE, PageIndex};
+use crate::xarray::Value;
+
+use super::fill::{Filemap, Filled, Need, deal_out, pages_of};
+use super::read::Patience;
+
+/// Pages are brought back with those that share so large a block with them: 64 KiB.
+const AROUND: Order = Order(4);
+/// Pages of a batch, if no more are asked for: 256 KiB.
+const BATCH_PAGES: u64 = 64;
+/// And at most.
+const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
+/// How often it is tried: each time somebody else was there first, or memory was short.
+const TRIES: u32 = 1000;
+
+/// Whether the caller keeps the file from being cut and punched while pages come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kept {
+    /// By the write lock, or because it is he who cuts.
+    ByCaller,
+    /// Not.
+    No,
+}
+
+/// How much comes along with the page that is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// What is around it, and ahead.
+    Batch,
+    /// As little as can be.
+    Alone,
+}
+
+/// What is to come back.
+#[derive(Debug)]
+struct Plan {
+    values: Vec<(PageIndex, Value)>,
+    /// The pages, of these values.
+    pages: Range<PageIndex>,
+}
+
+impl Plan {
+    fn count(&self) -> u32 {
+        (self.pages.end.0 - self.pages.start.0) as u32
+    }
+    fn bare_values(&self) -> Vec<Value> {
+        self.values.iter().map(|(_, value)| *value).collect()
+    }
+    /// Leaves away what lies behind the first `count` pages, and behind what of these is whole; `None` if `wanted` is
+    /// not among the rest.
+    fn cut(mut self, count: u32, unit: Order, wanted: PageIndex, spill: &Spill) -> Option<Self> {
+        let mut end = self.pages.start.plus(u64::from(count)).align_down(unit);
+        while let Some(&(first, value)) = self.values.last() {
+            let is_split = end < end_of(first, value) && end > first && end < self.pages.end;
+            if first >= end {
+                self.values.pop();
+            } else if is_split && spill.is_packed(value) {
+                end = first;
+            } else {
+                break;
+            }
+        }
+        self.pages.end = end.min(self.pages.end);
+        self.pages.contains(&wanted).then_some(self)
+    }
+}
+
+fn end_of(first: PageIndex, value: Value) -> PageIndex {
+    first.plus(1 << value.order())
+}
+
+impl Filemap {
+    /// Brings `pages.start` back from the spill file, and more of `pages` and around, if it is there. When this returns
+    /// the page is in memory, or was for a moment: look again. Waits for memory, and for the device.
+    ///
+    /// # Errors
+    /// It cannot be read, or there is no memory for it. It stays where it is.
+    pub(crate) fn bring_back(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        pages: Range<PageIndex>,
+        kept: Kept,
+    ) -> Result<(), Error> {
+        let (Some(spill), wanted) = (mapping.spill(), pages.start) else { return Ok(()) };
+        let mut reach = Reach::Batch;
+        for _ in 0..TRIES {
+            // 1
+            let Some(plan) = self.plan(mapping, spill, pages.clone(), reach) else { return Ok(()) };
+            // 2
+            let (charge, runs) = self.frames_back(mapping, &plan)?;
+            let got = pages_of(&runs) as u32;
+            let Some(plan) = plan.cut(got, self.folio_orders.min, wanted, spill) else {
+                self.free_runs(&runs);
+                reach = Reach::Alone;
+                continue;
+            };
+            let runs = self.keep_first(runs, plan.count());
+            let Some(promise) = self.promise_places(mapping, &runs, Patience::Wait) else {
+                self.free_runs(&runs);
+                self.nodes_for(mapping, wanted)?;
+                continue;
+            };
+            // 3 to 6
+            match self.fetch_back(mapping, &plan, &runs, (charge, promise), kept) {
+                Ok(Restored::Done) => return Ok(()),
+                Ok(restored) => {
+                    self.free_runs(&runs);
+                    if restored == Restored::NoNode {
+                        self.nodes_for(mapping, wanted)?;
+                    }
+                }
+                Err(_) if reach == Reach::Batch && plan.count() > self.folio_orders.min.pages() => {
+                    self.free_runs(&runs);
+                    reach = Reach::Alone;
+                }
+                Err(source) => {
+                    self.free_runs(&runs);
+                    return Err(Repr::Read { position: wanted.first_byte(), len: PAGE_SIZE, source }.into());
+                }
+            }
+        }
+        Err(self.no_memory(wanted.first_byte()))
+    }
+
+    /// 1: the values from the one that covers `pages.start` on, and what of them comes back. `None`: that page is not
+    /// spilled.
+    fn plan(&self, mapping: &Mapping, spill: &Spill, pages: Range<PageIndex>, reach: Reach) -> Option<Plan> {
+        let unit = self.folio_orders.min;
+        let around = if reach == Reach::Batch { AROUND.max(unit) } else { unit };
+        let from = pages.start.align_down(around);
+        let end = match reach {
+            Reach::Batch => pages.end.max(from.plus(BATCH_PAGES)).min(from.plus(BATCH_PAGES_MAX)),
+            Reach::Alone => pages.start.plus(1),
+        };
+        let end = end.align_up(around);
+        let values = mapping.lock().spilled_from(pages.start..end);
+        let (&(first, first_value), &(last, last_value)) = (values.first()?, values.last()?);
+        let from = if spill.is_packed(first_value) { first } else { from.max(first) };
+        let reached = end.min(end_of(last, last_value));
+        let end = if spill.is_packed(last_value) { end_of(last, last_value) } else { reached };
+        Some(Plan { values, pages: from..end })
+    }
+
+    /// 2: frames for the pages, or for fewer of them, and the charge for these.
+    fn frames_back(&self, mapping: &Mapping, plan: &Plan) -> Result<(Charge<'_>, Vec<FillRun>), Error> {
+        let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
+        let mut gaps = vec![(plan.pages.start, plan.count())];
+        let window = self.window_of(mapping, plan);
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, Need::Asked, Locks::Wait);
+        let (charge, frames) = room.map_err(|refused| match refused {
+            Filled::PoolFull => self.pool_full(pool, position),
+            _ => self.no_memory(position),
+        })?;
+        Ok((charge, deal_out(&gaps, &frames)))
+    }
+
+    fn window_of(&self, mapping: &Mapping, plan: &Plan) -> Window {
+        let order = Order::fitting(plan.count()).min(mapping.folio_order_max());
+        Window { order, ..Window::exact(plan.pages.start, plan.count()) }
+    }
+
+    /// The first `pages` pages of `runs`; the rest is given back.
+    fn keep_first(&self, runs: Vec<FillRun>, pages: u32) -> Vec<FillRun> {
+        let (mut left, mut kept, mut rest) = (pages, Vec::with_capacity(runs.len()), Vec::new());
+        for run in runs {
+            let (before, behind) = crate::mapping::cut(run, left.min(run.pages));
+            left -= before.pages;
+            kept.extend((before.pages > 0).then_some(before));
+            rest.extend((behind.pages > 0).then_some(behind));
+        }
+        self.free_runs(&rest);
+        kept
+    }
+
+    /// There was no cell: one is made, or that is said.
+    fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
+        match self.make_nodes(mapping.spill_pool()) {
+            true => Ok(()),
+            false => Err(self.no_memory(wanted.first_byte())),
+        }
+    }
+
+    /// 3 to 6. Unless it is done the frames are still the caller's.
+    fn fetch_back(
+        &self,
+        mapping: &Arc<Mapping>,
+        plan: &Plan,
+        runs: &[FillRun],
+        (mut charge, promise): (Charge<'_>, Promise<'_>),
+        kept: Kept,
+    ) -> std::io::Result<Restored> {
+        let spill = mapping.spill().expect("what is planned is spilled");
+        charge.keep(plan.count());
+        // 3
+        let reading = {
+            let guard = mapping.lock();
+            if !guard.has_values(&plan.values) {
+                return Ok(Restored::Changed);
+            }
+            spill.begin_read(&plan.bare_values())
+        };
+        let Some(_reading) = reading else {
+            plan.values.iter().for_each(|(_, value)| spill.wait_for_reader(*value));
+            return Ok(Restored::Changed);
+        };
+        // 4
+        let parts = parts_of(&plan.values, runs);
+        // SAFETY: the frames are ours alone, by the arena, and in no tree before the next step.
+        unsafe { spill.fetch(&parts) }?;
+        // 5
+        let window = self.window_of(mapping, plan);
+        let folios = cut_to_folios(runs, self.orders_for(window));
+        let mut held: Vec<Held<'_>> = Vec::with_capacity(folios.len());
+        let held_off = (kept == Kept::No).then(|| mapping.hold_off_invalidation());
+        let first = plan.values.first().map_or(plan.pages.start, |(first, _)| *first);
+        let end = plan.values.last().map_or(plan.pages.end, |&(last, value)| end_of(last, value));
+        let Some(mut guard) = mapping.lock_to_add(first, end.0 - first.0, Locks::Wait) else {
+            return Ok(Restored::NoNode);
+        };
+        let restored = guard.restore(&plan.values, &folios, &mut held);
+        drop(guard);
+        if restored != Restored::Done {
+            return Ok(restored);
+        }
+        // 6
+        let shape = Shape {
+            orders: self.orders_for(window),
+            marker: None,
+            purpose: Purpose::Write,
+            wanted: AskedFor::All,
+            fate: Fate::Stays,
+        };
+        self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
+        self.counters.add(Count::Inserted, u64::from(plan.count()));
+        self.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
+        drop(held_off);
+        Ok(Restored::Done)
+    }
+
+    /// Whether the page at `index` is in the spill file. Takes the tree lock only if anything of the file is.
+    pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
+        mapping.spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
+    }
+
+    /// Sees to it that nothing spilled reaches over `edge`. The caller keeps the file from being cut by others.
+    pub(super) fn part_spilled(self: &Arc<Self>, mapping: &Arc<Mapping>, edge: PageIndex) -> Result<(), Error> {
+        while mapping.spilled_pages() > 0 {
+            let block = edge.align_down(Order::MAX);
+            let guard = mapping.lock_to_add(block, BATCH_PAGES_MAX, Locks::Wait);
+            match guard.map_or(Parted::NoNode, |mut guard| guard.part_at(edge)) {
+                Parted::Done => break,
+                Parted::Packed => self.bring_back(mapping, edge..edge.plus(1), Kept::ByCaller)?,
+                Parted::NoNode => self.nodes_for(mapping, edge)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Before locks are taken to cut the file at these bytes: brings the pages back that are cut in two, so that no
+    /// memory has to be waited for under the locks, if nothing comes in between.
+    pub(super) fn bring_edges(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        edges: impl IntoIterator<Item = u64>,
+    ) -> Result<(), Error> {
+        for edge in edges.into_iter().filter(|edge| !edge.is_multiple_of(PAGE_SIZE as u64)) {
+            let page = PageIndex::of_byte(edge);
+            if self.is_spilled(mapping, page) {
+                self.bring_back(mapping, page..page.plus(1), Kept::No)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What of each value goes to which frames. Values and runs follow each other, each for itself.
+fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(values.len() + runs.len());
+    for &run in runs {
+        let run_end = run.index.plus(u64::from(run.pages));
+        for &(first, value) in values {
+            let (from, end) = (first.max(run.index), end_of(first, value).min(run_end));
+            if from < end {
+                parts.push(Part {
+                    value,
+                    at: (from.0 - first.0) as u32,
+                    frame: run.frame.plus((from.0 - run.index.0) as u32),
+                    pages: (end.0 - from.0) as u32,
+                });
+            }
+        }
+    }
+    parts
+}
+
+/// The runs as folios, each the largest of `orders` that index, frame and rest of the run allow.
+fn cut_to_folios(runs: &[FillRun], orders: Orders) -> Vec<NewFolio> {
+    let mut folios = Vec::new();
+    for &run in runs {
+        let mut page = 0;
+        while page < run.pages {
+            let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+            let fits = |order: &Order| {
+                index.is_aligned(*order) && frame.0.is_multiple_of(order.pages()) && order.pages() <= run.pages - page
+            };
+            let order = (0..=orders.max.0).rev().map(Order).find(fits).expect("a page fits");
+            folios.push(NewFolio { index, frame, order });
+            page += order.pages();
+        }
+    }
+    folios
+}

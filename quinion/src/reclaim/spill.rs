@@ -1,0 +1,107 @@
+//! Spill: folios of memory files that the policy lets go, on their way out.
+//!
+//! ```text
+//!   judge   clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
+//!   evict   victims leave           those others: under write-back, back in their ring, then handed to the device
+//!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; who waits looks again
+//! ```
+//!
+//! Such a folio frees nothing now, so who reclaims does not count it among what he has freed; what is under way shows in
+//! [`Spill::under_way`], and who needs memory waits for that as he waits for fills and flushes. How much is under way is
+//! bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than memory is
+//! wanted for.
+//!
+//! Folios are taken under the invalidate lock, shared, if it can be had at once: so who cuts or punches the file finds
+//! what is under way in its place, under write-back, and waits for it, and nothing sets out behind his back.
+//!
+//! Invariants:
+//!  1. Nothing is waited for here, and nothing is allocated from the arena.
+//!  2. A folio on its way stands in its ring, so its pool stays charged until its frames are free.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::backend::WakesHeldBack;
+use crate::mapping::{Backing, Departure, Mapping};
+use crate::spill::{Spill, SpillSink};
+use crate::sync::Locks;
+use crate::units::Frame;
+use crate::xarray::Value;
+
+use super::{Flags, Reclaim, Victim};
+
+/// A folio on its way.
+struct Leaving {
+    mapping: Arc<Mapping>,
+    departure: Departure,
+}
+
+impl SpillSink for Leaving {
+    fn spill_completed(&self, outcome: io::Result<Value>) {
+        self.mapping.lock().end_spill(&self.departure, outcome.ok());
+    }
+}
+
+impl Reclaim {
+    /// Has folios of memory files that may go to `spill` from now on. Once.
+    pub fn spill_to(&self, spill: &Arc<Spill>) {
+        let first = self.spill.set(Arc::clone(spill));
+        assert!(first.is_ok(), "a cache has one spill file");
+    }
+
+    /// Whether a folio that is dirty, and was listed a moment ago, may go to the spill file now.
+    pub(super) fn can_spill(&self, frame: Frame) -> bool {
+        let Some(spill) = self.spill.get() else { return false };
+        let descriptor = self.arena.view().own(frame);
+        let word = descriptor.settled_word();
+        let idle = word.holds() == 0 && !word.has(Flags::LOCKED | Flags::WRITEBACK);
+        let there = word.is_live() && word.has(Flags::UPTODATE) && word.has(Flags::DIRTY);
+        there && idle && spill.has_room(word.order()) && {
+            let mappings = self.mappings.read();
+            mappings.get(&descriptor.mapping()).is_some_and(|mapping| mapping.backing() == Backing::Spills)
+        }
+    }
+
+    /// Takes those of `group`, which is of one mapping that spills, that can go, and adds a flush for each to what is
+    /// handed over.
+    pub(super) fn spill_of_mapping(&self, mapping: &Arc<Mapping>, group: &[Victim], locks: Locks, out: &mut Going) {
+        let Some(spill) = self.spill.get() else { return };
+        // Who cuts the file has it: then another file's folios have to do.
+        let Some(held_off) = mapping.try_hold_off_invalidation() else { return };
+        let mut departures = Vec::with_capacity(group.len());
+        let Some(mut guard) = mapping.lock_as(locks) else { return };
+        for victim in group {
+            // The first is worth it in any case.
+            let is_alone = departures.is_empty() && out.leaving.is_empty();
+            if is_alone || spill.has_room(self.arena.view().own(victim.frame).settled_word().order()) {
+                departures.extend(guard.begin_spill(victim.index, victim.frame));
+            }
+        }
+        drop(guard);
+        drop(held_off);
+        let leaving = |departure| Leaving { mapping: Arc::clone(mapping), departure };
+        out.leaving.extend(departures.into_iter().map(leaving).map(Arc::new));
+    }
+
+    /// Hands over what was taken; how many pages.
+    pub(super) fn send(&self, going: Going) -> u32 {
+        let Some(spill) = self.spill.get().filter(|_| !going.leaving.is_empty()) else { return 0 };
+        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        let _wakes = WakesHeldBack::new();
+        let (mut flushes, mut pages) = (Vec::with_capacity(going.leaving.len()), 0);
+        for leaving in going.leaving {
+            let Departure { frame, order, .. } = leaving.departure;
+            pages += order.pages();
+            // SAFETY: write-back holds the folio until its end is told to the sink; writers use `copy_in`.
+            flushes.extend(unsafe { spill.flush_of(frame, order, leaving as Arc<dyn SpillSink>) });
+        }
+        spill.send(flushes);
+        pages
+    }
+}
+
+/// Folios that were taken to go.
+#[derive(Default)]
+pub(super) struct Going {
+    leaving: Vec<Arc<Leaving>>,
+}

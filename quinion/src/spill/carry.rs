@@ -1,0 +1,344 @@
+//! Carry: a folio's bytes to their slots, and back into frames.
+//!
+//! ```text
+//!   out   frames --read--> checksums, slot by slot;  one Flush of the frames      (nothing is copied but for the sums)
+//!         frames --copy--> heap --pack--> heap: checksums, one Flush of that      (if it saves a slot)
+//!   in    a Fill for each run of slots and frames --> page by page: is that what was written?
+//!         a Fill into the heap --> is it? --> unpack --copy--> frames
+//! ```
+//!
+//! Who sends a folio out keeps its frames until he is told of the end, and may let others write to them: then he will
+//! not want what is in the slots. Who fetches waits here, fetching completions meanwhile; his frames are nobody
+//! else's yet, so what comes late or wrong is seen by nobody.
+//!
+//! Invariants:
+//!  1. The slots of a folio are taken before its Flush is made, and given back here if that fails.
+//!  2. The end of a Flush takes the mutex of the slots and then, with nothing held, tells the sender.
+//!  3. No page is handed on whose checksum was not looked at.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use crate::backend::{Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitRoom};
+use crate::folio::copy;
+use crate::sync::lock::Mutex;
+use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
+use crate::xarray::Value;
+
+use super::pack::{SLOT_BYTES, checksum, pack, unpack};
+use super::{Record, Spill, Store};
+
+/// Who is told what became of a folio that was sent out.
+pub trait SpillSink: Send + Sync {
+    /// It is there, and `value` says where; or it is not, and has no slots. Called once for each folio, on any thread,
+    /// with no lock held. (Pages that are in flight count until this has returned.)
+    fn spill_completed(&self, outcome: io::Result<Value>);
+}
+
+/// Pages of a folio that is in the spill file, and the frames that they are wanted in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The folio.
+    pub value: Value,
+    /// Where in it they begin, in pages.
+    pub at: u32,
+    /// The frame of the first; the others follow.
+    pub frame: Frame,
+    /// How many.
+    pub pages: u32,
+}
+
+/// Memory of whole slots, for direct I/O.
+struct Buffer(Vec<Slot>);
+
+/// The bytes of one.
+#[derive(Clone)]
+#[repr(C, align(4096))]
+struct Slot([u8; SLOT_BYTES]);
+
+impl Buffer {
+    fn zeroed(slots: usize) -> Self {
+        Self(vec![Slot([0; SLOT_BYTES]); slots])
+    }
+    fn of(bytes: &[u8]) -> Self {
+        let mut buffer = Self::zeroed(bytes.len().div_ceil(SLOT_BYTES));
+        for (slot, bytes) in buffer.0.iter_mut().zip(bytes.chunks(SLOT_BYTES)) {
+            slot.0[..bytes.len()].copy_from_slice(bytes);
+        }
+        buffer
+    }
+    fn start(&mut self) -> NonNull<u8> {
+        NonNull::from(&mut self.0[..]).cast()
+    }
+}
+
+/// A folio on its way out: the sink of its flush.
+struct Outgoing {
+    spill: Arc<Spill>,
+    value: Value,
+    sink: Arc<dyn SpillSink>,
+    /// What is written, if that is not the frames.
+    _packed: Option<Buffer>,
+}
+
+// ---- out ------------------------------------------------------------------------------------------
+
+impl Spill {
+    /// Makes the flush that takes the folio of `order` that `frame` heads to the file, for [`Spill::send`]. `None`: there
+    /// is no run of free slots for it, and `sink` has been told.
+    ///
+    /// # Safety
+    /// The frames are a folio's that is held, and not freed, until `sink` is told; who writes to them meanwhile does so
+    /// as [`copy_in`](copy::copy_in) does.
+    pub unsafe fn flush_of(&self, frame: Frame, order: Order, sink: Arc<dyn SpillSink>) -> Option<Flush> {
+        self.in_flight.fetch_add(u64::from(order.pages()), Ordering::Relaxed);
+        let mut packed = if self.compress { self.packed(frame, order) } else { None };
+        let slots = packed.as_ref().map_or(order.pages(), |(buffer, _)| buffer.0.len() as u32);
+        let Some(first) = self.take(slots) else {
+            sink.spill_completed(Err(io::ErrorKind::StorageFull.into()));
+            self.end(order);
+            return None;
+        };
+        let buffer = match &mut packed {
+            Some((buffer, _)) => buffer.start(),
+            None => NonNull::new(self.arena.view().bytes(frame).expect("a folio has frames"))
+                .expect("no frame is at address 0"),
+        };
+        let bytes = packed.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let (value, spill) = (Value::spill(order.0, first), self.me.upgrade().expect("it is being used"));
+        let outgoing = Arc::new(Outgoing { spill, value, sink, _packed: packed.map(|(buffer, _)| buffer) });
+        let run = FlushRun { index: PageIndex(u64::from(first)), frame, bytes: slots as usize * SLOT_BYTES };
+        // SAFETY: the frames are held until the sink is told, as the caller promises, and the buffer is the sink's, which
+        // the flush keeps; both are whole slots.
+        let flush = unsafe { Flush::new(run, buffer, outgoing) };
+        self.note(first, slots, bytes, &flush);
+        Some(flush)
+    }
+
+    /// Hands flushes of [`Spill::flush_of`] to the device. The caller holds no lock but what he may hold who hands
+    /// flushes to a backend; completions may come inside.
+    pub fn send(&self, flushes: Vec<Flush>) {
+        if !flushes.is_empty() {
+            self.backend.flush(flushes);
+        }
+    }
+
+    /// The folio made smaller, and its bytes then, if it can be.
+    fn packed(&self, frame: Frame, order: Order) -> Option<(Buffer, u32)> {
+        if order == Order(0) {
+            return None;
+        }
+        let mut bytes = vec![0; order.bytes()];
+        let from = self.arena.view().bytes(frame)?;
+        // SAFETY: the folio's frames follow each other and are held; `bytes` is as long as they are, and new.
+        unsafe { copy::copy_out(from, bytes.as_mut_ptr(), bytes.len()) };
+        let packed = pack(&bytes)?;
+        Some((Buffer::of(&packed), packed.len() as u32))
+    }
+
+    /// Slots that follow each other; if there are none, that is noted.
+    fn take(&self, slots: u32) -> Option<u32> {
+        let mut store = self.store();
+        let first = store.slots.take(slots);
+        if first.is_none() {
+            self.missing_run.fetch_min(slots, Ordering::Relaxed);
+        }
+        first
+    }
+
+    /// What the slots are known by again.
+    fn note(&self, first: u32, slots: u32, packed_bytes: u32, flush: &Flush) {
+        let mut bytes = [0; SLOT_BYTES];
+        for nth in 0..slots {
+            flush.read(nth as usize * SLOT_BYTES, &mut bytes);
+            let record = Record::of(checksum(first + nth, &bytes), if nth == 0 { packed_bytes } else { 0 });
+            self.store().records[(first + nth) as usize] = record;
+        }
+    }
+
+    /// A folio's way has ended.
+    fn end(&self, order: Order) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(u64::from(order.pages()), Ordering::Relaxed);
+        self.room.wake();
+    }
+}
+
+impl FlushSink for Outgoing {
+    fn flush_completed(&self, _: FlushRun, outcome: Result<(), FlushError>) {
+        let (spill, order) = (&self.spill, Order(self.value.order()));
+        let errno = outcome.as_ref().err().map_or(0, |failed| failed.error.raw_os_error().unwrap_or(libc::EIO));
+        spill.errno.store(errno, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => self.sink.spill_completed(Ok(self.value)),
+            Err(failed) => {
+                spill.write_errors.fetch_add(1, Ordering::Relaxed);
+                spill.free_unused(self.value);
+                self.sink.spill_completed(Err(failed.into()));
+            }
+        }
+        spill.end(order);
+    }
+}
+
+// ---- in -------------------------------------------------------------------------------------------
+
+/// Fills that one caller waits for.
+#[derive(Debug)]
+struct Fetching {
+    left: AtomicUsize,
+    failed: Mutex<Option<io::Error>>,
+    room: Arc<WaitRoom>,
+}
+
+impl Fetching {
+    fn fail(&self, error: io::Error) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}
+
+impl FillSink for Fetching {
+    fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
+        match result {
+            Ok(bytes) if bytes == run.pages as usize * SLOT_BYTES => {}
+            Ok(bytes) => self.fail(short(run, bytes)),
+            Err(error) => self.fail(error),
+        }
+        // Release, partner: the Acquire in `fetch`: who sees that all have ended sees their errors, and the bytes.
+        self.left.fetch_sub(1, Ordering::Release);
+        self.room.wake();
+    }
+}
+
+/// One packed folio on its way back.
+struct Packed {
+    value: Value,
+    bytes: usize,
+    buffer: Buffer,
+}
+
+impl Spill {
+    /// Brings `parts` into their frames, and waits for it. Parts of a packed folio stand side by side. The caller reads
+    /// all their values by [`Spill::begin_read`], and holds no lock that ends of fills or flushes take.
+    ///
+    /// # Errors
+    /// The device's; or what came is not what was written. The frames hold anything then.
+    ///
+    /// # Safety
+    /// The frames are the caller's alone, and in no tree.
+    pub unsafe fn fetch(&self, parts: &[Part]) -> io::Result<()> {
+        let room = Arc::clone(&self.room);
+        let (plain, packed) = self.sorted(parts);
+        let mut packed: Vec<Packed> = packed;
+        let left = AtomicUsize::new(plain.len() + packed.len());
+        let fetching = Arc::new(Fetching { left, failed: Mutex::default(), room });
+        let sink = || Arc::clone(&fetching) as Arc<dyn FillSink>;
+        let mut fills = Vec::with_capacity(plain.len() + packed.len());
+        for &run in &plain {
+            let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
+            let buffer = NonNull::new(bytes).expect("no frame is at address 0");
+            // SAFETY: the frames are the caller's alone until this returns, and so until all fills have ended.
+            fills.push(unsafe { Fill::new(run, buffer, sink()) });
+        }
+        for Packed { value, buffer, .. } in &mut packed {
+            let run = FillRun {
+                index: PageIndex(u64::from(value.payload())),
+                frame: Frame(0), // nobody looks at it
+                pages: buffer.0.len() as u32,
+            };
+            // SAFETY: the buffer is ours and is not touched until all fills have ended, below.
+            fills.push(unsafe { Fill::new(run, buffer.start(), sink()) });
+        }
+        self.backend.submit_with_reap(fills);
+        // Acquire, partner: the Release in `fill_completed`.
+        self.room.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
+        let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let outcome = failed.map_or(Ok(()), Err).and_then(|()| self.verify(&plain)).and_then(|()| {
+            packed.iter().try_for_each(|packed| self.unpack_into(packed, parts))
+        });
+        self.read_errors.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        outcome
+    }
+
+    /// What is to be read: runs of slots into frames, and packed folios, each once.
+    fn sorted(&self, parts: &[Part]) -> (Vec<FillRun>, Vec<Packed>) {
+        let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<Packed>::new());
+        for part in parts {
+            let record = store.records[part.value.payload() as usize];
+            if record.packed_bytes() > 0 {
+                if packed.last().is_none_or(|last| last.value != part.value) {
+                    let slots = Store::slots_of(&store, part.value);
+                    let buffer = Buffer::zeroed(slots.len());
+                    packed.push(Packed { value: part.value, bytes: record.packed_bytes() as usize, buffer });
+                }
+                continue;
+            }
+            let (slot, frame) = (u64::from(part.value.payload() + part.at), part.frame);
+            match plain.last_mut() {
+                Some(last)
+                    if last.index.plus(u64::from(last.pages)).0 == slot && last.frame.plus(last.pages) == frame =>
+                {
+                    last.pages += part.pages;
+                }
+                _ => plain.push(FillRun { index: PageIndex(slot), frame, pages: part.pages }),
+            }
+        }
+        (plain, packed)
+    }
+
+    /// Whether frames hold what was written to their slots.
+    fn verify(&self, runs: &[FillRun]) -> io::Result<()> {
+        let mut bytes = [0; SLOT_BYTES];
+        for run in runs {
+            for page in 0..run.pages {
+                let from = self.arena.view().bytes(run.frame.plus(page)).expect("a run of ours exists");
+                // SAFETY: a page of the arena, which is the caller's alone; `bytes` is as long.
+                unsafe { copy::copy_out(from, bytes.as_mut_ptr(), PAGE_SIZE) };
+                self.verify_slot(run.index.0 as u32 + page, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_slot(&self, slot: u32, bytes: &[u8; SLOT_BYTES]) -> io::Result<()> {
+        let known = self.store().records[slot as usize];
+        if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
+    }
+
+    /// Makes of a packed folio what it was, and copies what is wanted of it into the frames of `parts`.
+    fn unpack_into(&self, packed: &Packed, parts: &[Part]) -> io::Result<()> {
+        let first = packed.value.payload();
+        for (nth, slot) in packed.buffer.0.iter().enumerate() {
+            self.verify_slot(first + nth as u32, &slot.0)?;
+        }
+        let small: Vec<u8> = packed.buffer.0.iter().flat_map(|slot| slot.0).take(packed.bytes).collect();
+        let mut bytes = vec![0; Order(packed.value.order()).bytes()];
+        unpack(&small, &mut bytes).ok_or_else(|| other_bytes(first))?;
+        for part in parts.iter().filter(|part| part.value == packed.value) {
+            let from = &bytes[part.at as usize * PAGE_SIZE..][..part.pages as usize * PAGE_SIZE];
+            let to = self.arena.view().bytes(part.frame).expect("a run of ours exists");
+            crate::arena::before_bytes();
+            // SAFETY: the frames are the caller's alone, follow each other, and are as many as there are bytes.
+            unsafe { copy::copy_in(from.as_ptr(), to, from.len()) };
+        }
+        Ok(())
+    }
+}
+
+fn short(run: FillRun, bytes: usize) -> io::Error {
+    let words = format!(
+        "the spill file ends {bytes} bytes behind byte {}; somebody has cut it, or its disk is damaged",
+        run.index.first_byte()
+    );
+    io::Error::new(io::ErrorKind::UnexpectedEof, words)
+}
+
+fn other_bytes(slot: u32) -> io::Error {
+    let words = format!(
+        "page {slot} of the spill file holds other bytes than were written there; its disk is damaged, or somebody else \
+         writes to it"
+    );
+    io::Error::new(io::ErrorKind::InvalidData, words)
+}

@@ -1,0 +1,473 @@
+//! Spill: a file for what memory has no room for and no other file has.
+//!
+//! ```text
+//!   a folio of a memory file        frames    [p0 p1 p2 p3]
+//!     out    take a run of slots, note a checksum of each, one Flush      (packed first, if that is wanted and saves one)
+//!   spill file                      slots     .. [p0 p1 p2 p3] .. [packed] ..          4 KiB each
+//!     in     Fills, straight into frames that nobody sees yet; each page held against its checksum
+//! ```
+//!
+//! What is in a file of the cache can be evicted, because it is in that file. What is in a memory file is nowhere
+//! else. So there may be one file of the cache's own to which such folios go when memory is short: made when the cache
+//! is, without a name, readable by nobody else, and gone with it. It is no store: nothing of it is synced.
+//!
+//! This room knows slots, frames and bytes. It knows no mapping and no tree: who puts a folio here keeps the number of
+//! its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps it in the tree, as a value;
+//! `reclaim/spill.rs` decides who goes, and `filemap/bring_back.rs` fetches.
+//!
+//! A **wrong read is an error** and never other bytes: a read that is short, a page whose checksum differs, a packed
+//! folio that does not become as long as it was. The folio stays where it is, and the next reader tries again.
+//!
+//! Invariants:
+//!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
+//!  2. Pages under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that is alone.
+//!  3. Each folio that was handed over is told of once, whether it is there or not.
+//!  4. What could not be written takes no slot.
+//!
+//! Not an invariant: that the bytes of a folio hold still while they are written. If they do not, its writer has made
+//! it dirty, it stays in memory, and its slots are given back unread.
+//!
+//! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at work.
+//! Cost, on the heap: a bit and eight bytes for each slot that was ever used; twice a folio's bytes while it is packed
+//! or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one entry.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+
+use rustix::fs::{Mode, OFlags, open, unlink};
+
+use crate::arena::Arena;
+use crate::backend::{Backend, Creation, Engine, Start, WaitRoom, WriteOptions};
+use crate::sync::lock::{Mutex, MutexGuard};
+use crate::units::{Order, PAGE_SIZE};
+use crate::xarray::{PAYLOADS_MAX, Value};
+
+mod carry;
+mod pack;
+mod slots;
+
+pub use carry::{Part, SpillSink};
+pub use slots::Slots;
+
+/// The most pages under way to the file at a time: 8 MiB.
+const IN_FLIGHT_MAX: u64 = 2048;
+/// And as a part of the cache: one in so many.
+const IN_FLIGHT_SHARE: u64 = 8;
+/// How often a name is tried that somebody else has.
+const NAMES_MAX: u32 = 100;
+
+/// A file to which folios of memory files go when memory is short.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SpillOptions {
+    /// A folder, in which the file has no name; or the path of a file that is not there yet, which is made and at once
+    /// removed again.
+    pub path: PathBuf,
+    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages.
+    pub bytes_max: u64,
+    /// Whether folios of more than a page are made smaller first. Costs a core the time to pack each, and some
+    /// memory of the heap; folios so small come back whole.
+    pub compress: bool,
+}
+
+impl SpillOptions {
+    /// In the folder, or the new file, `path`: `bytes_max` bytes at most, not compressed.
+    pub fn new(path: impl Into<PathBuf>, bytes_max: u64) -> Self {
+        Self { path: path.into(), bytes_max, compress: false }
+    }
+    /// The same, compressed or not.
+    #[must_use]
+    pub fn compress(mut self, compress: bool) -> Self {
+        self.compress = compress;
+        self
+    }
+}
+
+/// Why there is no spill file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpillRefused {
+    /// The file could not be made.
+    #[error("cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk")]
+    File {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It would be too small, or too large.
+    #[error("a spill file of {bytes} bytes was asked for, and it can have 4096 to {max}", max = BYTES_MAX)]
+    Size {
+        /// What was asked for.
+        bytes: u64,
+    },
+}
+
+/// The largest spill file: as many slots as a value of a tree can name.
+const BYTES_MAX: u64 = PAYLOADS_MAX as u64 * PAGE_SIZE as u64;
+
+/// Why folios stay that might have gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// The file has no run of free slots for them.
+    Full,
+    /// The device refused the last of them, with this error of the system's.
+    Failed(i32),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("the spill file is full"),
+            Self::Failed(errno) => {
+                write!(f, "the spill file cannot be written: {}", io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+/// What a spill file has done and holds.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct SpillStats {
+    /// Pages that went out so far.
+    pub spilled_pages: u64,
+    /// Pages that came back so far.
+    pub brought_back_pages: u64,
+    /// Pages that are there now.
+    pub pages: u64,
+    /// Bytes of the file that they take now. With `pages` it is what compression gains.
+    pub bytes: u64,
+    /// Its size at most.
+    pub bytes_max: u64,
+    /// Folios that could not be written.
+    pub write_errors: u64,
+    /// Requests for folios to come back that failed.
+    pub read_errors: u64,
+}
+
+/// What is known of a slot that is taken: 32 bits of checksum, and, of the first of a packed folio, its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Record(u64);
+
+impl Record {
+    fn of(checksum: u32, packed_bytes: u32) -> Self {
+        Self(u64::from(packed_bytes) << 32 | u64::from(checksum))
+    }
+    fn checksum(self) -> u32 {
+        self.0 as u32
+    }
+    /// 0 in a plain folio.
+    fn packed_bytes(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// What the mutex guards.
+#[derive(Debug)]
+struct Store {
+    slots: Slots,
+    records: Vec<Record>,
+}
+
+/// The spill file of one cache.
+pub struct Spill {
+    me: Weak<Spill>,
+    arena: Arc<Arena>,
+    room: Arc<WaitRoom>,
+    backend: Arc<dyn Backend>,
+    compress: bool,
+    store: Mutex<Store>,
+    /// Pages under way to the file, and how many folios have ended.
+    in_flight: AtomicU64,
+    ended: AtomicU64,
+    /// Runs of so many slots, and longer ones, were not to be had when it was last tried; changed under the mutex.
+    missing_run: AtomicU32,
+    /// The system's number of the last error of writing; 0 if the last went well.
+    errno: AtomicI32,
+    spilled: AtomicU64,
+    brought_back: AtomicU64,
+    /// Pages of folios that are there.
+    pages: AtomicU64,
+    write_errors: AtomicU64,
+    read_errors: AtomicU64,
+}
+
+impl Spill {
+    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in `room`.
+    ///
+    /// # Errors
+    /// See [`SpillRefused`].
+    pub fn open(
+        options: &SpillOptions,
+        engine: &Engine,
+        arena: &Arc<Arena>,
+        room: &Arc<WaitRoom>,
+    ) -> Result<Arc<Self>, SpillRefused> {
+        let path = || options.path.clone();
+        let refused = |source: io::Error| SpillRefused::File { path: path(), source };
+        let file = nameless(&options.path).map_err(refused)?;
+        // Opened once more by the way of all files, which settles how it is read and written.
+        let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let how = WriteOptions { creation: Creation::MustExist, start: Start::Kept, mode: 0o600 };
+        let opened = engine.open_for_writing(again, how).map_err(|error| refused(io::Error::other(error)))?;
+        Self::with_backend(Arc::new(opened), options, arena, room)
+    }
+
+    /// As [`Spill::open`], in the file behind `backend`, which can write.
+    ///
+    /// # Errors
+    /// [`SpillRefused::Size`].
+    pub fn with_backend(
+        backend: Arc<dyn Backend>,
+        options: &SpillOptions,
+        arena: &Arc<Arena>,
+        room: &Arc<WaitRoom>,
+    ) -> Result<Arc<Self>, SpillRefused> {
+        let bytes = options.bytes_max;
+        if !(PAGE_SIZE as u64..=BYTES_MAX).contains(&bytes) {
+            return Err(SpillRefused::Size { bytes });
+        }
+        let slots = Slots::new((bytes / PAGE_SIZE as u64) as u32);
+        let records = vec![Record::default(); slots.slots() as usize]; // zeros: memory where it is used
+        backend.attach(room);
+        Ok(Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            arena: Arc::clone(arena),
+            room: Arc::clone(room),
+            backend,
+            compress: options.compress,
+            store: Mutex::new(Store { slots, records }),
+            in_flight: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            missing_run: AtomicU32::new(u32::MAX),
+            errno: AtomicI32::new(0),
+            spilled: AtomicU64::new(0),
+            brought_back: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            write_errors: AtomicU64::new(0),
+            read_errors: AtomicU64::new(0),
+        }))
+    }
+
+    /// What it is read and written by: for those who wait.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// Pages under way to the file, and folios whose way has ended so far.
+    pub fn under_way(&self) -> (u64, u64) {
+        (self.in_flight.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed))
+    }
+
+    /// Waits until nothing is under way to it.
+    pub fn drain(&self) {
+        self.room.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
+    }
+
+    /// The most pages that may be under way.
+    pub fn in_flight_max(&self) -> u64 {
+        (self.arena.pages_max() / IN_FLIGHT_SHARE).clamp(1, IN_FLIGHT_MAX)
+    }
+
+    /// Whether a folio of `order` may be handed over now, as far as can be told; a hint.
+    pub fn has_room(&self, order: Order) -> bool {
+        let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed));
+        let may_begin = in_flight == 0 || in_flight + u64::from(pages) <= self.in_flight_max();
+        may_begin && pages < self.missing_run.load(Ordering::Relaxed)
+    }
+
+    /// Why folios stay that might have gone, if that is so.
+    pub fn trouble(&self) -> Option<Trouble> {
+        match self.errno.load(Ordering::Relaxed) {
+            0 => (self.missing_run.load(Ordering::Relaxed) < u32::MAX).then_some(Trouble::Full),
+            errno => Some(Trouble::Failed(errno)),
+        }
+    }
+
+    /// What it has done and holds; a moment ago.
+    pub fn stats(&self) -> SpillStats {
+        let (slots, taken) = {
+            let store = self.store();
+            (store.slots.slots(), store.slots.taken())
+        };
+        SpillStats {
+            spilled_pages: self.spilled.load(Ordering::Relaxed),
+            brought_back_pages: self.brought_back.load(Ordering::Relaxed),
+            pages: self.pages.load(Ordering::Relaxed),
+            bytes: u64::from(taken) * PAGE_SIZE as u64,
+            bytes_max: u64::from(slots) * PAGE_SIZE as u64,
+            write_errors: self.write_errors.load(Ordering::Relaxed),
+            read_errors: self.read_errors.load(Ordering::Relaxed),
+        }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- what a tree keeps of a folio that is here ------------------------------------------------
+
+    /// Whether the folio that `value` stands for is packed: it comes back as a whole then, and is not split.
+    pub fn is_packed(&self, value: Value) -> bool {
+        self.store().is_packed(value)
+    }
+
+    /// A folio has been replaced by its value: so many pages are here now.
+    pub fn note_spilled(&self, pages: u32) {
+        self.spilled.fetch_add(u64::from(pages), Ordering::Relaxed);
+        self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
+    }
+
+    /// Pages came back, to stand in memory again; their slots are freed by [`Spill::free`].
+    pub fn note_brought_back(&self, pages: u64) {
+        self.brought_back.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// What `value` stands for is not needed any more, and no tree names it. Who reads it may go on.
+    pub fn free(&self, value: Value) {
+        let mut store = self.store();
+        let slots = store.slots_of(value);
+        store.slots.free(slots);
+        self.missing_run.store(u32::MAX, Ordering::Relaxed);
+        drop(store);
+        self.pages.fetch_sub(u64::from(Order(value.order()).pages()), Ordering::Relaxed);
+    }
+
+    /// Gives back the slots of a folio that stays in memory after all.
+    pub fn free_unused(&self, value: Value) {
+        self.pages.fetch_add(u64::from(Order(value.order()).pages()), Ordering::Relaxed);
+        self.free(value);
+    }
+
+    /// The values that are to be read: until [`Reading`] is dropped their slots become nobody else's. `None`: another
+    /// one reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller holds the lock of the
+    /// tree in which they stand.
+    pub fn begin_read(&self, values: &[Value]) -> Option<Reading<'_>> {
+        let mut reading = Reading { spill: self, slots: Vec::with_capacity(values.len()) };
+        let mut store = self.store();
+        for &value in values {
+            let slots = store.slots_of(value);
+            if !store.slots.begin_read(slots.clone()) {
+                drop(store); // what was begun ends with `reading`
+                return None;
+            }
+            reading.slots.push(slots);
+        }
+        drop(store);
+        Some(reading)
+    }
+
+    /// Waits until nobody reads what `value` stood for a moment ago.
+    pub fn wait_for_reader(&self, value: Value) {
+        self.room.wait(&*self.backend, &mut || {
+            let store = self.store();
+            let slots = store.slots_of(value);
+            !store.slots.is_read(&slots)
+        });
+    }
+
+    /// What is wrong, if anything, given the values of all trees: each has its slots, and nobody else has any. What has
+    /// changed while the values were gathered says nothing, so then less is looked at. Cost: all slots.
+    pub fn check(&self, values: impl IntoIterator<Item = Value>) -> Result<(), String> {
+        let changes = || (self.under_way(), self.stats());
+        let before = changes();
+        let values: Vec<Value> = values.into_iter().collect();
+        let is_still = before == changes();
+        let store = self.store();
+        store.slots.check()?;
+        if !is_still {
+            return Ok(());
+        }
+        let mut seen = Slots::new(store.slots.slots());
+        let mut pages = 0;
+        for value in values {
+            pages += u64::from(Order(value.order()).pages());
+            let slots = store.slots_of(value);
+            for slot in slots {
+                if !store.slots.is_taken(slot) {
+                    return Err(format!("{value:?} names slot {slot}, which is free"));
+                }
+                if !seen.take_this(slot) {
+                    return Err(format!("slot {slot} belongs to two folios"));
+                }
+            }
+        }
+        let held = self.pages.load(Ordering::Relaxed);
+        if pages != held {
+            return Err(format!("{held} pages are said to be in the spill file, and trees name {pages}"));
+        }
+        let named = seen.taken() + store.slots.condemned();
+        if self.in_flight.load(Ordering::Relaxed) == 0 && named != store.slots.taken() {
+            return Err(format!("{} slots are taken, and {named} of them are anybody's", store.slots.taken()));
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    fn is_packed(&self, value: Value) -> bool {
+        self.records[value.payload() as usize].packed_bytes() > 0
+    }
+    fn slots_of(&self, value: Value) -> Range<u32> {
+        let first = value.payload();
+        match self.records[first as usize].packed_bytes() {
+            0 => first..first + Order(value.order()).pages(),
+            bytes => first..first + bytes.div_ceil(PAGE_SIZE as u32),
+        }
+    }
+}
+
+/// Slots that are being read by the owner of this.
+#[derive(Debug)]
+pub struct Reading<'s> {
+    spill: &'s Spill,
+    slots: Vec<Range<u32>>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut store = self.spill.store();
+        let ended = std::mem::take(&mut self.slots);
+        ended.into_iter().for_each(|slots| store.slots.end_read(slots));
+        self.spill.missing_run.store(u32::MAX, Ordering::Relaxed);
+        drop(store);
+        self.spill.room.wake();
+    }
+}
+
+impl fmt::Debug for Spill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spill").field("backend", &self.backend).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// A file without a name, for us alone, in the folder `path`; or one that had the name `path` for a moment.
+fn nameless(path: &Path) -> io::Result<OwnedFd> {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    let made = |path: &Path| -> io::Result<OwnedFd> {
+        let file = open(path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode)?;
+        unlink(path)?;
+        Ok(file)
+    };
+    if !path.is_dir() {
+        return made(path);
+    }
+    if let Ok(file) = open(path, flags | OFlags::TMPFILE, mode) {
+        return Ok(file);
+    }
+    // Some file systems have no such files: then one with a name, for a moment.
+    for nth in 0..NAMES_MAX {
+        match made(&path.join(format!(".quinion-spill-{}-{nth}", std::process::id()))) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            done => return done,
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}

@@ -1,0 +1,533 @@
+//! Memory files larger than the cache: what does not fit goes to the spill file, and every byte comes back, or says why
+//! not.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use common::{Dice, PAGE, fill_content, generations, page_content, verify};
+use proptest::prelude::*;
+use quinion::backend::{Backend, Faults, MemoryFile, Sequence, Simulated, Times, WriteFaults};
+use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
+
+const MIB: u64 = 1 << 20;
+/// Of the cache of these tests, all but the machinery.
+const MEMORY: u64 = 16 * MIB;
+/// Of a file that does not fit, in MiB.
+const BIG: u64 = 40;
+const FILE: u32 = 7;
+
+fn options(mib: u64) -> SpillOptions {
+    SpillOptions::new("nowhere", mib * MIB)
+}
+
+fn builder() -> Builder {
+    Cache::builder().memory(MEMORY)
+}
+
+/// A cache that spills into memory, which is seen from here.
+fn in_memory(mib: u64) -> (Cache, Arc<MemoryFile>) {
+    let disk = Arc::new(MemoryFile::new(Vec::new()));
+    let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+    (builder().spill_to(backend, options(mib)).build().unwrap(), disk)
+}
+
+/// A cache that spills to a device with these faults.
+fn simulated(mib: u64, faults: Faults, writes: WriteFaults) -> (Cache, Arc<Simulated>) {
+    let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults).with_write_faults(writes);
+    let disk = Arc::new(disk);
+    let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+    (builder().spill_to(backend, options(mib)).build().unwrap(), disk)
+}
+
+fn file(cache: &Cache) -> MemFile {
+    cache.mem_file(MemFileOptions::new()).unwrap()
+}
+
+fn numbers(file: &MemFile) -> MemFileStats {
+    file.stats().unwrap()
+}
+
+/// Writes the file's own bytes, piece by piece.
+fn fill(file: &MemFile, mib: u64, generation: u32) {
+    let mut piece = vec![0; 1 << 18];
+    for at in (0..mib * MIB).step_by(piece.len()) {
+        fill_content(&mut piece, FILE, at, generation);
+        file.write_all_at(&piece, at).unwrap();
+    }
+}
+
+/// Reads all of the file and judges it.
+fn read_all(file: &MemFile, generation: u32) {
+    let mut piece = vec![0; 100_000];
+    let mut at = 0;
+    while at < file.len() {
+        let bytes = file.read_at(&mut piece, at).unwrap();
+        assert_eq!(generations(&piece[..bytes], FILE, at).unwrap(), Some(generation..=generation), "at {at}");
+        at += bytes as u64;
+    }
+}
+
+#[test]
+fn r21_reads_and_pins_bring_spilled_pages_back() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    let stats = cache.stats();
+    assert!(stats.spill_pages > 3 * MEMORY / PAGE as u64 / 2, "most of it is out: {stats:?}");
+    assert_eq!(stats.spill_bytes, stats.spill_pages * PAGE as u64);
+    let numbers = numbers(&file);
+    assert_eq!(numbers.spilled_pages, stats.spill_pages);
+    assert_eq!((numbers.data_pages + numbers.spilled_pages, numbers.hole_pages), (BIG * MIB / PAGE as u64, 0));
+    cache.check().unwrap();
+    read_all(&file, 1);
+    for at in (0..BIG * MIB).step_by(MIB as usize) {
+        let pinned = file.pin(at + 5, 300_000).unwrap();
+        let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
+        assert_eq!(bytes.len(), 300_000.min(BIG * MIB - at - 5) as usize);
+        verify(&bytes, FILE, at + 5).unwrap();
+    }
+    assert!(cache.stats().brought_back_pages > 0);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_read_of_a_page_does_not_bring_all_of_a_large_folio() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    let before = cache.stats().brought_back_pages;
+    let mut page = [0; PAGE];
+    file.read_exact_at(&mut page, 0).unwrap();
+    assert_eq!(page, page_content(FILE, 0, 1));
+    let came = cache.stats().brought_back_pages - before;
+    assert!((1..=64).contains(&came), "{came} pages");
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_is_overwritten_in_part_keeps_the_rest() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    // Pieces that begin and end inside pages, all over the file.
+    let mut model: Vec<u8> = vec![0; (BIG * MIB) as usize];
+    fill_content(&mut model, FILE, 0, 1);
+    let mut rng = Dice::new(3);
+    for _ in 0..300 {
+        let (at, len) = (rng.below(BIG * MIB - 20_000), 1 + rng.below(20_000));
+        let byte = rng.below(256) as u8;
+        file.write_all_at(&vec![byte; len as usize], at).unwrap();
+        model[at as usize..][..len as usize].fill(byte);
+    }
+    let mut bytes = vec![0; model.len()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == model, "byte {:?} differs", bytes.iter().zip(&model).position(|(a, b)| a != b));
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_dropped_file_gives_its_slots_back() {
+    let (cache, _disk) = in_memory(64);
+    for round in 0..4 {
+        let file = file(&cache);
+        fill(&file, BIG, round);
+        assert!(cache.stats().spill_pages > 0);
+        drop(file);
+        let stats = cache.stats();
+        assert_eq!((stats.spill_pages, stats.spill_bytes), (0, 0));
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn what_is_cut_or_punched_gives_its_slots_back_and_reads_as_zeros() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    let spilled = cache.stats().spill_pages;
+    // Edges inside pages, and inside folios.
+    file.punch_hole(2 * MIB + 5000, 5 * MIB + 111).unwrap();
+    file.set_len(12 * MIB + 777).unwrap();
+    cache.check().unwrap();
+    assert!(cache.stats().spill_pages < spilled / 2);
+    file.set_len(13 * MIB).unwrap();
+    let mut bytes = vec![1; (13 * MIB) as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let mut wanted = vec![0; bytes.len()];
+    fill_content(&mut wanted, FILE, 0, 1);
+    wanted[(2 * MIB + 5000) as usize..][..(5 * MIB + 111) as usize].fill(0);
+    wanted[(12 * MIB + 777) as usize..].fill(0);
+    assert!(bytes == wanted, "byte {:?} differs", bytes.iter().zip(&wanted).position(|(a, b)| a != b));
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_is_full_is_an_error_and_nothing_is_lost() {
+    let (cache, _disk) = in_memory(4);
+    let file = file(&cache);
+    let mut piece = vec![0; 1 << 16];
+    let mut at = 0;
+    let error = loop {
+        fill_content(&mut piece, FILE, at, 1);
+        match file.write_at(&piece, at) {
+            Ok(bytes) => at += bytes as u64,
+            Err(error) => break error,
+        }
+        assert!(at < 64 * MIB, "it cannot all be there");
+    };
+    assert_eq!(error.kind(), ErrorKind::NoMemory);
+    assert!(error.to_string().contains("the spill file is full"), "{error}");
+    assert!(at > 4 * MIB, "both are used: {at}");
+    cache.check().unwrap();
+    let mut bytes = vec![0; at as usize];
+    // What is not in memory finds none to come back to, as long as all of it is full of what cannot go.
+    file.punch_hole(at - MIB, MIB).unwrap();
+    file.read_exact_at(&mut bytes[..(at - MIB) as usize], 0).unwrap();
+    verify(&bytes[..(at - MIB) as usize], FILE, 0).unwrap();
+    fill_content(&mut piece, FILE, at - MIB, 1);
+    file.write_all_at(&piece, at - MIB).unwrap();
+    cache.check().unwrap();
+}
+
+#[test]
+fn unevictable_files_stay_and_the_others_make_room_for_them() {
+    let (cache, _disk) = in_memory(64);
+    let (cold, stays) = (file(&cache), cache.mem_file(MemFileOptions::new().unevictable(true)).unwrap());
+    fill(&cold, 32, 1);
+    fill(&stays, 4, 2);
+    assert_eq!(numbers(&stays).spilled_pages, 0);
+    read_all(&cold, 1);
+    assert_eq!((numbers(&stays).spilled_pages, numbers(&stays).data_pages), (0, 4 * MIB / PAGE as u64));
+    read_all(&stays, 2);
+    cache.check().unwrap();
+}
+
+#[test]
+fn what_can_be_packed_takes_less_and_what_cannot_is_kept_as_it_is() {
+    let disk = Arc::new(MemoryFile::new(Vec::new())) as Arc<dyn Backend>;
+    let cache = builder().spill_to(disk, options(64).compress(true)).build().unwrap();
+    let (dull, noisy) = (file(&cache), file(&cache));
+    for mib in 0..32 {
+        dull.write_all_at(&vec![mib as u8; MIB as usize], mib * MIB).unwrap();
+    }
+    let mut rng = Dice::new(1);
+    let noise: Vec<u8> = (0..BIG * MIB / 2 / 8).flat_map(|_| rng.roll().to_le_bytes()).collect();
+    noisy.write_all_at(&noise, 0).unwrap();
+    let (stats, dull_pages) = (cache.stats(), numbers(&dull).spilled_pages);
+    assert!(dull_pages > 0 && numbers(&noisy).spilled_pages > 0, "{stats:?}");
+    let saved = stats.spill_pages - stats.spill_bytes / PAGE as u64;
+    assert!(saved > dull_pages / 2, "{saved} pages are saved of {dull_pages}");
+    cache.check().unwrap();
+    // An edge inside what is packed.
+    dull.set_len(7 * MIB + 12_345).unwrap();
+    let mut bytes = vec![0; (7 * MIB + 12_345) as usize];
+    dull.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at as u64 / MIB) as u8));
+    let mut back = vec![0; noise.len()];
+    noisy.read_exact_at(&mut back, 0).unwrap();
+    assert!(back == noise);
+    cache.check().unwrap();
+}
+
+#[test]
+fn other_bytes_than_were_written_are_an_error_for_who_reads_them() {
+    let (cache, disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    disk.change(|bytes| {
+        good = bytes.clone();
+        bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+        bad = bytes.clone();
+    });
+    let mut page = [0; PAGE];
+    let (mut failed, mut fine) = (0, 0);
+    for at in (0..BIG * MIB).step_by(17 * PAGE) {
+        match file.read_at(&mut page, at) {
+            Ok(_) => {
+                verify(&page, FILE, at).unwrap();
+                fine += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+                assert!(error.to_string().contains("other bytes"), "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0 && fine > 0, "{failed} failed, {fine} did not");
+    cache.check().unwrap();
+    // What went out since is right as it is.
+    disk.change(|bytes| {
+        for (nth, bytes) in bytes.chunks_mut(PAGE).enumerate() {
+            let slot = nth * PAGE..(nth + 1) * PAGE;
+            if bad.get(slot.clone()) == Some(&*bytes) {
+                bytes.copy_from_slice(&good[slot]);
+            }
+        }
+    });
+    read_all(&file, 1);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_fails_alone_and_stays_where_it_is() {
+    let (cache, disk) = simulated(64, Faults::default(), WriteFaults::default());
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    disk.fail_at(0..64 * MIB, Times::First(2));
+    let mut page = [0; PAGE];
+    // Page 0 is out: the batch fails, then the page alone.
+    let error = file.read_at(&mut page, 0).unwrap_err();
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Io, Some(libc::EIO)), "{error}");
+    cache.check().unwrap();
+    file.read_exact_at(&mut page, 0).unwrap();
+    assert_eq!(page, page_content(FILE, 0, 1));
+    read_all(&file, 1);
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_device_that_takes_nothing_is_an_error_and_what_was_written_is_there() {
+    let (cache, disk) = simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
+    let file = file(&cache);
+    let mut piece = vec![0; 1 << 16];
+    let mut at = 0;
+    let error = loop {
+        fill_content(&mut piece, FILE, at, 1);
+        match file.write_at(&piece, at) {
+            Ok(bytes) => at += bytes as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoMemory);
+    assert!(error.to_string().contains("the spill file cannot be written"), "{error}");
+    let mut bytes = vec![0; at as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    verify(&bytes, FILE, 0).unwrap();
+    assert_eq!(cache.stats().spill_pages, 0);
+    cache.check().unwrap();
+    drop(disk);
+}
+
+#[test]
+fn errors_under_a_seed_lose_nothing() {
+    for seed in 0..6 {
+        let faults = Faults {
+            seed,
+            errors: 100,
+            early_ends: 50,
+            drops: 20,
+            delay_max: 4,
+            sequence: Sequence::Shuffled,
+            ..Faults::default()
+        };
+        let writes = WriteFaults { errors: 100, full: 50, drops: 20, ..WriteFaults::default() };
+        let (cache, _disk) = simulated(64, faults, writes);
+        let file = file(&cache);
+        let pages = 7168;
+        let mut rng = Dice::new(seed);
+        let mut known = vec![None; pages as usize];
+        for step in 0..10_000u32 {
+            let page = if step < 7168 { u64::from(step) } else { rng.below(pages) };
+            let at = page * PAGE as u64;
+            if step < 7168 || rng.below(2) == 0 {
+                // What memory cannot be had for is told, and is not written.
+                match file.write_at(&page_content(FILE, page, step), at) {
+                    Ok(_) => known[page as usize] = Some(step),
+                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                }
+            } else if let Some(generation) = known[page as usize] {
+                let mut bytes = [0; PAGE];
+                match file.read_at(&mut bytes, at) {
+                    Ok(read) => {
+                        assert_eq!(read, PAGE);
+                        assert!(bytes == page_content(FILE, page, generation), "page {page}, seed {seed}");
+                    }
+                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                }
+            }
+        }
+        cache.check().unwrap();
+        let stats = cache.stats();
+        assert!(stats.spill_errors > 0 && stats.spilled_pages > 0 && stats.brought_back_pages > 0, "{stats:?}");
+    }
+}
+
+/// Four threads, each of which owns a quarter of the pages, and reads everybody's.
+fn press(cache: &Cache, file: &MemFile, rounds: u64) {
+    let pages = BIG * MIB / PAGE as u64;
+    let latest: Vec<AtomicU32> = (0..pages).map(|_| AtomicU32::new(1)).collect();
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (file, latest, failed) = (file.clone(), &latest, &failed);
+            scope.spawn(move || {
+                let mut rng = Dice::new(thread);
+                let mut bytes = vec![0; 16 * PAGE];
+                for _ in 0..rounds {
+                    if failed.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let page = rng.below(pages - 16);
+                    let at = page * PAGE as u64;
+                    let outcome = if rng.below(3) == 0 {
+                        let own = page / 4 * 4 + thread;
+                        let generation = latest[own as usize].load(Ordering::Relaxed) + 1;
+                        file.write_all_at(&page_content(FILE, own, generation), own * PAGE as u64).unwrap();
+                        latest[own as usize].store(generation, Ordering::Release);
+                        Ok(())
+                    } else {
+                        let least: Vec<u32> =
+                            (0..16).map(|nth| latest[(page + nth) as usize].load(Ordering::Acquire)).collect();
+                        let len = if rng.below(2) == 0 { PAGE } else { 16 * PAGE };
+                        file.read_exact_at(&mut bytes[..len], at).unwrap();
+                        bytes[..len].chunks(PAGE).zip(least).enumerate().try_for_each(|(nth, (bytes, least))| {
+                            let seen = generations(bytes, FILE, at + (nth * PAGE) as u64)?;
+                            match seen {
+                                Some(seen) if *seen.start() >= least => Ok(()),
+                                seen => Err(format!("{seen:?} instead of {least} and later")),
+                            }
+                        })
+                    };
+                    if let Err(wrong) = outcome {
+                        failed.store(true, Ordering::Relaxed);
+                        panic!("page {page}: {wrong}");
+                    }
+                }
+            });
+        }
+    });
+    cache.check().unwrap();
+    let mut bytes = [0; PAGE];
+    for page in 0..pages {
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        assert!(bytes == page_content(FILE, page, latest[page as usize].load(Ordering::Relaxed)), "page {page}");
+    }
+    cache.check().unwrap();
+}
+
+#[test]
+fn threads_under_pressure_read_what_was_written() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    press(&cache, &file, 2000);
+}
+
+#[test]
+fn threads_under_pressure_with_a_device_that_takes_its_time() {
+    let faults = Faults { seed: 5, delay_max: 6, sequence: Sequence::Shuffled, ..Faults::default() };
+    let (cache, _disk) = simulated(64, faults, WriteFaults::default());
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    press(&cache, &file, 1000);
+}
+
+#[test]
+fn threads_under_pressure_with_a_file_without_a_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let spill = SpillOptions::new(folder.path(), 64 * MIB).compress(true);
+    let cache = builder().spill(spill).build().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    press(&cache, &file, 1000);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn where_there_can_be_no_spill_file_the_cache_says_so() {
+    let build = |options| builder().spill(options).build().unwrap_err();
+    let nowhere = build(SpillOptions::new("/proc/nowhere/at/all", MIB));
+    assert_eq!(nowhere.kind(), ErrorKind::Build);
+    assert!(nowhere.to_string().contains("/proc/nowhere/at/all"), "{nowhere}");
+    let folder = tempfile::tempdir().unwrap();
+    for bytes in [0, 4095, (128 << 30) + 4096] {
+        let error = build(SpillOptions::new(folder.path(), bytes));
+        assert!(error.to_string().contains(&bytes.to_string()), "{error}");
+    }
+    let taken = folder.path().join("taken");
+    std::fs::write(&taken, b"somebody's").unwrap();
+    build(SpillOptions::new(&taken, MIB));
+    assert_eq!(std::fs::read(&taken).unwrap(), b"somebody's");
+    let named = folder.path().join("named");
+    drop(builder().spill(SpillOptions::new(&named, MIB)).build().unwrap());
+    assert!(!named.exists());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(u64, usize, u8),
+    Read(u64, usize),
+    Punch(u64, u64),
+    SetLen(u64),
+    /// Cold pages go out.
+    Squeeze(u64),
+}
+
+const TWIN_BYTES: u64 = 24 * MIB;
+
+fn op() -> impl Strategy<Value = Op> {
+    let at = || prop_oneof![2 => 0..TWIN_BYTES, 1 => (0..TWIN_BYTES / 4096).prop_map(|page| page * 4096)];
+    let len = || prop_oneof![1usize..5000, (1usize..300).prop_map(|pages| pages * 4096), 1usize..1_500_000];
+    prop_oneof![
+        5 => (at(), len(), any::<u8>()).prop_map(|(at, len, byte)| Op::Write(at, len, byte)),
+        4 => (at(), len()).prop_map(|(at, len)| Op::Read(at, len)),
+        2 => (at(), len()).prop_map(|(at, len)| Op::Punch(at, len as u64)),
+        1 => at().prop_map(Op::SetLen),
+        2 => (1u64..14).prop_map(Op::Squeeze),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #[test]
+    fn a_file_that_spills_does_what_a_vector_does(
+        seed in any::<u64>(),
+        compress in any::<bool>(),
+        ops in proptest::collection::vec(op(), 1..40),
+    ) {
+        let faults = Faults { seed, delay_max: 5, sequence: Sequence::Shuffled, ..Faults::default() };
+        let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults);
+        let cache = builder().spill_to(Arc::new(disk), options(64).compress(compress)).build().unwrap();
+        let (file, other, mut twin) = (file(&cache), file(&cache), Vec::new());
+        for op in ops {
+            match op {
+                Op::Write(at, len, byte) => {
+                    let bytes: Vec<u8> = (0..len).map(|nth| byte ^ (nth / 999) as u8).collect();
+                    file.write_all_at(&bytes, at).unwrap();
+                    twin.resize(twin.len().max(at as usize + len), 0);
+                    twin[at as usize..][..len].copy_from_slice(&bytes);
+                }
+                Op::Read(at, len) => {
+                    let mut bytes = vec![0xee; len];
+                    let read = file.read_at(&mut bytes, at).unwrap();
+                    let wanted = twin.get(at as usize..).unwrap_or_default();
+                    prop_assert!(bytes[..read] == wanted[..len.min(wanted.len())], "{len} bytes at {at}");
+                }
+                Op::Punch(at, len) => {
+                    file.punch_hole(at, len).unwrap();
+                    let end = twin.len().min((at + len) as usize);
+                    twin[end.min(at as usize)..end].fill(0);
+                }
+                Op::SetLen(len) => {
+                    file.set_len(len).unwrap();
+                    twin.resize(len as usize, 0);
+                }
+                Op::Squeeze(mib) => {
+                    other.write_all_at(&vec![9; (mib * MIB) as usize], 0).unwrap();
+                    other.set_len(0).unwrap();
+                }
+            }
+            prop_assert_eq!(file.len(), twin.len() as u64);
+            prop_assert_eq!(cache.check(), Ok(()));
+        }
+        let mut bytes = vec![0; twin.len()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        prop_assert!(bytes == twin);
+        drop((file, other));
+        prop_assert_eq!(cache.check(), Ok(()));
+    }
+}

@@ -32,10 +32,23 @@
 //! # }
 //! ```
 //!
+//! And there are files that are nowhere else, sparse and as large as one likes, in the same memory:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let cache = quinion::Cache::builder().memory(16 << 20).build()?;
+//! let scratch = cache.mem_file(quinion::MemFileOptions::new().size(1 << 40))?;
+//! scratch.write_all_at(b"a terabyte, of which this takes 4 KiB", 1 << 39)?;
+//! assert_eq!(scratch.read_at(&mut [0; 1 << 20], 0)?, 1 << 20); // zeros, which take nothing
+//! scratch.punch_hole(1 << 39, 4096)?; // and now neither does the rest
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The modules below stand in the order of the architecture, from the ground
 //! floor up: a module names only modules declared before it, and a test sees to
 //! that. Programs use what is exported here at the top: [`Cache`], [`File`], [`OpenOptions`],
-//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`Pinned`], [`Stats`], [`Error`].
+//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`MemFile`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Ground floor: numbers, errors, locks, system calls, memory.

@@ -736,6 +736,7 @@ impl Shared {
             pinned_bytes: arena.pinned_bytes,
             grown_bytes: arena.grown_bytes + arena.control_bytes,
             data_bytes: arena.data_bytes,
+            guest_bytes: arena.guest_bytes,
             index_bytes: arena.cell_bytes,
             free_bytes: arena.free_pages * PAGE_SIZE as u64,
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
@@ -939,6 +940,8 @@ pub struct Stats {
     pub grown_bytes: u64,
     /// Memory for file data that has been grown so far, free pages included.
     pub data_bytes: u64,
+    /// Guest memory and images, all of it, whether their pages were touched yet or not.
+    pub guest_bytes: u64,
     /// Memory for index nodes and mapping records.
     pub index_bytes: u64,
     /// Of `data_bytes`, pages that hold nothing.
@@ -1066,7 +1069,7 @@ impl Stats {
     }
 
     /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 60] {
+    pub fn numbers(&self) -> [(&'static str, u64); 61] {
         [
             ("memory_bytes", self.memory_bytes),
             ("memory_max_bytes", self.memory_max_bytes),
@@ -1075,6 +1078,7 @@ impl Stats {
             ("pinned_bytes", self.pinned_bytes),
             ("grown_bytes", self.grown_bytes),
             ("data_bytes", self.data_bytes),
+            ("guest_bytes", self.guest_bytes),
             ("index_bytes", self.index_bytes),
             ("free_bytes", self.free_bytes),
             ("huge_bytes", self.huge_bytes),

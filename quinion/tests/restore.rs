@@ -5,9 +5,9 @@
 //! command's tests.
 #![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::ptr;
@@ -19,7 +19,10 @@ use quinion::Cache;
 use quinion::restore::{Event, OnFailure, PeerError, RestoreOptions, Server};
 use quinion::sys::uffd::{Modes, Uffd, feature};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 
 const PAGE: usize = 4096;
 /// Pages of the images here.
@@ -145,7 +148,8 @@ impl Memory {
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
         // SAFETY: the range was mapped for this.
-        unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }.expect("anonymous memory");
+        unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }
+            .expect("anonymous memory");
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
         send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
@@ -249,13 +253,15 @@ fn pages_are_given_back_while_others_are_touched() {
         threads.spawn(|| {
             for first in (0..PAGES / 2).step_by(8) {
                 memory.remove(first, 8);
-                (first..first + 8).for_each(|page| assert_eq!(memory.read(page * PAGE + 5), 0, "page {page}"));
+                (first..first + 8)
+                    .for_each(|page| assert_eq!(memory.read(page * PAGE + 5), 0, "page {page}"));
             }
         });
         for thread in 0..2 {
             let memory = &memory;
             threads.spawn(move || {
-                (0..PAGES / 2).for_each(|i| memory.expect_page(PAGES / 2 + i * (2 * thread + 1) * 5 % (PAGES / 2)));
+                (0..PAGES / 2)
+                    .for_each(|i| memory.expect_page(PAGES / 2 + i * (2 * thread + 1) * 5 % (PAGES / 2)));
             });
         }
     });
@@ -286,9 +292,11 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
         assert_eq!(found, byte((16 + page) * PAGE + inside), "page {page} behind the move");
     }
     (0..16).chain(48..100).chain(108..140).for_each(|page| memory.expect_page(page));
-    drop(server);
     // SAFETY: nobody touches it any more.
     unsafe { rustix::mm::munmap(target.cast(), 64 * PAGE) }.expect("ours");
+    // The server has to hear of that, too, before it ends: who unmaps waits for it.
+    drop(memory);
+    drop(server);
 }
 
 #[test]
@@ -360,6 +368,97 @@ fn what_was_recorded_is_there_before_it_is_asked_for() {
     options.replay = Some(trace);
     let refused = Server::start(&stage.cache, &stage.path("snapshot"), &stage.path("socket"), options);
     assert!(refused.expect_err("another image").to_string().contains("another image"));
+}
+
+/// The image's memory, as a peer gets it that asks for it.
+fn ask_for_the_image(socket: &UnixStream) -> OwnedFd {
+    send(socket, r#"{"quinion_restore":1,"want":"image"}"#, &[]);
+    let (mut text, mut found) = ([0; 256], None);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut words = [IoSliceMut::new(&mut text)];
+    let received = rustix::net::recvmsg(socket, &mut words, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let bytes = received.expect("an answer").bytes;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            found = fds.last();
+        }
+    }
+    let wanted = format!("{{\"quinion_restore\":1,\"size\":{},\"page_size\":4096}}\n", PAGES * PAGE);
+    assert_eq!(String::from_utf8_lossy(&text[..bytes]), wanted);
+    found.expect("the image's memory")
+}
+
+impl Memory {
+    /// A VM that maps the image.
+    fn mapped(stage: &Stage) -> Self {
+        let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+        let image = ask_for_the_image(&socket);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses an address that is free.
+        let base = unsafe {
+            rustix::mm::mmap(ptr::null_mut(), PAGES * PAGE, protection, MapFlags::PRIVATE, &image, 0)
+        };
+        let base = base.expect("it can be mapped").cast::<u8>();
+        let uffd = Uffd::create().expect("it may be used");
+        let features = feature::MISSING_SHMEM | feature::MINOR_SHMEM | feature::EVENT_REMOVE;
+        uffd.handshake(features).expect("the kernel has these");
+        let start = base.addr() as u64;
+        let range = start..start + (PAGES * PAGE) as u64;
+        // SAFETY: the range was mapped for this.
+        unsafe { uffd.register(range, Modes::MissingAndMinor) }.expect("memory of a file");
+        send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
+        Self { base, pages: PAGES, uffd, _socket: socket }
+    }
+}
+
+#[test]
+fn clones_of_one_image_share_it_until_they_write() {
+    if !may() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut options = RestoreOptions::new();
+    (options.minor, options.record) = (true, true);
+    let (server, events) = stage.serve(options);
+    let clones = [Memory::mapped(&stage), Memory::mapped(&stage)];
+    // A VM of the other dialect beside them.
+    let copied = Memory::new(&stage, feature::EVENT_REMOVE);
+    std::thread::scope(|threads| {
+        for (number, clone) in clones.iter().enumerate() {
+            threads.spawn(move || {
+                for page in (0..PAGES).map(|i| i * (2 * number + 1) * 37 % PAGES) {
+                    clone.expect_page(page);
+                    clone.write(page * PAGE + 1, number as u8 + 100);
+                }
+            });
+        }
+        threads.spawn(|| (0..PAGES).for_each(|page| copied.expect_page(page)));
+    });
+    for (number, clone) in clones.iter().enumerate() {
+        assert!((0..PAGES).all(|page| clone.read(page * PAGE + 1) == number as u8 + 100));
+        // What is given back shows the image again.
+        clone.remove(40, 8);
+        (40..48).for_each(|page| clone.expect_page(page));
+    }
+    (0..3).for_each(|_| drop(wait_for(&events, "Begun")));
+    let trace = server.trace().expect("it was recorded");
+    assert_eq!(trace.pages(), PAGES as u64);
+    let numbers = server.stop().numbers;
+    assert!(numbers.mapped_bytes >= 2 * (PAGES * PAGE) as u64, "{numbers:?}");
+    drop(clones);
+
+    // What was recorded is mapped before anybody asks.
+    let mut options = RestoreOptions::new();
+    (options.minor, options.replay) = (true, Some(trace));
+    let (server, _events) = stage.serve(options);
+    let clone = Memory::mapped(&stage);
+    while server.stats().numbers.ahead_bytes < (PAGES * PAGE) as u64 {
+        std::thread::yield_now();
+    }
+    (0..PAGES).for_each(|page| clone.expect_page(page));
+    let numbers = server.stop().numbers;
+    assert_eq!((numbers.faults, numbers.mapped_bytes), (0, (PAGES * PAGE) as u64), "{numbers:?}");
 }
 
 /// What the server answers before it closes.

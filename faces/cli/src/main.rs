@@ -1,4 +1,4 @@
-//! The command `quinion`: cat, stat, bench and run through a page cache you own.
+//! The command `quinion`: cat, stat, bench, run and restore through a page cache you own.
 //!
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
@@ -6,6 +6,7 @@
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE]
 //!                -- PROGRAM [ARGUMENTS]
+//!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -24,6 +25,7 @@
 mod bench;
 mod cat;
 mod progress;
+mod restore;
 mod stat;
 mod sys;
 mod tuning;
@@ -57,7 +59,7 @@ Exit codes:
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
 
-/// A page cache you own: read files through it, look at them, run programs on it.
+/// A page cache you own: read files through it, look at them, run programs on it, restore VMs from it.
 #[derive(Parser, Debug)]
 #[command(name = "quinion", version, max_term_width = 100, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct CommandLine {
@@ -71,6 +73,7 @@ enum Command {
     Stat(stat::Arguments),
     Bench(bench::Arguments),
     Run(RunArguments),
+    Restore(restore::Arguments),
 }
 
 /// Run a program, unmodified, with its file reads served from a cache.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Restore(arguments) => restore::main(arguments),
     }
 }
 

@@ -4,6 +4,7 @@
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
 //!   region   memory as a virtual machine has it     uffd   who brings its pages
+//!   ending     a signal to end, as a descriptor
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
@@ -13,12 +14,14 @@
 //! Nothing here reads the file, so asking does not change the answer.
 #![allow(unsafe_code, reason = "system calls on addresses: none of them is safe by itself")]
 
+mod ending;
 mod mapped;
 mod ram_disk;
 mod raw;
 mod region;
 mod uffd;
 
+pub use ending::Ending;
 pub use mapped::Mapped;
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;

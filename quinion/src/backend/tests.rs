@@ -666,7 +666,7 @@ fn a_memory_file_shows_the_bytes_it_has_now() {
     };
     assert_eq!(read(0, 4), content(0, 10_000));
     assert_eq!(read(2, 1), content(8192, 1808));
-    assert_eq!(read(3, 1), []);
+    assert!(read(3, 1).is_empty());
     file.set_size(12_288);
     assert_eq!(read(2, 1), [content(8192, 1808), vec![0; 2288]].concat());
     let after = file.attributes().unwrap();

@@ -3,6 +3,7 @@
 //! ```text
 //!   Firecracker    [{"base_host_virt_addr":A,"size":S,"offset":O,"page_size":4096}, ..]     and a userfaultfd
 //!   ours, first    {"quinion_restore":1,"want":"image"}                                     and nothing
+//!     our answer   {"quinion_restore":1,"size":BYTES,"page_size":4096}                      and the image's memory
 //!   ours, then     the same regions, as places in the image that we sent                    and a userfaultfd
 //! ```
 //!
@@ -78,11 +79,15 @@ pub enum BadMessage {
     TooLong,
     #[error("something follows the message; send one, and then nothing")]
     Trailing,
-    #[error("the message asks for \"{want}\" by version {version}; this server knows \"image\" by version {VERSION}")]
+    #[error(
+        "the message asks for \"{want}\" by version {version}; this server knows \"image\" by version {VERSION}"
+    )]
     Unknown { version: u64, want: String },
     #[error("the message has {0} regions; a VM has 1 to {REGIONS_MAX}")]
     RegionCount(usize),
-    #[error("region {region} is mapped by pages of {bytes} bytes; use 4096 or 2097152, the same for all regions")]
+    #[error(
+        "region {region} is mapped by pages of {bytes} bytes; use 4096 or 2097152, the same for all regions"
+    )]
     PageSize { region: usize, bytes: u64 },
     #[error("region {region}: its {what} is {value}, no multiple of its page size of {unit} bytes")]
     Unaligned { region: usize, what: &'static str, value: u64, unit: u64 },
@@ -120,6 +125,12 @@ pub fn parse(bytes: &[u8]) -> Result<Said, BadMessage> {
         },
         _ => Ok(value(bytes)?.map_or(Said::Unfinished, Said::Regions)),
     }
+}
+
+/// What is answered to who wants the image, whose memory comes with it.
+pub fn offer(image_bytes: u64) -> String {
+    let (version, page) = (VERSION, PAGE_SIZE);
+    format!("{{\"quinion_restore\":{version},\"size\":{image_bytes},\"page_size\":{page}}}\n")
 }
 
 /// The one value that `bytes` are; `None` if its end is missing.
@@ -221,10 +232,13 @@ mod tests {
 
     #[test]
     fn firecrackers_message_is_understood() {
-        let Ok(Said::Regions(regions)) = parse(REAL.as_bytes()) else { panic!("{:?}", parse(REAL.as_bytes())) };
+        let Ok(Said::Regions(regions)) = parse(REAL.as_bytes()) else {
+            panic!("{:?}", parse(REAL.as_bytes()))
+        };
         let pages = check(&regions, 128 << 20).expect("a VM of 128 MiB");
         assert_eq!((pages.bytes(), pages.unit()), (128 << 20, 4096));
-        let old = r#" [{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size_kib":4096,"more":[{}]}]  "#;
+        let old =
+            r#" [{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size_kib":4096,"more":[{}]}]  "#;
         assert!(matches!(parse(old.as_bytes()), Ok(Said::Regions(regions)) if check(&regions, 8192).is_ok()));
     }
 
@@ -263,7 +277,8 @@ mod tests {
         for wrong in [region(base + 1, unit, 0), region(base, unit + 512, 0), region(base, unit, 8)] {
             assert!(matches!(refused(&[wrong]), BadMessage::Unaligned { .. }));
         }
-        for wrong in [region(base, 2 * GIB, 0), region(base, unit, GIB), region(base, unit, u64::MAX - 4095)] {
+        for wrong in [region(base, 2 * GIB, 0), region(base, unit, GIB), region(base, unit, u64::MAX - 4095)]
+        {
             assert!(matches!(refused(&[wrong]), BadMessage::BehindTheEnd { .. }));
         }
         let last = region(u64::MAX - 4095, unit, 0);

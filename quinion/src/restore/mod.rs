@@ -14,7 +14,19 @@
 //!
 //! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on a
 //! stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache has.
-//! A VMM that can map memory of ours asks for the image instead, and its faults are answered by mapping, not by copying.
+//!
+//! A VMM that can map memory of ours asks for the **image** instead, and its faults are answered by mapping, not by
+//! copying:
+//!
+//! ```text
+//!   VMM -> us    {"quinion_restore":1,"want":"image"}
+//!   us -> VMM    {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
+//!   VMM          maps it privately; registers that for missing and minor faults
+//!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
+//! ```
+//!
+//! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end of
+//! the connection, in this dialect and in the other.
 //!
 //! | file | what |
 //! |---|---|
@@ -53,9 +65,11 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::Cache;
 use crate::error::Error;
 
 pub mod latency;
@@ -103,6 +117,9 @@ pub struct RestoreOptions {
     pub record: bool,
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
+    /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the cache's
+    /// memory at once; who sends regions of memory of its own is served as ever beside it.
+    pub minor: bool,
     /// Who is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
 }
@@ -121,6 +138,7 @@ impl Default for RestoreOptions {
             greeting: Duration::from_secs(10),
             record: false,
             replay: None,
+            minor: false,
             observer: None,
         }
     }
@@ -129,7 +147,9 @@ impl Default for RestoreOptions {
 impl fmt::Debug for RestoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("RestoreOptions");
-        text.field("workers", &self.workers).field("vms_max", &self.vms_max).field("run_bytes", &self.run_bytes);
+        text.field("workers", &self.workers)
+            .field("vms_max", &self.vms_max)
+            .field("run_bytes", &self.run_bytes);
         text.field("on_failure", &self.on_failure).field("greeting", &self.greeting).finish_non_exhaustive()
     }
 }
@@ -171,7 +191,9 @@ pub enum PeerError {
     TooManyDescriptors,
     #[error("the message came in hundreds of pieces; send it in one")]
     TooManyPieces,
-    #[error("none of the descriptors that came is a userfaultfd; send the one that the regions are registered with")]
+    #[error(
+        "none of the descriptors that came is a userfaultfd; send the one that the regions are registered with"
+    )]
     NoUserfaultfd,
     #[error("the message did not come within {0:?}")]
     Late(Duration),
@@ -179,9 +201,13 @@ pub enum PeerError {
     HungUp,
     #[error("the connection failed: {0}")]
     Socket(#[source] io::Error),
-    #[error("this server does not hand out the image; start it with --minor, or send regions of memory to be copied to")]
+    #[error(
+        "this server does not hand out the image; start it with --minor, or send regions of memory to be copied to"
+    )]
     NoImage,
-    #[error("the snapshot was changed or cut while it was served; start the server anew with the one you mean")]
+    #[error(
+        "the snapshot was changed or cut while it was served; start the server anew with the one you mean"
+    )]
     SnapshotChanged,
     #[error("byte {offset} of the snapshot cannot be read, and the VM cannot be told: {poison}; {source}")]
     Unreadable { offset: u64, source: Error, poison: io::Error },
@@ -199,6 +225,14 @@ pub enum PeerError {
     Descriptor(#[source] io::Error),
     #[error("this server panicked while it answered; what it said then tells why")]
     Panicked,
+}
+
+/// Which image the snapshot at `path` is, read through `cache`: what a trace must be of.
+///
+/// # Errors
+/// It cannot be opened, or is empty.
+pub fn identify(cache: &Cache, path: &Path) -> crate::error::Result<ImageIdentity> {
+    snapshot::Snapshot::open(cache, path).map(|snapshot| snapshot.identity())
 }
 
 /// Something that happened.

@@ -417,8 +417,11 @@ mod tests {
     fn two_regions() -> (Pages, Twin) {
         // Neighbours by address and not in the image, so that no run may cross from one to the other.
         let places = [(8, 3, 40), (48, 77, 30)];
-        let place =
-            |&(base, offset, units): &(u64, u64, u64)| Place { base: base * UNIT, offset: offset * UNIT, bytes: units * UNIT };
+        let place = |&(base, offset, units): &(u64, u64, u64)| Place {
+            base: base * UNIT,
+            offset: offset * UNIT,
+            bytes: units * UNIT,
+        };
         let pages = Pages::new(UNIT, &places.iter().map(place).collect::<Vec<_>>());
         let units = places.iter().flat_map(|&(base, offset, units)| {
             (0..units).map(move |i| (base + i, (offset + i, State::Absent)))
@@ -449,7 +452,8 @@ mod tests {
                         assert_eq!(place * UNIT - stretch.offset, unit * UNIT - stretch.address);
                     }
                 }
-                let is_whole = pages.regions.iter().map(|r| (r.base / UNIT, r.states.len)).eq([(8, 40), (48, 30)]);
+                let is_whole =
+                    pages.regions.iter().map(|r| (r.base / UNIT, r.states.len)).eq([(8, 40), (48, 30)]);
                 if is_whole {
                     assert_eq!(found, wanted, "nothing was cut, so the run is as long as it can be");
                 }
@@ -467,7 +471,8 @@ mod tests {
             }
             Op::Moved(from, to, len) => {
                 pages.moved(from * UNIT, to * UNIT, len * UNIT).expect("few pieces");
-                let taken: Vec<_> = (0..len).filter_map(|i| Some((to + i, twin.remove(&(from + i))?))).collect();
+                let taken: Vec<_> =
+                    (0..len).filter_map(|i| Some((to + i, twin.remove(&(from + i))?))).collect();
                 (to..to + len).for_each(|unit| drop(twin.remove(&unit)));
                 twin.extend(taken);
             }
@@ -534,7 +539,8 @@ mod tests {
 
     #[test]
     fn a_vm_that_cuts_its_memory_to_pieces_is_told() {
-        let mut pages = Pages::new(UNIT, &[Place { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
+        let mut pages =
+            Pages::new(UNIT, &[Place { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
         let mut hole = |at: u64| pages.unmapped(at * UNIT..(at + 1) * UNIT);
         assert!((1..PIECES_MAX as u64).all(|i| hole(2 * i).is_ok()));
         assert_eq!(hole(2 * PIECES_MAX as u64), Err(TooManyPieces));

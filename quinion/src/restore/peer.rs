@@ -19,13 +19,15 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 use super::PeerError;
+use crate::sys::peer as sys;
+
+use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 
 /// The most pieces in which a message may come.
 const PIECES_MAX: usize = 256;
@@ -40,10 +42,13 @@ pub(super) struct Peer {
 impl Peer {
     /// Who connected `socket`.
     pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
-        let pid = rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid);
-        let alive = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // If it ended before we had its descriptor, the number may be another's by now; its connection has ended, too.
-        let alive = alive.filter(|_| !has_hung_up(socket));
+        let pid = sys::process(socket).and_then(Pid::from_raw);
+        let by_number = || {
+            let alive = pidfd_open(pid?, PidfdFlags::empty()).ok()?;
+            // If it ended before we had this, the number may be another's by now; its connection has ended, too.
+            (!has_hung_up(socket)).then_some(alive)
+        };
+        let alive = sys::descriptor(socket).or_else(by_number);
         Self { pid, alive }
     }
 
@@ -150,7 +155,9 @@ impl Greeting {
         }
         if received.flags.contains(ReturnFlags::CTRUNC) && self.fds.len() <= DESCRIPTORS_MAX {
             // Some were lost: there were more of them, or this process may not have so many open.
-            return Err(io::Error::other("a descriptor could not be received; raise the limit of open files"));
+            return Err(io::Error::other(
+                "a descriptor could not be received; raise the limit of open files",
+            ));
         }
         self.bytes.extend_from_slice(&piece[..received.bytes]);
         Ok(received.bytes)

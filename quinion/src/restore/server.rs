@@ -48,19 +48,19 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Image};
 use crate::error::{Repr, Result};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
 
-use super::message::{Region, Said, check};
+use super::message::{Region, Said, check, offer};
 use super::peer::{Greeting, Peer, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
 use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
-use super::vm::{Common, Next, SPACES_MAX, Space, Vm};
+use super::vm::{Common, Next, SPACES_MAX, Source, Space, Vm};
 use super::{Event, OnFailure, PeerError, RestoreOptions};
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd.
@@ -101,6 +101,8 @@ struct Shared {
     cache: Cache,
     device_bytes_before: u64,
     snapshot: Snapshot,
+    /// What VMMs may map, if they may.
+    image: Option<Image>,
     recorder: Option<Mutex<Recorder>>,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -201,12 +203,14 @@ impl Server {
         options.check().map_err(Repr::InvalidInput)?;
         check_descriptors(options.vms_max)?;
         let device_bytes_before = cache.stats().device_bytes;
-        let snapshot = Snapshot::open(cache, snapshot)?;
+        let path = snapshot;
+        let snapshot = Snapshot::open(cache, path)?;
         let identity = snapshot.identity();
         if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
             let (theirs, ours) = (trace.image().bytes, identity.bytes);
             return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
         }
+        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
         let shared = Shared {
@@ -215,9 +219,11 @@ impl Server {
             cache: cache.clone(),
             device_bytes_before,
             snapshot,
+            image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll", e))?,
             listener,
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed("a bell", e))?,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|e| failed("a bell", e))?,
             is_ending: AtomicBool::new(false),
             table: Mutex::new(Table::default()),
         };
@@ -449,13 +455,8 @@ impl Shared {
         table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
         let number = table.last;
         let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None };
-        let connection = Arc::new(Connection {
-            number,
-            socket,
-            peer,
-            numbers: Arc::default(),
-            place: Mutex::new(place),
-        });
+        let connection =
+            Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
         let alive = connection.peer.alive();
@@ -537,7 +538,14 @@ impl Shared {
                 self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
                 Ok(None)
             }
-            Said::WantsImage => Err(PeerError::NoImage),
+            Said::WantsImage => {
+                let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
+                greeting.has_image = true;
+                let offer = offer(image.len());
+                say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)?;
+                self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
+                Ok(None)
+            }
             Said::Regions(regions) => self.make_vm(connection, greeting, &regions).map(Some),
         }
     }
@@ -552,7 +560,11 @@ impl Shared {
         let pages = check(regions, self.snapshot.identity().bytes)?;
         let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
         let numbers = Arc::clone(&connection.numbers);
-        Ok(Box::new(Vm::new(uffd, pages, self.snapshot.file(), numbers)))
+        let source = match &self.image {
+            Some(image) if greeting.has_image => Source::Mapped(image.clone()),
+            _ => Source::Copied(self.snapshot.file()),
+        };
+        Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
     }
 
     /// A connection has become a VM's.
@@ -609,13 +621,20 @@ impl Shared {
         match next {
             Next::Over => return Ok(next),
             Next::Wait => {}
-            Next::Soon => self.table().soon.push_back((Instant::now() + SOON, connection.number)),
+            Next::Soon => self.want_soon(connection.number),
             Next::Ahead => self.want_ahead(connection.number),
         }
         for space in vm.spaces() {
             self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
         }
         Ok(next)
+    }
+
+    fn want_soon(&self, number: u64) {
+        let mut table = self.table();
+        if table.soon.iter().all(|(_, other)| *other != number) {
+            table.soon.push_back((Instant::now() + SOON, number));
+        }
     }
 
     fn want_ahead(&self, number: u64) {
@@ -673,7 +692,8 @@ impl Shared {
             }
             Stage::Greeting(mut greeting) => {
                 let descriptors = greeting.take_descriptors();
-                let (uffds, _others): (Vec<_>, Vec<_>) = descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
+                let (uffds, _others): (Vec<_>, Vec<_>) =
+                    descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
                 if uffds.is_empty() {
                     self.end_greeting(connection, why);
                     return Stage::Over;
@@ -718,9 +738,7 @@ impl Shared {
         let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
         drop(table);
         for connection in all {
-            let is_late = |stage: &Stage| {
-                matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting)
-            };
+            let is_late = |stage: &Stage| matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting);
             let Some(stage) = connection.take_if(is_late) else { continue };
             let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
             // What was wanted meanwhile was a greeting's, which is over.

@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::cache::{Cache, File};
+use crate::cache::{Cache, File, Image};
 use crate::error::{ErrorKind, Repr, Result};
 use crate::units::PAGE_SIZE;
 
@@ -50,7 +50,8 @@ impl Snapshot {
         let known = known(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
-            let text = format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
+            let text =
+                format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
             return Err(Repr::InvalidInput(text).into());
         }
         let bytes = file.len();
@@ -66,6 +67,19 @@ impl Snapshot {
     /// Which image it is.
     pub(super) fn identity(&self) -> ImageIdentity {
         self.identity
+    }
+
+    /// The image of it, for VMMs to map; `path` is where it was opened.
+    pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
+        let image = Image::from_snapshot(cache, path)?;
+        // Another file may have been put there in between.
+        let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
+        let (opened, raw) = (image.snapshot().identity, self.raw.metadata().map_err(wrong)?);
+        if (opened.device, opened.inode) == (raw.dev(), raw.ino()) && image.len() == self.identity.bytes {
+            return Ok(image);
+        }
+        let text = format!("{}: the snapshot was replaced while it was opened; try again", path.display());
+        Err(Repr::InvalidInput(text).into())
     }
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.

@@ -159,7 +159,8 @@ impl Trace {
     /// # Errors
     /// It cannot be read, is damaged, or is of another image.
     pub fn read(path: &Path, image: ImageIdentity) -> Result<Self, TraceError> {
-        let bytes_max = HEAD_BYTES as u64 + image.bytes.div_ceil(PAGE_SIZE as u64) * RUN_BYTES as u64 + SUM_BYTES as u64;
+        let bytes_max =
+            HEAD_BYTES as u64 + image.bytes.div_ceil(PAGE_SIZE as u64) * RUN_BYTES as u64 + SUM_BYTES as u64;
         let file = File::open(path).map_err(TraceError::Read)?;
         let mut bytes = Vec::new();
         // One more than may be, so that a longer one is seen to be too long.
@@ -342,7 +343,8 @@ mod tests {
         let mut newer = bytes.clone();
         newer[8] = 2;
         assert!(matches!(refused(&newer), TraceError::Version(2)));
-        let twice = Trace { image: IMAGE, runs: vec![Run { first: 9, pages: 3 }, Run { first: 11, pages: 1 }] };
+        let twice =
+            Trace { image: IMAGE, runs: vec![Run { first: 9, pages: 3 }, Run { first: 11, pages: 1 }] };
         let outside = Trace { image: IMAGE, runs: vec![Run { first: u32::MAX, pages: u32::MAX }] };
         let empty = Trace { image: IMAGE, runs: vec![Run { first: 9, pages: 0 }] };
         for wrong in [twice, outside, empty] {

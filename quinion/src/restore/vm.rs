@@ -13,6 +13,10 @@
 //! pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run cannot be
 //! read the page that was asked for is tried alone, and if it cannot either it is poisoned.
 //!
+//! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
+//! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
+//! any private mapping of a file does; who wants zeros there maps something else over it.
+//!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together.
 //!
@@ -22,21 +26,22 @@
 //! woken, and finds that out. Only if he comes back again and again, something is wrong.
 
 use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::cache::File;
+use crate::cache::{File, Image};
 use crate::error::{Error, ErrorKind};
 use crate::folio::Pinned;
 use crate::sync::lock::Mutex;
 use crate::sys::uffd::{Fault, FaultKind, Inbox, MESSAGES_MAX, Message, Moved, Stop, Uffd};
 use crate::units::PAGE_SIZE;
 
+use super::PeerError;
 use super::pages::{Need, Pages, Stretch};
 use super::snapshot::Snapshot;
 use super::stats::Numbers;
 use super::trace::{Recorder, Run, Trace};
-use super::PeerError;
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;
@@ -54,12 +59,34 @@ const STRAYS_MAX: u32 = 256;
 const SHORTAGES_MAX: u32 = 5000;
 const PAGE: u64 = PAGE_SIZE as u64;
 
+/// What is mapped at a time, where it is resident anyway, in bytes.
+const MAPPED_BYTES: u64 = 512 << 10;
+
+/// Where a VM's memory comes from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// The snapshot's bytes are copied.
+    Copied(File),
+    /// The image's memory is mapped.
+    Mapped(Image),
+}
+
 /// What all VMs of a server share.
 pub(super) struct Common<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) run_bytes: u64,
     pub(super) recorder: Option<&'a Mutex<Recorder>>,
     pub(super) replay: Option<&'a Trace>,
+}
+
+impl Common<'_> {
+    /// Notes that a stretch was wanted, if that is recorded.
+    fn note(&self, stretch: Stretch) {
+        if let Some(recorder) = self.recorder {
+            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            recorder.note(stretch.offset, stretch.bytes);
+        }
+    }
 }
 
 /// What a VM wants after a turn.
@@ -79,7 +106,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Vm {
     spaces: Vec<Space>,
-    file: File,
+    source: Source,
     inbox: Inbox,
     /// The first run of the trace that was not supplied ahead, and the first that was not read ahead.
     ahead: usize,
@@ -139,10 +166,10 @@ impl Space {
 
 impl Vm {
     /// One with these pages; what is done for it is counted in `numbers`, which others may look at.
-    pub(super) fn new(uffd: Uffd, pages: Pages, file: File, numbers: Arc<Mutex<Numbers>>) -> Self {
+    pub(super) fn new(uffd: Uffd, pages: Pages, source: Source, numbers: Arc<Mutex<Numbers>>) -> Self {
         Self {
             spaces: vec![Space::new(uffd, pages)],
-            file,
+            source,
             inbox: Inbox::default(),
             ahead: 0,
             warm: 0,
@@ -247,7 +274,10 @@ impl Vm {
             Message::Fault(fault) => space.waiting.push_back(Waiting { fault, since: now }),
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
-                space.pages.removed(range);
+                match self.source {
+                    Source::Copied(_) => space.pages.removed(range),
+                    Source::Mapped(_) => space.pages.forgotten(range),
+                }
                 self.count(|numbers| numbers.removed_bytes += bytes);
             }
             Message::Unmapped(range) => space.pages.unmapped(range)?,
@@ -282,9 +312,16 @@ impl Vm {
         }
         for Waiting { fault, .. } in waiting {
             if let Need::Supply(Stretch { offset, bytes, .. }) = pages.need(fault.address, run_bytes) {
-                // What cannot be read is told by the read that follows.
-                let _ = self.file.will_need(offset, bytes);
+                self.start_read(offset, bytes);
             }
+        }
+    }
+
+    /// What cannot be read is told by the read that follows.
+    fn start_read(&self, offset: u64, bytes: u64) {
+        match &self.source {
+            Source::Copied(file) => drop(file.will_need(offset, bytes)),
+            Source::Mapped(image) => drop(image.prefetch(offset..offset + bytes)),
         }
     }
 
@@ -345,9 +382,15 @@ impl Vm {
                 self.wake(at, page, unit);
                 return Ok(Answer::Given);
             }
-            // The page is in the VM's own file, and so it is the VM's.
-            FaultKind::Minor => return self.give(at, page, unit, page, |uffd, range| uffd.resume(range)),
-            FaultKind::Missing => {}
+            FaultKind::Minor | FaultKind::Missing => {}
+        }
+        if let Source::Mapped(image) = &self.source {
+            let image = image.clone();
+            return self.map_fault(at, fault.address, &image, common);
+        }
+        if fault.kind == FaultKind::Minor {
+            // The page is in a file of the VM's own, and so its bytes are, too.
+            return self.give(at, page, unit, page, |uffd, range| uffd.resume(range));
         }
         match space.pages.need(fault.address, common.run_bytes) {
             Need::Supply(stretch) => self.supply_demand(at, stretch, page, common),
@@ -379,16 +422,14 @@ impl Vm {
             Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
             Err(error) => return self.poison(at, alone, error),
         };
-        if let Some(recorder) = common.recorder {
-            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
-            recorder.note(stretch.offset, stretch.bytes);
-        }
+        common.note(stretch);
         self.supply(at, stretch, &pinned, page, Why::Demand)
     }
 
     /// The bytes of `stretch`, or why they cannot be had; they are the snapshot's.
     fn pin(&self, stretch: Stretch, common: &Common<'_>) -> Result<Result<Pinned, Error>, PeerError> {
-        let pinned = self.file.pin(stretch.offset, stretch.bytes as usize);
+        let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
+        let pinned = file.pin(stretch.offset, stretch.bytes as usize);
         let is_short = pinned.as_ref().is_ok_and(|pinned| (pinned.len() as u64) < stretch.bytes);
         if is_short || common.snapshot.assure().is_err() {
             return Err(PeerError::SnapshotChanged);
@@ -456,7 +497,7 @@ impl Vm {
         address: u64,
         bytes: u64,
         page: u64,
-        call: impl Fn(&Uffd, std::ops::Range<u64>) -> Moved,
+        call: impl Fn(&Uffd, Range<u64>) -> Moved,
     ) -> Result<Answer, PeerError> {
         let (space, end) = (&mut self.spaces[at], address + bytes);
         let unit = space.pages.unit();
@@ -485,6 +526,86 @@ impl Vm {
             from += if bytes > 0 { bytes } else { unit };
         }
         Ok(answer)
+    }
+
+    /// Answers a fault in a mapping of the image.
+    fn map_fault(
+        &mut self,
+        at: usize,
+        address: u64,
+        image: &Image,
+        common: &Common<'_>,
+    ) -> Result<Answer, PeerError> {
+        let pages = &self.spaces[at].pages;
+        let unit = pages.unit();
+        let page = address & !(unit - 1);
+        let (wide, stretch) = match (pages.need(address, MAPPED_BYTES), pages.need(address, common.run_bytes))
+        {
+            (Need::Supply(wide), Need::Supply(stretch)) => (wide, stretch),
+            // It was mapped. Perhaps it was given back without a word; perhaps somebody was faster.
+            (Need::Look { address, bytes } | Need::Zeros { address, bytes }, _) => {
+                self.count(|numbers| numbers.faults_present += 1);
+                return self.give(at, address, bytes, page, |uffd, range| uffd.resume(range));
+            }
+            _ => return Ok(Answer::Stray),
+        };
+        let is_resident = image.is_resident(wide.offset..wide.offset + wide.bytes);
+        let stretch = if is_resident { wide } else { stretch };
+        common.note(stretch);
+        self.map(at, stretch, page, image, Why::Demand)
+    }
+
+    /// Makes a stretch of the image resident, and maps what came of it.
+    fn map(
+        &mut self,
+        at: usize,
+        stretch: Stretch,
+        page: u64,
+        image: &Image,
+        why: Why,
+    ) -> Result<Answer, PeerError> {
+        let Stretch { address, offset, bytes } = stretch;
+        let (mut there, mut failed): (Vec<Range<u64>>, Option<Error>) = (Vec::new(), None);
+        let wanted = page.wrapping_sub(address).wrapping_add(offset);
+        let asked = image.ensure_each(offset..offset + bytes, |range, came| {
+            match came {
+                Ok(()) => there.push(range),
+                // That of the page that somebody waits for is the one to be told; any, if nobody does.
+                Err(error) if range.contains(&wanted) || failed.is_none() => failed = Some(error),
+                Err(_) => {}
+            }
+            ControlFlow::Continue(())
+        });
+        if image.has_changed() || asked.is_err() {
+            return Err(PeerError::SnapshotChanged);
+        }
+        let mut found = Answer::Given;
+        for range in &there {
+            let len = range.end - range.start;
+            match self
+                .give(at, range.start - offset + address, len, page, |uffd, range| uffd.resume(range))?
+            {
+                Answer::Given => {}
+                Answer::Stray => found = Answer::Stray,
+                other => return Ok(other),
+            }
+            self.count(|numbers| {
+                numbers.mapped_bytes += len;
+                match why {
+                    Why::Demand => numbers.demand_bytes += len,
+                    Why::Ahead => numbers.ahead_bytes += len,
+                }
+            });
+        }
+        let is_there = why == Why::Ahead || there.iter().any(|range| range.contains(&wanted));
+        match failed {
+            Some(error) if !is_there && error.kind() == ErrorKind::NoMemory => Ok(Answer::Short),
+            Some(error) if !is_there => {
+                let unit = self.spaces[at].pages.unit();
+                self.poison(at, Stretch { address: page, offset: wanted, bytes: unit }, error)
+            }
+            _ => Ok(found),
+        }
     }
 
     /// The page of `stretch` cannot be read: a touch of it is a bus error from now on.
@@ -537,6 +658,14 @@ impl Vm {
         let unit = self.spaces[0].pages.unit();
         let bytes = stretch.bytes.min((*budget).next_multiple_of(unit));
         let piece = Stretch { bytes, ..stretch };
+        if let Source::Mapped(image) = &self.source {
+            let image = image.clone();
+            *budget = budget.saturating_sub(bytes);
+            let answer = self.map(0, piece, u64::MAX, &image, Why::Ahead)?;
+            // What could not be read is absent still, and stays so until somebody asks for it.
+            let is_whole = self.spaces[0].pages.absent_in(piece.offset, bytes).is_empty();
+            return Ok(if is_whole { answer } else { Answer::Stray });
+        }
         let pinned = match self.pin(piece, common)? {
             Ok(pinned) => pinned,
             Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
@@ -557,7 +686,7 @@ impl Vm {
         for _ in 0..AHEAD_RUNS {
             let Some(run) = runs.get(self.warm).filter(|_| before < WARM_BYTES) else { return };
             let bytes = u64::from(run.pages) * PAGE;
-            let _ = self.file.will_need(u64::from(run.first) * PAGE, bytes);
+            self.start_read(u64::from(run.first) * PAGE, bytes);
             before += bytes;
             self.warm += 1;
         }

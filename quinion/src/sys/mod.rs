@@ -11,11 +11,13 @@
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
-//! | `uffd` | page faults of another process, with the feature `restore` |
+//! | `peer`, `uffd` | who connected a socket; page faults of another process: with the feature `restore` |
 
 pub mod fork;
 pub mod io;
 pub mod lease;
+#[cfg(feature = "restore")]
+pub mod peer;
 pub mod ring;
 pub mod signal;
 #[cfg(feature = "restore")]

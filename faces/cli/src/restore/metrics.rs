@@ -1,0 +1,201 @@
+//! Metrics: the server's numbers for Prometheus, in a file or by HTTP.
+//!
+//! ```text
+//!   a file      written anew every second, beside itself and moved over: who reads it finds a whole one
+//!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
+//! ```
+//!
+//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second or says more than
+//! 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use quinion::restore::RestoreStats;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::sys::Ending;
+
+/// How long one asker may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// Askers that are answered between two looks for a signal.
+const ASKERS_MAX: usize = 16;
+
+/// Where the numbers go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Where {
+    /// To a file.
+    File(PathBuf),
+    /// To who asks at this address.
+    Address(SocketAddr),
+}
+
+impl FromStr for Where {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(address) => Ok(Self::Address(address)),
+            Err(_) if text.is_empty() => Err("name a file, or an address such as 127.0.0.1:9100".to_owned()),
+            Err(_) => Ok(Self::File(text.into())),
+        }
+    }
+}
+
+/// A place where the numbers are to be had.
+#[derive(Debug)]
+pub enum Metrics {
+    File(PathBuf),
+    Asked(TcpListener),
+}
+
+impl Metrics {
+    /// Makes the place ready.
+    pub fn start(place: &Where) -> Result<Self, String> {
+        match place {
+            Where::File(path) => {
+                write(path, "").map_err(|error| format!("{}: {error}", path.display()))?;
+                Ok(Self::File(path.clone()))
+            }
+            Where::Address(address) => {
+                let listening = TcpListener::bind(address).and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    Ok(listener)
+                });
+                listening.map(Self::Asked).map_err(|error| format!("cannot listen at {address}: {error}"))
+            }
+        }
+    }
+
+    /// Writes the numbers, if they go to a file. That it cannot be written now is no reason to end; the next second may
+    /// be better.
+    pub fn keep(&self, stats: &RestoreStats) {
+        if let Self::File(path) = self {
+            let _ = write(path, &stats.prometheus());
+        }
+    }
+
+    /// Answers who asks, if they are asked for.
+    pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
+        let Self::Asked(listener) = self else { return };
+        for _ in 0..ASKERS_MAX {
+            let Ok((asker, _)) = listener.accept() else { return };
+            // What goes wrong here is the asker's business.
+            let _ = answer(asker, &stats);
+        }
+    }
+}
+
+/// Waits for a signal, for somebody who asks, or for so long. Whether it was a signal.
+pub fn wait(ending: &Ending, metrics: Option<&Metrics>, at_most: Duration) -> bool {
+    let mut fds = vec![PollFd::new(ending, PollFlags::IN)];
+    if let Some(Metrics::Asked(listener)) = metrics {
+        fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+    }
+    let at_most =
+        Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
+    match poll(&mut fds, Some(&at_most)) {
+        Ok(_) => !fds[0].revents().is_empty(),
+        Err(_) => false,
+    }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let beside = path.with_file_name(name);
+    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result<()> {
+    asker.set_nonblocking(false)?;
+    asker.set_read_timeout(Some(PATIENCE))?;
+    asker.set_write_timeout(Some(PATIENCE))?;
+    let request = request(&mut asker)?;
+    let (status, text) = match request.split_ascii_whitespace().take(2).collect::<Vec<_>>()[..] {
+        ["GET", "/" | "/metrics"] => ("200 OK", stats().prometheus()),
+        ["GET", _] => ("404 Not Found", "the numbers are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET is known here\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
+        text.len()
+    );
+    asker.write_all(head.as_bytes())?;
+    asker.write_all(text.as_bytes())
+}
+
+/// What is asked, to the empty line behind it.
+fn request(asker: &mut impl Read) -> io::Result<String> {
+    let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
+    // Each read may take a second, so their number is bounded, too.
+    for _ in 0..64 {
+        let read = asker.read(&mut piece)?;
+        bytes.extend_from_slice(&piece[..read]);
+        let is_whole =
+            bytes.windows(4).any(|end| end == b"\r\n\r\n") || bytes.windows(2).any(|end| end == b"\n\n");
+        if read == 0 || is_whole {
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        if bytes.len() > REQUEST_BYTES_MAX {
+            break;
+        }
+    }
+    Err(io::Error::other("the request is too long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_from_files() {
+        assert_eq!("127.0.0.1:9100".parse(), Ok(Where::Address(([127, 0, 0, 1], 9100).into())));
+        assert_eq!("/run/q.prom".parse(), Ok(Where::File("/run/q.prom".into())));
+        assert_eq!("9100".parse(), Ok(Where::File("9100".into())));
+        assert!("".parse::<Where>().is_err());
+    }
+
+    #[test]
+    fn a_file_is_written_whole_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("q.prom");
+        let metrics = Metrics::start(&Where::File(path.clone())).expect("it can be written");
+        metrics.keep(&RestoreStats::default());
+        assert!(fs::read_to_string(&path).expect("it is there").contains("quinion_restore_faults_total 0\n"));
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+        assert!(Metrics::start(&Where::File(folder.path().join("no/such"))).is_err());
+    }
+
+    #[test]
+    fn who_asks_is_answered() {
+        let any = Where::Address(([127, 0, 0, 1], 0).into());
+        let metrics = Metrics::start(&any).expect("a port is free");
+        let Metrics::Asked(listener) = &metrics else { panic!("it is asked") };
+        let address = listener.local_addr().expect("it is bound");
+        let ask = |text: &str| {
+            let mut asker = TcpStream::connect(address).expect("it listens");
+            asker.write_all(text.as_bytes()).expect("it fits");
+            metrics.answer(RestoreStats::default);
+            let mut answer = String::new();
+            asker.read_to_string(&mut answer).expect("text");
+            answer
+        };
+        let answer = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(
+            answer.starts_with("HTTP/1.0 200 OK\r\n") && answer.contains("\nquinion_restore_vms 0\n"),
+            "{answer}"
+        );
+        assert!(ask("GET /other HTTP/1.0\n\n").starts_with("HTTP/1.0 404 "));
+        assert!(ask("POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
+    }
+}

@@ -1,0 +1,36 @@
+//! Ending: hearing that somebody wants this process to end, as something that can be read and polled.
+//!
+//! The signals are blocked, in the thread that asks and in all that it starts later, and come by a descriptor instead.
+//! So no handler runs anywhere. One that was ignored when we were started (`nohup`) stays ignored.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// What is readable when this process is to end.
+#[derive(Debug)]
+pub struct Ending(OwnedFd);
+
+impl Ending {
+    /// Begins to hear SIGINT, SIGTERM and SIGHUP; before other threads are started.
+    pub fn hear() -> io::Result<Self> {
+        // SAFETY: all zeros is a value of this C structure, which the calls fill; the descriptor is new, and ours.
+        unsafe {
+            let mut signals: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut signals);
+            for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::sigaddset(&raw mut signals, number);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+            match libc::signalfd(-1, &raw const signals, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                fd if fd >= 0 => Ok(Self(OwnedFd::from_raw_fd(fd))),
+                _ => Err(io::Error::last_os_error()),
+            }
+        }
+    }
+}
+
+impl AsFd for Ending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -93,6 +93,36 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
 }
 
 #[test]
+fn g17_what_is_grabbed_is_brought_back_first() {
+    let (cache, _disk) = in_memory(64);
+    let file = file(&cache);
+    fill(&file, BIG, 1);
+    // To preallocate gives memory to what has none, and changes nothing that is there.
+    for at in [0, 3 * MIB + 1, 20 * MIB] {
+        file.preallocate(at, 200_000).unwrap();
+        let pinned = file.pin_folios(at..at + 100_000, 1000).unwrap();
+        let bytes: u64 = pinned.folios().map(|folio| folio.len() as u64).sum();
+        assert!(bytes >= 100_000 + pinned.offset() as u64);
+        drop(pinned);
+    }
+    read_all(&file, 1);
+    // A part of a page is populated, and the rest of it was spilled.
+    let (from, end) = (MIB + 1000, MIB + 300_000);
+    let mut at = from;
+    let put = file.populate_with(from..end, |slice| {
+        let mut bytes = vec![0; slice.left()];
+        fill_content(&mut bytes, FILE, at, 1);
+        at += bytes.len() as u64;
+        assert_eq!(slice.put(&bytes), bytes.len());
+        Ok(())
+    });
+    assert_eq!(put.unwrap(), end - from);
+    cache.check().unwrap();
+    read_all(&file, 1);
+    assert_eq!(numbers(&file).allocated_pages, 0);
+}
+
+#[test]
 fn a_read_of_a_page_does_not_bring_all_of_a_large_folio() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);

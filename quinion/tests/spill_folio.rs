@@ -1,0 +1,275 @@
+//! One folio on its way to the spill file and back, step by step: who comes in between, and what stands in the tree.
+
+use std::sync::Arc;
+
+use quinion::arena::{Arena, ArenaOptions};
+use quinion::backend::{Backend, Faults, FillRun, MemoryFile, Simulated, WaitRoom, WriteFaults};
+use quinion::mapping::{
+    AddedFolio, At, Backing, Content, Mapping, NewFolio, Parted, Purpose, Restored, Seek, Shape,
+};
+use quinion::policy::Came;
+use quinion::reclaim::Reclaim;
+use quinion::spill::{Spill, SpillOptions};
+use quinion::stats::Counters;
+use quinion::sync::Locks;
+use quinion::sys::fork::ForkGuard;
+use quinion::tuning::Tuning;
+use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
+use quinion::xarray::Value;
+
+/// A mapping of one folio, which can be sent out.
+struct Stage {
+    mapping: Arc<Mapping>,
+    reclaim: Reclaim,
+    spill: Arc<Spill>,
+    disk: Arc<Simulated>,
+    arena: Arc<Arena>,
+}
+
+const FIRST: PageIndex = PageIndex(16);
+const ORDER: Order = Order(4);
+
+impl Stage {
+    fn new(writes: WriteFaults) -> Self {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
+        let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
+        let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitRoom::new()));
+        let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+        let spill = Spill::with_backend(backend, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
+        let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
+        reclaim.spill_to(&spill);
+        let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
+        let mapping = Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
+        let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
+        let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
+        mapping.set_size(1 << 20);
+        reclaim.add_mapping(Arc::clone(&mapping));
+        let stage = Self { mapping, reclaim, spill, disk, arena };
+        stage.add();
+        stage
+    }
+
+    /// Puts the folio in: data, and the only thing in a ring.
+    fn add(&self) {
+        let frame = self.arena.alloc(ORDER).unwrap();
+        let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
+        let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
+        let folio = NewFolio { index: FIRST, frame, order: ORDER };
+        let added = self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+        assert_eq!(added, AddedFolio::Added { shadow: None });
+        let run = FillRun { index: FIRST, frame, pages: ORDER.pages() };
+        self.mapping.lock().mark_run_dirty(run, Millis(1));
+        self.reclaim.list([(frame, Came::Asked)], promise.with_charge(charge));
+        self.arena.view().own(frame).complete(true);
+    }
+
+    /// Has room made: nothing is free, and the folio is under way.
+    fn send(&self) {
+        assert_eq!(self.reclaim.reclaim(1, Locks::Wait), 0);
+        assert_eq!(self.spill.under_way().0, u64::from(ORDER.pages()));
+        assert_eq!(self.at(), At::Folio, "readers find it where it was");
+    }
+
+    fn spilled() -> Self {
+        let stage = Self::new(WriteFaults::default());
+        stage.send();
+        stage.spill.drain();
+        let value = Value::spill(ORDER.0, 0);
+        assert_eq!(stage.at(), At::Spilled { first: FIRST, order: ORDER, value });
+        stage.check();
+        stage
+    }
+
+    fn at(&self) -> At {
+        self.mapping.lock().at(FIRST, FIRST.plus(16))
+    }
+
+    /// All pages of the folio are dirty, and it has no slots.
+    fn stays(&self) {
+        self.spill.drain();
+        assert_eq!((self.at(), self.mapping.dirty_pages().dirty()), (At::Folio, 16));
+        assert_eq!((self.spill.stats().pages, self.spill.stats().bytes), (0, 0));
+        self.check();
+    }
+
+    fn check(&self) {
+        self.mapping.check().unwrap();
+        self.spill.check(self.mapping.spilled_values()).unwrap();
+        self.reclaim.check().unwrap();
+        self.arena.check().unwrap();
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.reclaim.remove_mapping(self.mapping.id());
+    }
+}
+
+#[test]
+fn a_folio_goes_and_its_frames_are_free() {
+    let stage = Stage::spilled();
+    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
+    assert_eq!(stage.reclaim.weights().total(), 0);
+    assert_eq!(stage.mapping.lock().pages(), 0);
+}
+
+#[test]
+fn a_folio_that_is_held_when_its_flush_ends_stays() {
+    let stage = Stage::new(WriteFaults::default());
+    stage.send();
+    let held = stage.mapping.try_hold(FIRST).unwrap();
+    stage.stays();
+    drop(held);
+    // And goes the next time.
+    stage.send();
+    stage.spill.drain();
+    assert_eq!(stage.mapping.spilled_pages(), 16);
+    stage.check();
+}
+
+#[test]
+fn a_folio_that_is_written_on_its_way_stays() {
+    let stage = Stage::new(WriteFaults::default());
+    stage.send();
+    let held = stage.mapping.try_hold(FIRST).unwrap();
+    let page = FIRST.plus(3);
+    assert!(!stage.mapping.seems_dirty(&held, page), "its writer takes the lock");
+    stage.mapping.lock().mark_dirty(&held, page..page.plus(1), Millis(2));
+    drop(held);
+    stage.stays();
+}
+
+#[test]
+fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
+    let stage = Stage::new(WriteFaults::default());
+    stage.send();
+    let held = stage.mapping.try_hold(FIRST).unwrap();
+    let descriptor = stage.arena.view().own(held.frame());
+    let ticket = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
+    assert!(descriptor.try_lock(ticket).is_ok());
+    stage.spill.drain();
+    assert_eq!((stage.at(), stage.mapping.dirty_pages().dirty()), (At::Folio, 16));
+    assert_eq!(stage.reclaim.reclaim(1, Locks::Wait), 0);
+    assert_eq!(stage.spill.under_way().0, 0, "what is locked does not set out");
+    descriptor.unlock();
+    drop(held);
+    stage.stays();
+}
+
+#[test]
+fn a_folio_that_could_not_be_written_stays() {
+    let stage = Stage::new(WriteFaults { errors: 1000, ..WriteFaults::default() });
+    stage.send();
+    stage.stays();
+    assert_eq!(stage.spill.stats().write_errors, 1);
+    assert!(stage.spill.trouble().unwrap().to_string().contains("cannot be written"));
+    stage.disk.mend();
+}
+
+#[test]
+fn a_folio_that_is_taken_out_on_its_way_leaves_no_slot() {
+    let stage = Stage::new(WriteFaults::default());
+    stage.send();
+    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::All), 16);
+    assert_eq!(stage.mapping.detached_pages(), 16, "who cuts the file waits for this");
+    stage.spill.drain();
+    assert_eq!((stage.mapping.detached_pages(), stage.spill.stats().bytes), (0, 0));
+    assert_eq!(stage.at(), At::Hole { end: FIRST.plus(16) });
+    stage.check();
+}
+
+#[test]
+fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
+    let stage = Stage::new(WriteFaults::default());
+    stage.send();
+    let (spill, arena) = (Arc::clone(&stage.spill), Arc::clone(&stage.arena));
+    drop(stage);
+    spill.drain();
+    assert_eq!(spill.stats().bytes, 0);
+    spill.check([]).unwrap();
+    arena.check().unwrap();
+}
+
+#[test]
+fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
+    let stage = Stage::spilled();
+    for (index, order) in [(FIRST, ORDER), (FIRST.plus(5), Order(0)), (PageIndex(0), Order(5)), (FIRST.plus(8), Order(3))] {
+        let frame = stage.arena.alloc(order).unwrap();
+        let folio = NewFolio { index, frame, order };
+        for purpose in [Purpose::Read, Purpose::Write] {
+            assert_eq!(stage.mapping.add_folio(folio, purpose, Locks::Wait), AddedFolio::Present);
+        }
+        let run = FillRun { index, frame, pages: order.pages() };
+        let orders = Orders { min: Order(0), max: Order(0) };
+        let before = FIRST.0.saturating_sub(index.0) as u32;
+        let added = stage.mapping.add_folio_range(run, Shape::of(orders), Locks::Wait, &mut |_, _| {}).unwrap();
+        assert_eq!(added.pages, before.min(order.pages()), "what comes before it");
+        let (left, pages) = (Frame(frame.0 + added.pages), order.pages() - added.pages);
+        for page in 0..added.pages {
+            stage.arena.view().own(frame.plus(page)).complete(false);
+        }
+        stage.mapping.remove_range(PageIndex(0)..FIRST, Content::All);
+        stage.arena.free_run(left, pages);
+        assert_eq!(stage.mapping.spilled_pages(), 16);
+    }
+    assert_eq!(stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)), Some((FIRST.plus(16), 4)), "it is no gap");
+    assert_eq!(stage.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), Seek::Data), Some(FIRST));
+    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::Clean), 0, "and not clean");
+    stage.check();
+}
+
+#[test]
+fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
+    let stage = Stage::spilled();
+    let edge = FIRST.plus(5);
+    assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), Content::All), 0);
+    assert_eq!(stage.mapping.spilled_pages(), 16, "what reaches over an edge stays");
+    let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, Locks::Wait).unwrap().part_at(edge);
+    assert_eq!(part(edge), Parted::Done);
+    let pieces = [(2, 0), (0, 4), (0, 5), (1, 6), (3, 8)];
+    assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
+    stage.check();
+    assert_eq!(part(edge), Parted::Done, "nothing is left to be done");
+    stage.mapping.remove_range(edge..FIRST.plus(40), Content::All);
+    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
+    stage.check();
+}
+
+#[test]
+fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
+    let stage = Stage::spilled();
+    let values = stage.mapping.lock().spilled_from(FIRST.plus(9)..FIRST.plus(10));
+    assert_eq!(values, [(FIRST, Value::spill(ORDER.0, 0))]);
+    let frame = stage.arena.alloc(Order(2)).unwrap();
+    let folios: Vec<_> = [(4, 0, 0), (5, 1, 0), (6, 2, 1)]
+        .map(|(page, nth, order)| NewFolio { index: FIRST.plus(page), frame: frame.plus(nth), order: Order(order) })
+        .into();
+    let mut held = Vec::new();
+    let lock = || stage.mapping.lock_to_add(FIRST, 16, Locks::Wait).unwrap();
+    assert_eq!(lock().restore(&values, &folios, &mut held), Restored::Done);
+    assert_eq!((held.len(), stage.mapping.dirty_pages().dirty(), stage.mapping.lock().pages()), (3, 4, 4));
+    let pieces = [(2, 0), (3, 8)];
+    assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
+    assert_eq!(stage.spill.stats().bytes, 12 << 12);
+    stage.spill.check(stage.mapping.spilled_values()).unwrap();
+    assert_eq!(lock().restore(&values, &folios, &mut held), Restored::Changed, "it was there, and is no more");
+    drop(held);
+}
+
+#[test]
+fn what_is_read_while_it_is_cut_off_is_given_to_nobody_else() {
+    let stage = Stage::spilled();
+    let values = stage.mapping.spilled_values();
+    let reading = stage.spill.begin_read(&values).unwrap();
+    assert!(stage.spill.begin_read(&values).is_none(), "one at a time");
+    stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::All);
+    assert_eq!(stage.spill.stats().bytes, 16 << 12, "they are being read");
+    stage.add();
+    stage.send();
+    stage.spill.drain();
+    assert_eq!(stage.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
+    drop(reading);
+    assert_eq!(stage.spill.stats().bytes, 16 << 12);
+    stage.check();
+}

@@ -6,8 +6,8 @@
 //!                              '--------> a complaint --shrink--> a short list that still fails, printed
 //! ```
 //!
-//! The pairs live in caches in which everything fits, and in such as are full before the file is as long as it may
-//! be; with folios of a page and with large ones. A list that was printed can be run again: put it into a test that
+//! The pairs live in caches in which everything fits, in such as are full before the file is as long as it may be,
+//! and in such as spill what does not fit; with folios of a page and with large ones. A list that was printed can be run again: put it into a test that
 //! calls [`check`] with the setting beside it.
 //!
 //! Then several threads change and read one file at once, each its own part of it, by two handles.
@@ -23,11 +23,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{Dice, PAGE, fill_content, generations};
-use mem_pair::{At, How, Op, Setting, op, run, simpler};
+use mem_pair::{At, How, Op, Room, Setting, op, run, simpler};
 use quinion::{Cache, MemFile, MemFileOptions};
 use shrinking::shrunk;
 
-/// Operations of all four differential tests together.
+/// Operations of all six differential tests together.
 const OPS: u64 = 20_000;
 const OPS_SOAK: u64 = 1_000_000;
 /// Operations of one pair.
@@ -58,7 +58,7 @@ fn check(setting: &Setting, ops: &[Op]) {
 
 /// The share of one test of all operations.
 fn differ(setting: &Setting, seed: u64) {
-    let wanted = if is_soak() { OPS_SOAK } else { OPS } / 4;
+    let wanted = if is_soak() { OPS_SOAK } else { OPS } / 6;
     let mut dice = Dice::new(seed);
     for _ in 0..wanted.div_ceil(OPS_OF_PAIR as u64) {
         let ops: Vec<Op> = (0..OPS_OF_PAIR).map(|_| op(&mut dice)).collect();
@@ -69,22 +69,32 @@ fn differ(setting: &Setting, seed: u64) {
 
 #[test]
 fn pages_with_room_are_as_tmpfs_has_them() {
-    differ(&Setting { is_tight: false, order_max: 0 }, 51);
+    differ(&Setting { room: Room::Wide, order_max: 0 }, 51);
 }
 
 #[test]
 fn large_folios_with_room_are_as_tmpfs_has_them() {
-    differ(&Setting { is_tight: false, order_max: 9 }, 52);
+    differ(&Setting { room: Room::Wide, order_max: 9 }, 52);
 }
 
 #[test]
 fn pages_without_room_are_as_tmpfs_has_them() {
-    differ(&Setting { is_tight: true, order_max: 0 }, 53);
+    differ(&Setting { room: Room::Tight, order_max: 0 }, 53);
 }
 
 #[test]
 fn large_folios_without_room_are_as_tmpfs_has_them() {
-    differ(&Setting { is_tight: true, order_max: 9 }, 54);
+    differ(&Setting { room: Room::Tight, order_max: 9 }, 54);
+}
+
+#[test]
+fn pages_that_spill_are_as_tmpfs_has_them() {
+    differ(&Setting { room: Room::Spilling, order_max: 0 }, 55);
+}
+
+#[test]
+fn large_folios_that_spill_are_as_tmpfs_has_them() {
+    differ(&Setting { room: Room::Spilling, order_max: 9 }, 56);
 }
 
 /// A cache that is full refuses writes, and what it refused has changed nothing.
@@ -92,15 +102,15 @@ fn large_folios_without_room_are_as_tmpfs_has_them() {
 fn a_tight_pair_meets_the_end_of_its_memory() {
     let fill = |at: u64| Op::Write { by: 0, at: At::Byte(at), len: 5 << 20, how: How::Plain };
     let ops: Vec<Op> = (0..4).map(|nth| fill(nth * (5 << 20))).chain([Op::Check]).collect();
-    let refused = |is_tight| run(&Setting { is_tight, order_max: 9 }, &ops).unwrap();
-    assert!(refused(true) > 0);
-    assert_eq!(refused(false), 0);
+    let refused = |room| run(&Setting { room, order_max: 9 }, &ops).unwrap();
+    assert!(refused(Room::Tight) > 0);
+    assert_eq!([Room::Wide, Room::Spilling].map(refused), [0, 0]);
 }
 
 #[test]
 fn a_wrong_file_is_found_wrong() {
     // The twin is told less than ours: what the pair would say if ours had kept what it should have lost.
-    let setting = Setting { is_tight: false, order_max: 9 };
+    let setting = Setting { room: Room::Wide, order_max: 9 };
     let mut pair = mem_pair::MemPair::new(&setting).unwrap();
     pair.step(&Op::Write { by: 0, at: At::Byte(0), len: 9000, how: How::Plain }).unwrap();
     pair.spoil(5000);

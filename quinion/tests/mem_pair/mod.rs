@@ -9,9 +9,10 @@
 //!   at the end        all bytes of both files are the same; and when the file is gone, so is its memory
 //! ```
 //!
-//! Our file lives in a cache that is wide, or so tight that writes meet its end: then what was not written of ours
-//! is not written to the twin either, and an error must have changed nothing. What the kernel's file does with its
-//! memory when it runs out is nobody's question here.
+//! Our file lives in a cache that is wide; or so tight that writes meet its end: then what was not written of ours
+//! is not written to the twin either, and an error must have changed nothing; or in as tight a one with a spill file, in
+//! which there is room for all of it. What the kernel's file does with its memory when it runs out is nobody's question
+//! here.
 //!
 //! Where data is: both say so, of pages that somebody wrote to. With folios of a page both must say the same. With
 //! larger ones data may be where the twin has a hole, but what is called a hole is zeros in both.
@@ -24,7 +25,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned};
+use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, SpillOptions};
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
 use crate::cache_pair::{Told, compare, content, kernel_read, told};
@@ -71,6 +72,10 @@ pub enum Op {
     Append { by: u8, len: u32 },
     SetLen { by: u8, to: At },
     Punch { by: u8, at: At, len: u32 },
+    /// Memory is given to a range, as far as it lies in the file.
+    Preallocate { by: u8, at: At, len: u32 },
+    /// A range is filled, as far as it lies in the file, by a source that gives so many bytes at a time.
+    Populate { by: u8, at: At, len: u32, step: u16 },
     /// Where data begins from here on, and where it ends.
     Seek { by: u8, at: At },
     /// The handle goes, and is cloned from the other.
@@ -80,10 +85,21 @@ pub enum Op {
     Check,
 }
 
+/// How much there is for a pair's file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// More than it takes.
+    Wide,
+    /// Less, and what does not fit is refused.
+    Tight,
+    /// Less, and what does not fit goes to a file.
+    Spilling,
+}
+
 /// Where a pair lives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
-    pub is_tight: bool,
+    pub room: Room,
     /// The largest folio, as log2 of pages.
     pub order_max: u8,
 }
@@ -117,9 +133,13 @@ fn refusable<T>(what: &str, result: quinion::Result<T>) -> Result<Option<T>, Str
 impl MemPair {
     /// Two empty files.
     pub fn new(setting: &Setting) -> Result<Self, String> {
-        let memory = if setting.is_tight { MEMORY_TIGHT } else { MEMORY_WIDE };
-        let cache = Cache::builder().memory(memory).folio_order_max(setting.order_max).build();
-        let (cache, twin) = (told("building a cache", cache)?, twin()?);
+        let memory = if setting.room == Room::Wide { MEMORY_WIDE } else { MEMORY_TIGHT };
+        let builder = Cache::builder().memory(memory).folio_order_max(setting.order_max);
+        let builder = match setting.room {
+            Room::Spilling => builder.spill(SpillOptions::new(env!("CARGO_TARGET_TMPDIR"), 4 * FILE_MAX)),
+            Room::Wide | Room::Tight => builder,
+        };
+        let (cache, twin) = (told("building a cache", builder.build())?, twin()?);
         let mut pair = Self {
             setting: setting.clone(),
             pins: Vec::new(),
@@ -174,6 +194,8 @@ impl MemPair {
             Op::Append { by, len } => self.append(by, len)?,
             Op::SetLen { by, to } => self.set_len(by, to)?,
             Op::Punch { by, at, len } => self.punch(by, at, len)?,
+            Op::Preallocate { by, at, len } => self.preallocate(by, at, len)?,
+            Op::Populate { by, at, len, step } => self.populate(by, at, len, step)?,
             Op::Seek { by, at } => self.seek(by, self.position(at))?,
             Op::Reclone { by } => {
                 let other = self.file(by ^ 1).clone();
@@ -341,6 +363,48 @@ impl MemPair {
         told("a write to the twin", self.twin.write_all_at(&is, range.start))
     }
 
+    /// What of a range lies in the file.
+    fn inside(&self, at: At, len: u32) -> Range<u64> {
+        let range = self.range(at, len);
+        let start = range.start.min(self.size);
+        start..range.end.clamp(start, self.size)
+    }
+
+    fn preallocate(&mut self, by: u8, at: At, len: u32) -> Told {
+        let range = self.inside(at, len);
+        let given = self.file(by).preallocate(range.start, range.end - range.start);
+        if refusable("preallocate", given)?.is_none() {
+            self.refused += 1;
+        } else if !range.is_empty() {
+            let given = fallocate(self.twin.as_fd(), FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
+            told("a preallocation of the twin", given)?;
+        }
+        self.check_pins()
+    }
+
+    fn populate(&mut self, by: u8, at: At, len: u32, step: u16) -> Told {
+        let range = self.inside(at, len);
+        let bytes = self.next_content(range.start, (range.end - range.start) as usize);
+        let step = usize::from(step).max(1);
+        let came = self.file(by).populate_with(range.clone(), |slice| {
+            while slice.left() > 0 {
+                let at = (slice.position() - range.start) as usize;
+                slice.put(&bytes[at..bytes.len().min(at + step)]);
+            }
+            Ok(())
+        });
+        match refusable("populate", came)? {
+            None => {
+                self.refused += 1;
+                self.check_pins()
+            }
+            Some(came) => {
+                self.refused += u64::from(came < bytes.len() as u64);
+                self.wrote(range.start, &bytes[..came as usize])
+            }
+        }
+    }
+
     // Where data is.
 
     fn seek(&self, by: u8, position: u64) -> Told {
@@ -490,8 +554,10 @@ pub fn op(dice: &mut Dice) -> Op {
         22..=39 => Op::Write { by, at: at(dice), len: len(dice), how: how(dice) },
         40..=43 => Op::Append { by, len: len(dice) },
         44..=47 => Op::SetLen { by, to: at(dice) },
-        48..=53 => Op::Punch { by, at: at(dice), len: len(dice) },
-        54..=59 => Op::Seek { by, at: at(dice) },
+        48..=52 => Op::Punch { by, at: at(dice), len: len(dice) },
+        53 | 54 => Op::Preallocate { by, at: at(dice), len: len(dice) },
+        55 | 56 => Op::Populate { by, at: at(dice), len: len(dice), step: 1 << dice.below(16) },
+        57..=59 => Op::Seek { by, at: at(dice) },
         60 => Op::Reclone { by },
         61 if dice.below(8) == 0 => Op::Reborn,
         _ => Op::Check,
@@ -516,6 +582,11 @@ pub fn simpler(op: Op) -> Vec<Op> {
         }
         Op::Pin { by, at, .. } => vec![Op::Pin { by, at: start(at), len: page }],
         Op::Punch { by, at, .. } => vec![Op::Punch { by, at: start(at), len: page }],
+        Op::Populate { by, at, len, .. } => {
+            let whole = |at, len| Op::Populate { by, at, len, step: u16::MAX };
+            vec![whole(at, len), whole(start(at), page)]
+        }
+        Op::Preallocate { by, at, .. } => vec![Op::Preallocate { by, at: start(at), len: page }],
         Op::Append { by, .. } => vec![Op::Append { by, len: 1 }],
         _ => Vec::new(),
     }

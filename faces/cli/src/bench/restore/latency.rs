@@ -1,8 +1,8 @@
 //! Latency: how long does a guest wait that touches one absent page, anywhere?
 //!
 //! ```text
-//!   server, ..          ours: a page-fault server answers, of whose snapshot all is in memory. By one page a fault; and
-//!                       by 64 KiB, where only one page in so many is touched
+//!   server, ..          ours: a page-fault server answers, of whose snapshot all is in memory. By one page a fault; by
+//!                       64 KiB, and by mapping 512 KiB, where only one page in so many is touched
 //!   COPY, CONTINUE      a thread of ours answers, the simplest that there can be: asleep between faults, or spinning
 //!   MAP_PRIVATE, ..     the kernel answers, alone
 //! ```
@@ -32,7 +32,7 @@ const METRICS: [Metric; 3] =
 
 const SERVER: &str = "server, COPY 4K";
 const SERVER_RUN: &str = "server, COPY 64K";
-const SERVER_MAPPED: &str = "server, CONTINUE 4K";
+const SERVER_MAPPED: &str = "server, CONTINUE 512K";
 const COPY: &str = "COPY anon 4K, handler thread";
 const COPY_SPINNING: &str = "COPY anon 4K, spinning handler";
 const COPY_MEMFD: &str = "COPY memfd 4K, handler thread";
@@ -54,6 +54,8 @@ struct Stage {
 
 /// What our server answers a fault with, unless told otherwise.
 const RUN_BYTES: usize = 64 << 10;
+/// What of an image that is all there it maps for a fault.
+const MAPPED_BYTES: usize = 512 << 10;
 /// Bytes that are copied from, again and again.
 const SOURCE_BYTES: usize = 2 << 20;
 
@@ -132,12 +134,10 @@ fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
 }
 
-/// The same by an image, all of which is there.
+/// The same by an image, all of which is there: so all around a fault is mapped with it.
 fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
-    let mut options = handing_out_the_image();
-    options.run_bytes = PAGE as u64;
-    stage.host.serve_resident(options, |region| {
-        touch_scattered(region, PAGE, stage.faults, Touch::Read, Content::Snapshot)
+    stage.host.serve_resident(handing_out_the_image(), |region| {
+        touch_scattered(region, MAPPED_BYTES, stage.faults, Touch::Read, Content::Snapshot)
     })
 }
 

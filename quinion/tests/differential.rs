@@ -97,7 +97,8 @@ fn simpler(op: Op) -> Vec<Op> {
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
     eprintln!("a run of {} operations failed: {why}\nlooking for a shorter one", ops.len());
-    let (ops, why) = shrunk(ops.to_vec(), why, simpler, |ops| (0..TRIES).find_map(|_| complaint(setting, ops)));
+    let (ops, why) =
+        shrunk(ops.to_vec(), why, simpler, |ops| (0..TRIES).find_map(|_| complaint(setting, ops)));
     let list: String = ops.iter().map(|op| format!("    Op::{op:?},\n")).collect();
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }

@@ -182,7 +182,11 @@ const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
     ("populate", "grab and fill, folios of 2 MiB: lookup batched", &["one by one"]),
     ("restore", "resident image, ", &["UFFDIO_COPY 4K", "UFFDIO_COPY 64K", "UFFDIO_COPY 2M"]),
     ("restore", "10 clones of ", &["UFFDIO_COPY", "MAP_PRIVATE of a cached file"]),
-    ("restore", "scattered faults: server, COPY 4K", &["COPY anon 4K, handler thread", "kernel: MAP_PRIVATE read"]),
+    (
+        "restore",
+        "scattered faults: server, COPY 4K",
+        &["COPY anon 4K, handler thread", "kernel: MAP_PRIVATE read"],
+    ),
     ("restore", "cold: server, COPY", &["MAP_PRIVATE", "handler, COPY 4K", "eager, COPY 2M"]),
 ];
 
@@ -191,11 +195,14 @@ fn memory_stands_beside_every_peer_in_every_case() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir = folder.path().to_str().unwrap();
     let experiments = ["memfile", "populate", "restore"];
-    let output = bench(&[&["--quick", "--repeat", "1", "--json", "--scratch", dir][..], &experiments].concat());
+    let output =
+        bench(&[&["--quick", "--repeat", "1", "--json", "--scratch", dir][..], &experiments].concat());
     let (lines, wrong) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{wrong}");
-    let rows: Vec<[String; 4]> =
-        lines.lines().map(|line| ["experiment", "case", "peer_name", "peer"].map(|key| value_of(line, key))).collect();
+    let rows: Vec<[String; 4]> = lines
+        .lines()
+        .map(|line| ["experiment", "case", "peer_name", "peer"].map(|key| value_of(line, key)))
+        .collect();
     for (experiment, case, peers) in MEMORY_ROWS {
         for peer in peers {
             let row = rows.iter().find(|[e, c, p, _]| e == experiment && c.contains(case) && p == peer);

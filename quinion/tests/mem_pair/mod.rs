@@ -65,21 +65,61 @@ pub enum How {
 /// What can be done to a file. Positions need not lie in it, nor below [`FILE_MAX`]: each is made to fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    Read { by: u8, at: At, len: u32, how: How },
-    Pin { by: u8, at: At, len: u32 },
-    Unpin { nth: u8 },
-    Write { by: u8, at: At, len: u32, how: How },
-    Append { by: u8, len: u32 },
-    SetLen { by: u8, to: At },
-    Punch { by: u8, at: At, len: u32 },
+    Read {
+        by: u8,
+        at: At,
+        len: u32,
+        how: How,
+    },
+    Pin {
+        by: u8,
+        at: At,
+        len: u32,
+    },
+    Unpin {
+        nth: u8,
+    },
+    Write {
+        by: u8,
+        at: At,
+        len: u32,
+        how: How,
+    },
+    Append {
+        by: u8,
+        len: u32,
+    },
+    SetLen {
+        by: u8,
+        to: At,
+    },
+    Punch {
+        by: u8,
+        at: At,
+        len: u32,
+    },
     /// Memory is given to a range, as far as it lies in the file.
-    Preallocate { by: u8, at: At, len: u32 },
+    Preallocate {
+        by: u8,
+        at: At,
+        len: u32,
+    },
     /// A range is filled, as far as it lies in the file, by a source that gives so many bytes at a time.
-    Populate { by: u8, at: At, len: u32, step: u16 },
+    Populate {
+        by: u8,
+        at: At,
+        len: u32,
+        step: u16,
+    },
     /// Where data begins from here on, and where it ends.
-    Seek { by: u8, at: At },
+    Seek {
+        by: u8,
+        at: At,
+    },
     /// The handle goes, and is cloned from the other.
-    Reclone { by: u8 },
+    Reclone {
+        by: u8,
+    },
     /// The file goes, and another one begins.
     Reborn,
     Check,
@@ -376,7 +416,8 @@ impl MemPair {
         if refusable("preallocate", given)?.is_none() {
             self.refused += 1;
         } else if !range.is_empty() {
-            let given = fallocate(self.twin.as_fd(), FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
+            let given =
+                fallocate(self.twin.as_fd(), FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
             told("a preallocation of the twin", given)?;
         }
         self.check_pins()
@@ -414,7 +455,10 @@ impl MemPair {
         // Bounds that both have, whatever folios ours has.
         let is_inside = position < self.size;
         if hole.is_some() != is_inside || (!is_inside && data.is_some()) {
-            return Err(format!("from byte {position} of {}: data at {data:?}, a hole at {hole:?}", self.size));
+            return Err(format!(
+                "from byte {position} of {}: data at {data:?}, a hole at {hole:?}",
+                self.size
+            ));
         }
         if !is_inside {
             return Ok(());
@@ -509,7 +553,23 @@ pub fn run(setting: &Setting, ops: &[Op]) -> Result<u64, String> {
 
 /// Lengths about the edges of what there are edges of.
 const LENS: [u32; 18] = [
-    1, 0, 3, 64, 511, 513, 4095, 4096, 4097, 8192, 12_293, 65_536, 70_001, 262_144, 400_001, 2 << 20, 2_100_001,
+    1,
+    0,
+    3,
+    64,
+    511,
+    513,
+    4095,
+    4096,
+    4097,
+    8192,
+    12_293,
+    65_536,
+    70_001,
+    262_144,
+    400_001,
+    2 << 20,
+    2_100_001,
     5 << 20,
 ];
 /// Distances from the start of a page, or from the file's end.

@@ -113,7 +113,8 @@ impl Ours {
         let memory = 2 * bytes + bytes / 8 + (64 << 20);
         let cache = Cache::builder().memory(memory).folio_order_max(order).build()?;
         let file = |kind: Kind| cache.mem_file(MemFileOptions::new().size(bytes).name(kind.name()));
-        let [mut data, preallocated, holes] = [file(Kind::Data)?, file(Kind::Preallocated)?, file(Kind::Holes)?];
+        let [mut data, preallocated, holes] =
+            [file(Kind::Data)?, file(Kind::Preallocated)?, file(Kind::Holes)?];
         put_content(&mut data, bytes)?;
         preallocated.preallocate(0, bytes)?;
         Ok(Self([data, preallocated, holes]))

@@ -65,7 +65,10 @@ fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let pages = Shared::new(settings, |settings| stage(settings, 0));
     let large = Shared::new(settings, |settings| stage(settings, 9));
-    CASES.into_iter().map(|(name, order, done)| case(if order == 0 { &pages } else { &large }, name, done)).collect()
+    CASES
+        .into_iter()
+        .map(|(name, order, done)| case(if order == 0 { &pages } else { &large }, name, done))
+        .collect()
 }
 
 fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
@@ -74,9 +77,9 @@ fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
         let files = files.get()?;
         Ok((0..WAYS.len()).map(|way| alternative(&files, way, done)).collect())
     });
-    [BATCHED, LOOKUP].into_iter().fold(case, |case, ours| {
-        case.compare("cpu", ours, SINGLE, None).compare("locks", ours, SINGLE, None)
-    })
+    [BATCHED, LOOKUP]
+        .into_iter()
+        .fold(case, |case, ours| case.compare("cpu", ours, SINGLE, None).compare("locks", ours, SINGLE, None))
 }
 
 fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {

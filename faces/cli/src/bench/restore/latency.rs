@@ -82,7 +82,8 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         let all = OURS.iter().chain(&PEERS);
         Ok(all.map(|(name, run)| alternative(&stage, name, *run)).collect())
     });
-    let beside = |case: Case, ours, peer| case.compare("p50", ours, peer, None).compare("p99", ours, peer, None);
+    let beside =
+        |case: Case, ours, peer| case.compare("p50", ours, peer, None).compare("p99", ours, peer, None);
     let case = PEERS.iter().fold(case, |case, (peer, _)| beside(case, SERVER, peer));
     let case = beside(beside(case, SERVER_MAPPED, CONTINUE), SERVER_MAPPED, COPY);
     vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
@@ -128,9 +129,8 @@ fn told(taken: &[f64]) -> Vec<f64> {
 fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
     options.run_bytes = run as u64;
-    let touch = |region: &mut Region| {
-        touch_scattered(region, run, stage.faults, Touch::Read, Content::Snapshot)
-    };
+    let touch =
+        |region: &mut Region| touch_scattered(region, run, stage.faults, Touch::Read, Content::Snapshot);
     Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
 }
 

@@ -19,8 +19,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 
 use crate::bench::harness::Unmeasured;
@@ -61,7 +61,11 @@ impl Guest {
     }
 }
 
-fn send(connection: &UnixStream, message: &[u8], descriptors: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+fn send(
+    connection: &UnixStream,
+    message: &[u8],
+    descriptors: &[std::os::fd::BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {

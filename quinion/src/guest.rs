@@ -10,26 +10,26 @@
 //!                                                                snapshot as it was opened
 //! ```
 //!
-//! [`Frozen`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a guest's
-//! extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no second
-//! copy. It fills lazily. Whoever wants a range makes it **ready** first ([`Frozen::bring`]); pages that are ready stay as
-//! long as the image does, and never change.
+//! [`Frozen`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a
+//! guest's extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no
+//! second copy. It fills lazily. Whoever wants a range makes it **ready** first ([`Frozen::bring`]); pages that are
+//! ready stay as long as the image does, and never change.
 //!
-//! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in place
-//! or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each fill
-//! the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the image
-//! is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is so recent
-//! that another one could carry the same time is waited for when it is opened. That its inode changes, by a new name or
-//! a removal, says nothing of its bytes, and breaks nothing. (Stores through a mapping of the snapshot show late, as
-//! anywhere; a device's content has no times at all.)
+//! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in
+//! place or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each
+//! fill the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the
+//! image is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is
+//! so recent that another one could carry the same time is waited for when it is opened. That its inode changes, by a
+//! new name or a removal, says nothing of its bytes, and breaks nothing. (Stores through a mapping of the snapshot show
+//! late, as anywhere; a device's content has no times at all.)
 //!
 //! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
 //! were made ready, or is started when all of the image is.
 //!
-//! [`Memory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached, and there
-//! are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is touched by
-//! us, before, by a call that answers an error where a touch alone would be a signal.
+//! [`Memory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached, and
+//! there are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is
+//! touched by us, before, by a call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
 //!  1. A page that is ready holds the bytes that the snapshot had there when it was opened, zeros behind its end.

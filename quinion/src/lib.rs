@@ -161,9 +161,9 @@ pub use owner::CacheOwner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use spill::{SpillOptions, SpillStats};
-#[cfg(all(feature = "std", not(quinion_model)))]
 pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use spill::{SpillOptions, SpillStats};
 #[cfg(feature = "std")]
 pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
 #[cfg(feature = "std")]

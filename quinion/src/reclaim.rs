@@ -53,8 +53,8 @@
 //! processor's caches.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::referenced::{self, Found};
 use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
@@ -78,7 +78,8 @@ use spill::Going;
 
 /// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
-/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by nobody.
+/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by
+/// nobody.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -721,6 +722,8 @@ impl Reclaim {
         }
         self.arena.free_all(&gone);
         self.relist(&stayed, promise);
+        // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
+        self.make_room_to_remember(0, locks);
         Went { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 

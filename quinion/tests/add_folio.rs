@@ -87,7 +87,9 @@ fn in_one_shadow(readers: u64, rounds: u64) {
             });
         }
         let finish = AtEnd(&stop);
-        for round in 0..rounds {
+        let nobody_read = || readers > 0 && seen.load(Ordering::Relaxed) == 0;
+        // As long as the readers have not come to read anything: on a busy machine they begin late.
+        for round in (0..).take_while(|&round| round < rounds || nobody_read()) {
             stage.put_shadow(512, 9, round as u32);
             let start = Barrier::new(2);
             let fill = |first: u64| {
@@ -116,7 +118,6 @@ fn in_one_shadow(readers: u64, rounds: u64) {
         }
         drop(finish);
     });
-    assert!(readers == 0 || seen.load(Ordering::Relaxed) > 0, "no reader read anything");
     stage.finish();
 }
 

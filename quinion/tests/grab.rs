@@ -236,7 +236,10 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
         all_locked(&stage, &grabbed);
         assert!(frames.asked.len() >= 3, "{:?}", frames.asked);
         let waits: Vec<_> = frames.asked.iter().map(|(_, memory)| *memory == ForMemory::Wait).collect();
-        assert!(waits[0] && waits[1..].iter().all(|wait| !wait), "memory is waited for only while nothing is locked");
+        assert!(
+            waits[0] && waits[1..].iter().all(|wait| !wait),
+            "memory is waited for only while nothing is locked"
+        );
         drop(grabbed);
         nothing_leaks(&stage, free);
         assert_eq!(stage.pages(), 0, "what nobody touched is gone again");
@@ -918,7 +921,9 @@ impl Twin {
                 None => {
                     let gap = (at..bound).take_while(|index| self.at(*index).is_none()).count() as u64;
                     let some = gap.min(frames);
-                    got.extend(pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)));
+                    got.extend(
+                        pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)),
+                    );
                     (at, frames) = (at + some, frames - some);
                     if some < gap {
                         return (got, GrabEnd::NoFrames);
@@ -960,8 +965,10 @@ fn play(way: Grabbing, ops: &[Op]) {
                 let theirs = lock.as_ref().and_then(|lock| lock.start()).map(|start| start.0);
                 let (want, reason) = twin.grab(first..first + pages, order_max, frames, theirs);
                 let mut source = Frames::of(&stage, order_max).at_most(frames);
-                let (mut grabbed, ended) = test.grab(first..first + pages, born(nowait(order_max)), &mut source);
-                let got: Vec<_> = grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
+                let (mut grabbed, ended) =
+                    test.grab(first..first + pages, born(nowait(order_max)), &mut source);
+                let got: Vec<_> =
+                    grabbed.folios().map(|it| (it.first().0, it.order().0, it.state())).collect();
                 assert_eq!((&got, ended), (&want, reason), "{op:?}");
                 all_locked(&stage, &grabbed);
                 let mut touched = Vec::new();

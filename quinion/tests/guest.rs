@@ -1,5 +1,8 @@
 //! Guest memory and images, by what is promised of them: the bytes are the snapshot's, what counts is what is taken,
 //! and machines that map an image share it and change nothing of it.
+//!
+//! A machine is played by a mapping of the descriptor, private or shared, in this process. The snapshot is a file, or a
+//! device that answers late, out of order and with errors. A machine's own memory has a vector for its twin.
 
 #![allow(unsafe_code, reason = "mappings, and a fork")]
 
@@ -12,11 +15,12 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use proptest::prelude::*;
 use quinion::backend::{
     Attributes, Backend, Completing, Faults, Fill, Reap, Reaped, Sequence, Simulated, Times, WaitRoom,
 };
 use quinion::{Cache, ErrorKind, GuestMemory, Image};
-use rustix::fs::fstat;
+use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const PAGE: u64 = 4096;
@@ -492,6 +496,12 @@ fn what_is_punched_is_zeros_for_all_and_its_memory_is_given_back() {
     assert!(machine.get(3 * MIB..3 * MIB + 5) == b"again");
     assert_eq!(memory.punch(0..5 * MIB).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(cache.stats().guest_bytes, 6 * MIB);
+    // Also where the machine alone has ever been.
+    let other = cache.guest_memory(2 * MIB).unwrap();
+    let machine = Mapped::new(other.as_fd(), MapFlags::SHARED);
+    machine.put(MIB, &[7; 10_000]);
+    other.punch(MIB..2 * MIB).unwrap();
+    assert!(machine.get(MIB..MIB + 10_000) == [0; 10_000]);
 }
 
 #[test]
@@ -544,4 +554,79 @@ fn a_forked_child_is_told_so() {
     memory.write_at(b"x", 0).unwrap();
     cache.check().unwrap();
     let _ = image.fd().as_fd();
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(u64, u64, u8),
+    Read(u64, u64),
+    Punch(u64, u64),
+    Allocate(u64, u64),
+    /// The machine writes.
+    Put(u64, u64, u8),
+    /// The machine makes a hole by itself.
+    Hole(u64, u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let part = || (0..OWN, prop_oneof![1..200u64, 1..40_000u64, 1..3 * MIB]);
+    let op = prop_oneof![
+        3 => (part(), any::<u8>()).prop_map(|((at, len), byte)| Op::Write(at, len, byte)),
+        3 => part().prop_map(|(at, len)| Op::Read(at, len)),
+        2 => part().prop_map(|(at, len)| Op::Punch(at, len)),
+        1 => part().prop_map(|(at, len)| Op::Allocate(at, len)),
+        2 => (part(), any::<u8>()).prop_map(|((at, len), byte)| Op::Put(at, len, byte)),
+        1 => part().prop_map(|(at, len)| Op::Hole(at, len)),
+    ];
+    prop::collection::vec(op, 1..30)
+}
+
+/// The size of the guest memory of the twin.
+const OWN: u64 = 4 * MIB + 1000;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    /// The twin is a vector.
+    #[test]
+    fn a_machines_own_memory_is_a_vector(ops in ops()) {
+        let cache = cache(32 * MIB);
+        let memory = cache.guest_memory(OWN).unwrap();
+        let machine = Mapped::new(memory.as_fd(), MapFlags::SHARED);
+        let mut twin = vec![0u8; OWN as usize];
+        let inside = |at: u64, len: u64| at as usize..(at + len).min(OWN) as usize;
+        for op in ops {
+            match op {
+                Op::Write(at, len, byte) => {
+                    twin[inside(at, len)].fill(byte);
+                    memory.write_at(&twin[inside(at, len)], at).unwrap();
+                }
+                Op::Read(at, len) => {
+                    let range = inside(at, len);
+                    prop_assert!(read(&memory, range.start as u64..range.end as u64) == twin[range]);
+                }
+                Op::Punch(at, len) => {
+                    let range = inside(at, len);
+                    memory.punch(range.start as u64..range.end as u64).unwrap();
+                    twin[range].fill(0);
+                }
+                Op::Allocate(at, len) => memory.allocate(at..(at + len).min(OWN)).unwrap(),
+                Op::Put(at, len, byte) => {
+                    twin[inside(at, len)].fill(byte);
+                    machine.put(at, &twin[inside(at, len)]);
+                }
+                Op::Hole(at, len) => {
+                    let range = inside(at, len);
+                    let (first, end) = ((range.start as u64).next_multiple_of(PAGE), range.end as u64 / PAGE * PAGE);
+                    if first < end {
+                        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                        fallocate(memory.as_fd(), flags, first, end - first).unwrap();
+                        twin[first as usize..end as usize].fill(0);
+                    }
+                }
+            }
+            prop_assert!(taken(memory.as_fd()) <= cache.stats().guest_bytes);
+        }
+        prop_assert!(machine.get(0..OWN) == twin);
+        prop_assert!(read(&memory, 0..OWN) == twin);
+    }
 }

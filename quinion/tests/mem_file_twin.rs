@@ -1,7 +1,7 @@
 //! A memory file against a naive twin: a vector of pages, each a hole or bytes.
 //!
 //! ```text
-//!   file    folios of all orders, splits, copies for pins, holes looked up        twin   Vec<Option<page>>, and a length
+//!   file    folios of all orders, splits, copies for pins, holes looked up     twin   Vec<Option<page>>, a length
 //!           after every step: length, bytes, what is data and what is a hole, what is charged; pins as they were
 //! ```
 //!
@@ -227,7 +227,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_memory_file_is_its_twin(order_max in 0..=6u8, ops in prop::collection::vec(op(), 1..40)) {

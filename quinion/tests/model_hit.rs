@@ -194,8 +194,8 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::arena::{
-    Completed, Descriptor, Flags, LockRefused, NotReady, Put, Readable, Retire, Ticket, WriteRefused, before_bytes, dirty,
-    landed, written,
+    Completed, Descriptor, Flags, LockRefused, NotReady, Put, Readable, Retire, Ticket, WriteRefused,
+    before_bytes, dirty, landed, written,
 };
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};

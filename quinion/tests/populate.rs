@@ -6,15 +6,16 @@
 //!             +-- ends, fails, panics: what came stays, the rest is as it was
 //! ```
 //!
-//! G14 and G15 once more, at the door; the other lettered statements are in `grab.rs`.
+//! G13, G14 and G15 once more, at the door, and G17; the other lettered statements are in `grab.rs`.
 
 use std::io::{self, Cursor, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use proptest::prelude::*;
-use quinion::{Cache, ErrorKind, Grabbing, MemFile, MemFileOptions, OnPinned, Tuning};
+use quinion::backend::{Backend, MemoryFile};
+use quinion::{Cache, ErrorKind, Grabbing, MemFile, MemFileOptions, OnPinned, SpillOptions, Tuning};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -281,6 +282,58 @@ fn memory_that_ends_ends_a_populate_and_says_so_when_nothing_came() {
     assert_eq!(file.populate_from_reader(0..1 << 20, io::repeat(6)).unwrap(), 1 << 20);
 }
 
+/// A memory file of 40 MiB in a cache of 16: most of it is spilled.
+#[test]
+fn g17_what_is_spilled_is_brought_back_by_who_grabs_it() {
+    let disk = Arc::new(MemoryFile::new(Vec::new()));
+    let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+    let options = SpillOptions::new("nowhere", 64 << 20);
+    let cache = Cache::builder().memory(16 << 20).spill_to(backend, options).build().unwrap();
+    let file = file(&cache, 40 * MIB);
+    assert_eq!(file.populate_from_reader(0..40 << 20, Cursor::new(contents(0, 40 * MIB))).unwrap(), 40 << 20);
+    let spilled = |file: &MemFile| file.stats().unwrap().spilled_pages;
+    assert!(spilled(&file) > 5000, "{} pages", spilled(&file));
+    let mut want = contents(0, 40 * MIB);
+    for at in (0..40 * MIB).step_by(3 * MIB) {
+        // Pinned: whole, and with its bytes.
+        let pinned = file.pin_folios(at as u64..(at + 5000) as u64, 9).unwrap();
+        assert!(pinned.len() >= 1 && pinned.folios().all(|folio| folio.len() >= PAGE));
+        assert_same(&read(&file, at, 5000), &want[at..at + 5000]);
+        drop(pinned);
+        // Populated in part: the rest of the page, and of the folio, is what it was.
+        let (from, len) = (at + 100, 9000.min(40 * MIB - at - 100));
+        let came = file.populate_from_reader(from as u64..(from + len) as u64, io::repeat(7)).unwrap();
+        assert_eq!(came as usize, len);
+        want[from..from + len].fill(7);
+        // Given memory: it has its bytes.
+        file.preallocate(at as u64, 20_000).unwrap();
+        assert_same(&read(&file, at, 20_000), &want[at..at + 20_000]);
+    }
+    assert_same(&read(&file, 0, 40 * MIB), &want);
+    assert!(spilled(&file) > 5000, "and others went");
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_large_write_into_a_hole_is_one_grab() {
+    let cache = cache(32 << 20);
+    let file = cache.mem_file(MemFileOptions::new().size(16 << 20).folio_order_max(0)).unwrap();
+    let locks = || file.tree_counts().locks;
+    let before = locks();
+    file.write_all_at(&contents(0, 2 * MIB), 0).unwrap();
+    assert_eq!(locks() - before, 1, "512 folios");
+    let ended = 4 * MIB + 77;
+    file.write_all_at(&contents(2 * MIB + 5, ended), (2 * MIB + 5) as u64).unwrap();
+    let pinned = file.pin(MIB as u64, 3 * PAGE).unwrap();
+    file.punch_hole(0, MIB as u64 / 2).unwrap();
+    file.write_all_at(&vec![3; 2 * MIB], 0).unwrap();
+    assert_same(&read(&file, 0, 2 * MIB), &vec![3; 2 * MIB]);
+    assert_same(&read(&file, 2 * MIB, 5), &[0; 5]);
+    assert_same(&read(&file, 2 * MIB + 5, ended), &contents(2 * MIB + 5, ended));
+    assert_same(&pinned.chunks().flatten().copied().collect::<Vec<_>>(), &contents(MIB, 3 * PAGE));
+    cache.check().unwrap();
+}
+
 #[test]
 fn a_range_that_is_not_the_files_is_refused() {
     let cache = cache(16 << 20);
@@ -400,8 +453,12 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let range = || (0..400_000usize, 0..300_000usize);
     prop_oneof![
-        (range(), 0..300_000usize, 1..70_000usize)
-            .prop_map(|((from, len), source, chunk)| Op::Populate { from, len, source, chunk }),
+        (range(), 0..300_000usize, 1..70_000usize).prop_map(|((from, len), source, chunk)| Op::Populate {
+            from,
+            len,
+            source,
+            chunk
+        }),
         range().prop_map(|(from, len)| Op::Write { from, len }),
         range().prop_map(|(from, len)| Op::Preallocate { from, len }),
         range().prop_map(|(from, len)| Op::Punch { from, len }),

@@ -96,7 +96,8 @@ impl<'a> Open<'a> {
     }
     /// As [`Open::check`], and goes on after each read that was fruitless. A read gives up when its page was
     /// gone four times before it was copied. With a cache of a few pages and others who want them, how often
-    /// that is depends on nothing but who runs when; what it must never give is a wrong word.
+    /// that is depends on nothing but who runs when, and so does whether the owner has looked at all markers before
+    /// more is asked; what it must never give is a wrong word.
     fn check_among_others(&self, file: u64, position: u64, bytes: usize) {
         let (mut to, mut done) = (vec![0u8; bytes], 0);
         loop {
@@ -104,7 +105,7 @@ impl<'a> Open<'a> {
             done += outcome.bytes;
             match outcome.end {
                 ReadEnd::Full | ReadEnd::EndOfFile(_) => break,
-                ReadEnd::Failed(RequestError::Fruitless) => {}
+                ReadEnd::Failed(RequestError::Fruitless | RequestError::NoSlot) => std::thread::yield_now(),
                 end => panic!("{end:?}"),
             }
         }
@@ -281,10 +282,14 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
         let reader = scope.spawn(|| {
             let mut to = vec![0; 1 << 20];
             loop {
-                if let ReadEnd::Failed(error) = open.read(0, &mut to).end {
-                    return error;
+                match open.read(0, &mut to).end {
+                    ReadEnd::Failed(error) => return error,
+                    // Between two reads the service has given the file back, and nothing is asked of such a one.
+                    ReadEnd::Stale => break,
+                    ReadEnd::Full | ReadEnd::EndOfFile(_) => {}
                 }
             }
+            viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap_err()
         });
         while owner.fills.load(Ordering::Relaxed) < 3 {
             std::thread::yield_now();

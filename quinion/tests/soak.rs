@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, Once, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -764,6 +764,8 @@ impl Sight {
         // SAFETY: a unique slice is valid for writes of its length.
         let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         let bytes = &buffer[..read.bytes];
+        static BEGUN: Once = Once::new();
+        BEGUN.call_once(|| println!("reading "));
         seen.reads += 1;
         seen.asked += u64::from(read.asked);
         promise.judge(bytes, position);
@@ -913,7 +915,12 @@ fn a_viewer_outlives_its_owner() {
     let mut owner = again("owner", &stage.folder).spawn().unwrap();
     let mut lines = BufReader::new(owner.stdout.take().unwrap());
     let view = hear(&mut lines, "owning ").expect("it owns");
-    let viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
+    let mut viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
+    for viewer in &mut viewers {
+        // A byte at a time: what it says later is for who waits for its end.
+        let mut lines = BufReader::with_capacity(1, viewer.stdout.as_mut().unwrap());
+        hear(&mut lines, "reading ").expect("it reads before its owner goes");
+    }
     thread::sleep(Duration::from_millis(1500));
     owner.kill().unwrap();
     owner.wait().unwrap();

@@ -79,7 +79,10 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
     assert_eq!(stats.spill_bytes, stats.spill_pages * PAGE as u64);
     let numbers = numbers(&file);
     assert_eq!(numbers.spilled_pages, stats.spill_pages);
-    assert_eq!((numbers.data_pages + numbers.spilled_pages, numbers.hole_pages), (BIG * MIB / PAGE as u64, 0));
+    assert_eq!(
+        (numbers.data_pages + numbers.spilled_pages, numbers.hole_pages),
+        (BIG * MIB / PAGE as u64, 0)
+    );
     cache.check().unwrap();
     read_all(&file, 1);
     for at in (0..BIG * MIB).step_by(MIB as usize) {
@@ -320,7 +323,8 @@ fn a_page_that_cannot_be_read_fails_alone_and_stays_where_it_is() {
 
 #[test]
 fn a_device_that_takes_nothing_is_an_error_and_what_was_written_is_there() {
-    let (cache, disk) = simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
+    let (cache, disk) =
+        simulated(64, Faults::default(), WriteFaults { errors: 1000, ..WriteFaults::default() });
     let file = file(&cache);
     let mut piece = vec![0; 1 << 16];
     let mut at = 0;
@@ -366,7 +370,9 @@ fn errors_under_a_seed_lose_nothing() {
                 // What memory cannot be had for is told, and is not written.
                 match file.write_at(&page_content(FILE, page, step), at) {
                     Ok(_) => known[page as usize] = Some(step),
-                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}")
+                    }
                 }
             } else if let Some(generation) = known[page as usize] {
                 let mut bytes = [0; PAGE];
@@ -375,13 +381,18 @@ fn errors_under_a_seed_lose_nothing() {
                         assert_eq!(read, PAGE);
                         assert!(bytes == page_content(FILE, page, generation), "page {page}, seed {seed}");
                     }
-                    Err(error) => assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}"),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io), "{error}")
+                    }
                 }
             }
         }
         cache.check().unwrap();
         let stats = cache.stats();
-        assert!(stats.spill_errors > 0 && stats.spilled_pages > 0 && stats.brought_back_pages > 0, "{stats:?}");
+        assert!(
+            stats.spill_errors > 0 && stats.spilled_pages > 0 && stats.brought_back_pages > 0,
+            "{stats:?}"
+        );
     }
 }
 
@@ -409,17 +420,20 @@ fn press(cache: &Cache, file: &MemFile, rounds: u64) {
                         latest[own as usize].store(generation, Ordering::Release);
                         Ok(())
                     } else {
-                        let least: Vec<u32> =
-                            (0..16).map(|nth| latest[(page + nth) as usize].load(Ordering::Acquire)).collect();
+                        let least: Vec<u32> = (0..16)
+                            .map(|nth| latest[(page + nth) as usize].load(Ordering::Acquire))
+                            .collect();
                         let len = if rng.below(2) == 0 { PAGE } else { 16 * PAGE };
                         file.read_exact_at(&mut bytes[..len], at).unwrap();
-                        bytes[..len].chunks(PAGE).zip(least).enumerate().try_for_each(|(nth, (bytes, least))| {
-                            let seen = generations(bytes, FILE, at + (nth * PAGE) as u64)?;
-                            match seen {
-                                Some(seen) if *seen.start() >= least => Ok(()),
-                                seen => Err(format!("{seen:?} instead of {least} and later")),
-                            }
-                        })
+                        bytes[..len].chunks(PAGE).zip(least).enumerate().try_for_each(
+                            |(nth, (bytes, least))| {
+                                let seen = generations(bytes, FILE, at + (nth * PAGE) as u64)?;
+                                match seen {
+                                    Some(seen) if *seen.start() >= least => Ok(()),
+                                    seen => Err(format!("{seen:?} instead of {least} and later")),
+                                }
+                            },
+                        )
                     };
                     if let Err(wrong) = outcome {
                         failed.store(true, Ordering::Relaxed);
@@ -433,7 +447,10 @@ fn press(cache: &Cache, file: &MemFile, rounds: u64) {
     let mut bytes = [0; PAGE];
     for page in 0..pages {
         file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
-        assert!(bytes == page_content(FILE, page, latest[page as usize].load(Ordering::Relaxed)), "page {page}");
+        assert!(
+            bytes == page_content(FILE, page, latest[page as usize].load(Ordering::Relaxed)),
+            "page {page}"
+        );
     }
     cache.check().unwrap();
 }
@@ -465,6 +482,62 @@ fn threads_under_pressure_with_a_file_without_a_name() {
     fill(&file, BIG, 1);
     press(&cache, &file, 1000);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// 1 R reads slots of a packed folio, and is about to put it back; he waits for who cuts the file.
+/// 2 C, who cuts it, wants that folio back, because his edge is inside it, and waits for who reads its slots.
+#[test]
+fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
+    let faults = Faults { seed: 9, delay_max: 4, sequence: Sequence::Shuffled, ..Faults::default() };
+    let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults);
+    let cache = builder().spill_to(Arc::new(disk), options(64).compress(true)).build().unwrap();
+    let file = file(&cache);
+    // Pages that can be packed: each is full of one byte, which says which it is.
+    let mark = |page: u64| 1 + (page % 251) as u8;
+    let pages = 28 * MIB / PAGE as u64;
+    let put = |from: u64, end: u64| {
+        let bytes: Vec<u8> = (from..end).flat_map(|page| [mark(page); PAGE]).collect();
+        file.write_all_at(&bytes, from * PAGE as u64).unwrap();
+    };
+    (0..pages).step_by(64).for_each(|page| put(page, page + 64));
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let (file, is_done) = (file.clone(), &is_done);
+            scope.spawn(move || {
+                let (mut rng, mut bytes) = (Dice::new(100 + seed), vec![0; 8 * PAGE]);
+                while !is_done.load(Ordering::Relaxed) {
+                    let page = rng.below(pages - 8);
+                    let read = file.read_at(&mut bytes, page * PAGE as u64).unwrap();
+                    for (nth, bytes) in bytes[..read].chunks_exact(PAGE).enumerate() {
+                        let (first, wanted) = (bytes[0], mark(page + nth as u64));
+                        assert!(first == 0 || first == wanted, "page {page} + {nth}: {first}");
+                        assert!(bytes.iter().all(|byte| *byte == first), "page {page} + {nth} is torn");
+                    }
+                }
+            });
+        }
+        let mut rng = Dice::new(1);
+        for _ in 0..200 {
+            let page = rng.below(pages - 300);
+            let end = if rng.below(3) == 0 { pages } else { page + 1 + rng.below(300) };
+            match end == pages {
+                true => file.set_len(page * PAGE as u64).unwrap(),
+                false => file.punch_hole(page * PAGE as u64, (end - page) * PAGE as u64).unwrap(),
+            }
+            put(page, end);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    cache.check().unwrap();
+    let mut bytes = vec![0; PAGE];
+    for page in 0..pages {
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == mark(page)), "page {page}");
+    }
+    drop(file);
+    assert_eq!(cache.stats().spill_pages, 0);
+    cache.check().unwrap();
 }
 
 #[test]

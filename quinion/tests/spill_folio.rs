@@ -39,7 +39,8 @@ impl Stage {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
         let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
-        let mapping = Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
+        let mapping =
+            Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
         let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
         let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
         mapping.set_size(1 << 20);
@@ -194,7 +195,9 @@ fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
 #[test]
 fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
     let stage = Stage::spilled();
-    for (index, order) in [(FIRST, ORDER), (FIRST.plus(5), Order(0)), (PageIndex(0), Order(5)), (FIRST.plus(8), Order(3))] {
+    for (index, order) in
+        [(FIRST, ORDER), (FIRST.plus(5), Order(0)), (PageIndex(0), Order(5)), (FIRST.plus(8), Order(3))]
+    {
         let frame = stage.arena.alloc(order).unwrap();
         let folio = NewFolio { index, frame, order };
         for purpose in [Purpose::Read, Purpose::Write] {
@@ -203,7 +206,8 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         let run = FillRun { index, frame, pages: order.pages() };
         let orders = Orders { min: Order(0), max: Order(0) };
         let before = FIRST.0.saturating_sub(index.0) as u32;
-        let added = stage.mapping.add_folio_range(run, Shape::of(orders), Locks::Wait, &mut |_, _| {}).unwrap();
+        let added =
+            stage.mapping.add_folio_range(run, Shape::of(orders), Locks::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, before.min(order.pages()), "what comes before it");
         let (left, pages) = (Frame(frame.0 + added.pages), order.pages() - added.pages);
         for page in 0..added.pages {
@@ -213,7 +217,11 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         stage.arena.free_run(left, pages);
         assert_eq!(stage.mapping.spilled_pages(), 16);
     }
-    assert_eq!(stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)), Some((FIRST.plus(16), 4)), "it is no gap");
+    assert_eq!(
+        stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)),
+        Some((FIRST.plus(16), 4)),
+        "it is no gap"
+    );
     assert_eq!(stage.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), Seek::Data), Some(FIRST));
     assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::Clean), 0, "and not clean");
     stage.check();
@@ -243,7 +251,11 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
     assert_eq!(values, [(FIRST, Value::spill(ORDER.0, 0))]);
     let frame = stage.arena.alloc(Order(2)).unwrap();
     let folios: Vec<_> = [(4, 0, 0), (5, 1, 0), (6, 2, 1)]
-        .map(|(page, nth, order)| NewFolio { index: FIRST.plus(page), frame: frame.plus(nth), order: Order(order) })
+        .map(|(page, nth, order)| NewFolio {
+            index: FIRST.plus(page),
+            frame: frame.plus(nth),
+            order: Order(order),
+        })
         .into();
     let mut held = Vec::new();
     let lock = || stage.mapping.lock_to_add(FIRST, 16, Locks::Wait).unwrap();
@@ -253,7 +265,11 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
     assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
     assert_eq!(stage.spill.stats().bytes, 12 << 12);
     stage.spill.check(stage.mapping.spilled_values()).unwrap();
-    assert_eq!(lock().restore(&values, &folios, &mut held), Restored::Changed, "it was there, and is no more");
+    assert_eq!(
+        lock().restore(&values, &folios, &mut held),
+        Restored::Changed,
+        "it was there, and is no more"
+    );
     drop(held);
 }
 

@@ -25,7 +25,7 @@ use disk::{
 };
 
 /// After this time a command is said to hang.
-const HANGS: Duration = Duration::from_secs(60);
+const HANGS: Duration = Duration::from_secs(300);
 
 /// Runs a command that might hang.
 #[track_caller]

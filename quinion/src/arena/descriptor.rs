@@ -65,8 +65,8 @@
 //! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it himself, it is dirty before it is
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
-//! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves the
-//! index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
+//! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves
+//! the index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to
@@ -603,9 +603,9 @@ impl Descriptor {
         self.update(Self::retire_ordering(), step).map(|(before, _)| before)
     }
 
-    /// Names a piece of a folio that was split: held by nobody, and for the rest as the `whole` was: up to date or not, what
-    /// has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has besides;
-    /// the marker is one of them. The piece at the whole's own frame may be the whole itself.
+    /// Names a piece of a folio that was split: held by nobody, and for the rest as the `whole` was: up to date or
+    /// not, what has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has
+    /// besides; the marker is one of them. The piece at the whole's own frame may be the whole itself.
     /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
     pub fn prepare_piece(&self, mapping: MappingId, index: PageIndex, order: Order, whole: Word, more: u64) {
         let word = self.word();
@@ -689,7 +689,13 @@ impl Descriptor {
             // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
             () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
             // Before the lock: a grabber's stops no reader.
-            () if word.has(Flags::UPTODATE) => if same { Readable::Yes } else { Readable::Never },
+            () if word.has(Flags::UPTODATE) => {
+                if same {
+                    Readable::Yes
+                } else {
+                    Readable::Never
+                }
+            }
             () if word.has(Flags::LOCKED) => Readable::NotYet,
             () if same => Readable::Zeros,
             () => Readable::Never,
@@ -723,7 +729,9 @@ impl Descriptor {
         loop {
             match () {
                 () if !ticket.names(word) => return Err(LockRefused::Left),
-                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => return Err(LockRefused::Locked),
+                () if word.has(Flags::LOCKED) && !mutant(Mutant::LockTaken) => {
+                    return Err(LockRefused::Locked);
+                }
                 () => {}
             }
             match self.word.compare_exchange(word.0, word.0 | Flags::LOCKED, order, Ordering::Relaxed) {

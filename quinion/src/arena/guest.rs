@@ -24,8 +24,8 @@
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
 //! punched: nobody is led there but who is past his first look (`shrink.rs`), and he throws away what he copies, be
 //! that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so every folio
-//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the one
-//! mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
+//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the
+//! one mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
 //! none. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
@@ -102,7 +102,8 @@ impl From<ArenaError> for GuestRefused {
 /// What became of a wish for frames at their places.
 #[derive(Debug)]
 pub enum Claimed {
-    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any frames.
+    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any
+    /// frames.
     Pages(u32),
     /// Somebody has the first of them: a folio that is there or about to be, or one that has left and is still held.
     Taken,
@@ -250,8 +251,13 @@ impl GuestExtents {
     /// If some of them are behind the end.
     pub fn give_memory(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         assert!(index.0 + u64::from(pages) <= u64::from(self.pages), "{pages} pages from {index:?}");
-        let (_, why) = self.back(self.first.plus(index.0 as u32), pages);
-        why.map_or(Ok(()), Err)
+        let first = self.first.plus(index.0 as u32);
+        if let (_, Some(why)) = self.back(first, pages) {
+            return Err(why);
+        }
+        // Who has the file open for writing may have made holes in it since.
+        let (bytes, at) = (pages as usize * PAGE_SIZE, index.first_byte());
+        self.arena.arena_segment.populate_pages(first.offset(), bytes, (self.file.as_fd(), at))
     }
 
     /// Sees to it that `pages` frames from `first` on, which the caller has claimed, have memory; how many from the
@@ -298,16 +304,20 @@ impl GuestExtents {
     fn unback(&self, index: PageIndex, pages: u32) -> std::io::Result<()> {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = match std::mem::replace(&mut *backing, Backing::Nothing) {
-            Backing::Nothing => return Ok(()),
-            Backing::All(_) => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
-            Backing::But(missing) => missing,
-        };
         // Whatever the system says: a page that is said to have none is given some before it is used.
-        let inside = index.0 as u32 % EXTENT_PAGES;
-        let mut missing = missing;
-        (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
-        *backing = Backing::But(missing);
+        *backing = match std::mem::replace(&mut *backing, Backing::Nothing) {
+            // None that we know of: who has the file open may have touched it.
+            Backing::Nothing => Backing::Nothing,
+            some => {
+                let mut missing = match some {
+                    Backing::But(missing) => missing,
+                    _ => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
+                };
+                let inside = index.0 as u32 % EXTENT_PAGES;
+                (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
+                Backing::But(missing)
+            }
+        };
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = u64::from(pages) * PAGE_SIZE as u64;
         Ok(rustix::fs::fallocate(&self.file, flags, index.first_byte(), bytes)?)
@@ -412,6 +422,10 @@ impl Guests {
     fn of_mut(&mut self, extent: u32) -> Option<(u32, &mut Guest)> {
         let (&first, guest) = self.by_first.range_mut(..=extent).next_back()?;
         (extent < guest.end()).then_some((first, guest))
+    }
+    /// The extents of each.
+    pub fn ranges(&self) -> Vec<Range<u32>> {
+        self.by_first.iter().map(|(&first, guest)| first..guest.end()).collect()
     }
     /// Whether it is an extent of a guest.
     pub fn has(&self, extent: u32) -> bool {
@@ -973,6 +987,71 @@ mod tests {
         drop(guest);
         arena.set_bound(SMALL).unwrap();
         arena.check().unwrap();
+    }
+
+    /// A file that is longer than `ulimit -f` would end the process by a signal; here it is an error. In a child, as
+    /// the limit is the process's; nothing that it does touches the arena's memory.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_limit_on_files_is_an_error_and_no_signal() {
+        let arena = arena(SMALL);
+        // SAFETY: the child sets its own limit, takes locks that nobody else has, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+            // SAFETY: as above; the limit is read from a value of ours.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+            let refused = arena.take_guest(2, c"quinion-guest-test", GuestUse::Shared);
+            let told = matches!(refused, Err(GuestRefused::Failed(ArenaError::TooLarge { max, .. })) if max == 1 << 20);
+            // SAFETY: it ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!told)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's exit status");
+    }
+
+    /// Memory that whoever has the file open took away is given again before it is touched here.
+    #[test]
+    fn holes_that_others_make_are_filled_before_we_touch_them() {
+        let arena = arena(SMALL);
+        let guest = guest(&arena, 2);
+        guest.give_memory(page(0), 1024).unwrap();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(guest.file(), flags, 10 * 4096, 600 * 4096).unwrap();
+        guest.give_memory(page(500), 20).unwrap();
+        assert_eq!(taken(guest.file()), 2 * EXTENT - 580 * 4096);
+    }
+
+    /// An arena that was filled page by page has its cells below, so that what is above can be had in one piece.
+    #[test]
+    fn cells_do_not_stand_in_the_way() {
+        let arena = arena(300 << 20);
+        let (mut cells, mut data) = (Vec::new(), Vec::new());
+        loop {
+            // More cells than any cache needs: a page of them for each 64 pages.
+            let more =
+                std::iter::from_fn(|| arena.alloc(Order(0)).map(|frame| (frame, Order(0)))).take(64 * 64);
+            let before = data.len();
+            data.extend(more);
+            if data.len() == before {
+                break;
+            }
+            arena.alloc_cells(64 * 8, &mut cells, Locks::Wait);
+        }
+        let extents = arena.stats().cell_bytes / EXTENT;
+        assert_eq!(extents, 2, "as many as the reserve: {:?}", arena.stats());
+        arena.free_all(&data);
+        let most = (arena.stats().data_bytes / EXTENT) as u32 - 2;
+        assert!(arena.demand_guest(most - 1), "{:?}", arena.stats());
+        arena.choose_emptying();
+        arena.punch_empty();
+        let guest = guest(&arena, most - 1);
+        arena.end_demand();
+        arena.check().unwrap();
+        drop(guest);
+        arena.free_cells(cells);
     }
 
     #[test]

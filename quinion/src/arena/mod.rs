@@ -41,8 +41,8 @@ pub mod dirty;
 pub mod landed;
 pub mod written;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady, Put, Readable, Retire, Ticket,
-    Word, WriteRefused, before_bytes,
+    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady, Put, Readable,
+    Retire, Ticket, Word, WriteRefused, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.

@@ -54,7 +54,6 @@ use super::owner::{Arena, ArenaError, Stock, extents_within};
 use super::referenced::is_wanted;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Which frames of an extent have come back.
@@ -221,9 +220,12 @@ impl Arena {
         let is_grown = {
             let stock = self.stock.lock();
             let (reached, punched) = (stock.extents_reached, stock.punched.clone());
-            let guests: BTreeSet<u32> = (0..reached).filter(|extent| stock.guests.has(*extent)).collect();
+            let guests = stock.guests.ranges();
             // A guest has another file: the arena's is to be empty there.
-            move |extent: u32| extent < reached && !punched.contains(&extent) && !guests.contains(&extent)
+            move |extent: u32| {
+                let is_guests = guests.iter().any(|guest| guest.contains(&extent));
+                extent < reached && !punched.contains(&extent) && !is_guests
+            }
         };
         let (mut extent, mut found) = (self.extents_meta(), 0);
         let end = self.view.layout().frames_max / EXTENT_PAGES;

@@ -351,7 +351,10 @@ fn run(seed: u64, refuses: bool) -> u64 {
         }
         let mut good = 0;
         while !asking.is_finished() {
-            good += u64::from(stage.wait_for_another() == Some(true));
+            match stage.wait_for_another() {
+                Some(went_well) => good += u64::from(went_well),
+                None => thread::yield_now(),
+            }
         }
         good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
         good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
@@ -374,7 +377,7 @@ fn storm(refuses: bool) {
     for seed in 0..runs {
         let (tell, told) = mpsc::channel();
         let running = thread::spawn(move || tell.send(run(seed, refuses)));
-        match told.recv_timeout(Duration::from_secs(60)) {
+        match told.recv_timeout(Duration::from_secs(300)) {
             Ok(fills) => good += fills,
             Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {seed}: somebody waits for ever"),
             Err(mpsc::RecvTimeoutError::Disconnected) => {

@@ -87,8 +87,8 @@ impl Image {
     /// # Errors
     /// [`ErrorKind::Open`](crate::ErrorKind::Open) as for [`Cache::open`];
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the file is empty, or is being written;
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache has no room for it in one piece, or a limit of the
-    /// process is in the way (the size of files, `ulimit -f`, is one).
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache has no room for it in one piece, or a limit of
+    /// the process is in the way (the size of files, `ulimit -f`, is one).
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn from_snapshot(cache: &Cache, path: impl AsRef<Path>) -> Result<Self> {
         cache.check_process()?;
@@ -122,8 +122,8 @@ impl Image {
     pub fn len(&self) -> u64 {
         self.frozen.len()
     }
-    /// The size of the memory, and of the file behind [`Image::fd`], in bytes: whole 2 MiB. Behind the snapshot's end it
-    /// is zeros.
+    /// The size of the memory, and of the file behind [`Image::fd`], in bytes: whole 2 MiB. Behind the snapshot's end
+    /// it is zeros.
     pub fn memory_len(&self) -> u64 {
         u64::from(self.frozen.places().pages()) * PAGE_SIZE as u64
     }
@@ -162,8 +162,8 @@ impl Image {
         outcome
     }
 
-    /// As [`Image::ensure`], and tells `tell` what came of each part of the range, in rising order, in whole pages: where
-    /// a page cannot be read, the others are made resident all the same. It says whether to go on.
+    /// As [`Image::ensure`], and tells `tell` what came of each part of the range, in rising order, in whole pages:
+    /// where a page cannot be read, the others are made resident all the same. It says whether to go on.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there. All others go to `tell`.
@@ -269,8 +269,8 @@ impl fmt::Debug for Image {
 }
 
 /// The memory of one virtual machine: one file, in one piece of whole 2 MiB, all zeros at first. The machine maps
-/// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the cache
-/// when this is dropped; a machine that still maps it keeps what it has.
+/// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the
+/// cache when this is dropped; a machine that still maps it keeps what it has.
 ///
 /// Reads and writes here copy between a buffer and what the machine has, as it is at that moment: no page of it is
 /// cached, and nothing is promised of bytes that the machine writes meanwhile.
@@ -301,8 +301,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is to have no byte, or more than any cache has;
-    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache has no room for it in one piece, or a limit of the
-    /// process is in the way. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
+    /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache has no room for it in one piece, or a limit of
+    /// the process is in the way. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn guest_memory(&self, bytes: u64) -> Result<GuestMemory> {
         self.check_process()?;
         let memory = Memory::new(&self.shared.filemap, bytes)?;
@@ -364,12 +364,12 @@ impl GuestMemory {
         self.memory.read(position, buffer)
     }
 
-    /// Copies `len` bytes of `file` from its byte `from` on to byte `position` here, through the cache, without a buffer
-    /// between. Several threads may do so at once.
+    /// Copies `len` bytes of `file` from its byte `from` on to byte `position` here, through the cache, without a
+    /// buffer between. Several threads may do so at once.
     ///
     /// # Errors
-    /// As [`GuestMemory::allocate`] and [`File::pin`]; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the
-    /// file ends before. Some of it may have been copied then.
+    /// As [`GuestMemory::allocate`] and [`File::pin`]; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if
+    /// the file ends before. Some of it may have been copied then.
     pub fn populate_from_file(&self, position: u64, file: &File, from: u64, len: u64) -> Result<()> {
         self.check_process()?;
         let mut done = 0;

@@ -162,7 +162,11 @@ impl Cache {
         self.check_process()?;
         check_range(0, options.size)?;
         let order = Order(options.folio_order_max.unwrap_or(Order::MAX.0)).min(Order::MAX);
-        let spills = if options.unevictable { None } else { Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number)) };
+        let spills = if options.unevictable {
+            None
+        } else {
+            Some(pool.map_or(PoolNumber::DEFAULT, |pool| pool.number))
+        };
         let mapping = self.shared.new_memory(order, spills)?;
         mapping.set_size(options.size);
         let name = Arc::from(options.name.as_deref().unwrap_or("memory file"));
@@ -218,13 +222,13 @@ impl MemFile {
 
     // ---- reading --------------------------------------------------------------------------------
 
-    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read: all of them, or
-    /// fewer at the end of the file. 0 means the end of the file, or an empty buffer. What nobody wrote is zeros, and
-    /// takes no memory by being read.
+    /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read: all of them,
+    /// or fewer at the end of the file. 0 means the end of the file, or an empty buffer. What nobody wrote is zeros,
+    /// and takes no memory by being read.
     ///
-    /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at. One
-    /// of a hole takes the file's index lock for some steps, once for each hole however large. Waits for nobody but who
-    /// is just filling a page there.
+    /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at.
+    /// One of a hole takes the file's index lock for some steps, once for each hole however large. Waits for nobody
+    /// but who is just filling a page there.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
@@ -261,8 +265,8 @@ impl MemFile {
         shared.shmem.read(mapping, position, target, why)
     }
 
-    /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes were
-    /// read; as [`MemFile::read_at`] of all of them together.
+    /// Reads into the buffers of `pieces`, one after the other, from byte `position` on, and returns how many bytes
+    /// were read; as [`MemFile::read_at`] of all of them together.
     ///
     /// # Errors
     /// As [`MemFile::read_at`].
@@ -279,8 +283,8 @@ impl MemFile {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`MemFile::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file ends before.
-    /// The buffer's content is unspecified then.
+    /// As [`MemFile::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file ends
+    /// before. The buffer's content is unspecified then.
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -300,8 +304,8 @@ impl MemFile {
     }
 
     /// Pins `len` bytes at `position`, or as many as the file has there, without a copy; they stay as they are until
-    /// the [`Pinned`] is dropped, whoever writes to the file. Where nobody wrote, pages of zeros are lent that all share,
-    /// and nothing is pinned or allocated.
+    /// the [`Pinned`] is dropped, whoever writes to the file. Where nobody wrote, pages of zeros are lent that all
+    /// share, and nothing is pinned or allocated.
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
@@ -323,8 +327,8 @@ impl MemFile {
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the cache, or the pool, has no page left that can go; what
-    /// was written before is untouched. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind
-    /// byte 2^63 - 1. [`ErrorKind::Busy`](crate::ErrorKind::Busy): see [`MemFileOptions::on_pinned`].
+    /// was written before is untouched. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end
+    /// behind byte 2^63 - 1. [`ErrorKind::Busy`](crate::ErrorKind::Busy): see [`MemFileOptions::on_pinned`].
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Nothing was written then.
     #[inline]
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<usize> {
@@ -437,8 +441,8 @@ impl MemFile {
         Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, Sought::Data))
     }
 
-    /// The first byte from `position` on that lies in no data; the end of the file counts as such. `None`: `position` is
-    /// not before the end. As [`MemFile::seek_data`].
+    /// The first byte from `position` on that lies in no data; the end of the file counts as such. `None`: `position`
+    /// is not before the end. As [`MemFile::seek_data`].
     ///
     /// # Errors
     /// As there.
@@ -466,8 +470,8 @@ impl MemFile {
         self.handle.pool.as_ref().map_or("default", |share| &share.name)
     }
 
-    /// How its pages are kept. Takes the file's index lock, some thousand folios at a time; while others change the file
-    /// the numbers are of no one moment.
+    /// How its pages are kept. Takes the file's index lock, some thousand folios at a time; while others change the
+    /// file the numbers are of no one moment.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::folio::PinnedFolios;
 use crate::shmem::{Shmem, Slice};
 
-use super::mem_file::{MemFile, MemHandle};
 use super::File;
+use super::mem_file::{MemFile, MemHandle};
 
 /// Bytes of another file that are pinned at a time while they are copied.
 const PINNED_BYTES_MAX: u64 = 1 << 20;
@@ -82,7 +82,9 @@ impl MemFile {
                         break;
                     }
                 };
-                pinned.chunks().for_each(|chunk| drop(slice.put(chunk)));
+                for chunk in pinned.chunks() {
+                    slice.put(chunk);
+                }
                 position += pinned.len() as u64;
             }
             Ok(())

@@ -25,15 +25,17 @@
 //!     alone, as when he waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that somebody is cutting or punching but by himself.
+//!  4. Who reads slots waits for the device and for locks from the tree's on: never for one who may wait for slots.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::folio::Held;
 use crate::lists::{Charge, Promise};
-use crate::mapping::{AskedFor, Fate, Mapping, NewFolio, Parted, Purpose, Restored, Shape};
+use crate::mapping::{AskedFor, Fate, Mapping, NewFolio, Purpose, Restored, Shape};
 use crate::readahead::Window;
 use crate::spill::{Part, Spill};
 use crate::stats::Count;
@@ -50,6 +52,10 @@ const AROUND: Order = Order(4);
 const BATCH_PAGES: u64 = 64;
 /// And at most.
 const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
+/// How often there may be frames, and too few of them for what has to come as a whole.
+const SHORT_MAX: u32 = 200;
+/// And then it is waited so long.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How often it is tried: each time somebody else was there first, or memory was short.
 const TRIES: u32 = 1000;
 
@@ -122,7 +128,7 @@ impl Filemap {
         kept: Kept,
     ) -> Result<(), Error> {
         let (Some(spill), wanted) = (mapping.spill(), pages.start) else { return Ok(()) };
-        let mut reach = Reach::Batch;
+        let (mut reach, mut short) = (Reach::Batch, 0);
         for _ in 0..TRIES {
             // 1
             let Some(plan) = self.plan(mapping, spill, pages.clone(), reach) else { return Ok(()) };
@@ -132,6 +138,11 @@ impl Filemap {
             let Some(plan) = plan.cut(got, self.folio_orders.min, wanted, spill) else {
                 self.free_runs(&runs);
                 reach = Reach::Alone;
+                short += 1;
+                if short == SHORT_MAX {
+                    break;
+                }
+                std::thread::sleep(PAUSE); // others are at it, and take what gets free
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());
@@ -145,8 +156,10 @@ impl Filemap {
                 Ok(Restored::Done) => return Ok(()),
                 Ok(restored) => {
                     self.free_runs(&runs);
-                    if restored == Restored::NoNode {
-                        self.nodes_for(mapping, wanted)?;
+                    match restored {
+                        Restored::NoNode => self.nodes_for(mapping, wanted)?,
+                        _ if kept == Kept::No => drop(mapping.hold_off_invalidation()), // who cuts is done
+                        _ => {}
                     }
                 }
                 Err(_) if reach == Reach::Batch && plan.count() > self.folio_orders.min.pages() => {
@@ -239,7 +252,7 @@ impl Filemap {
             }
             spill.begin_read(&plan.bare_values())
         };
-        let Some(_reading) = reading else {
+        let Some(reading) = reading else {
             plan.values.iter().for_each(|(_, value)| spill.wait_for_reader(*value));
             return Ok(Restored::Changed);
         };
@@ -251,7 +264,14 @@ impl Filemap {
         let window = self.window_of(mapping, plan);
         let folios = cut_to_folios(runs, self.orders_for(window));
         let mut held: Vec<Held<'_>> = Vec::with_capacity(folios.len());
-        let held_off = (kept == Kept::No).then(|| mapping.hold_off_invalidation());
+        let held_off = match kept {
+            Kept::ByCaller => None,
+            Kept::No => match mapping.try_hold_off_invalidation() {
+                Some(held_off) => Some(held_off),
+                // Who cuts the file may want these very slots, and memory: he is not waited for with either in hand.
+                None => return Ok(Restored::Changed),
+            },
+        };
         let first = plan.values.first().map_or(plan.pages.start, |(first, _)| *first);
         let end = plan.values.last().map_or(plan.pages.end, |&(last, value)| end_of(last, value));
         let Some(mut guard) = mapping.lock_to_add(first, end.0 - first.0, Locks::Wait) else {
@@ -274,26 +294,13 @@ impl Filemap {
         self.counters.add(Count::Inserted, u64::from(plan.count()));
         self.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);
+        drop(reading); // now the slots are free
         Ok(Restored::Done)
     }
 
     /// Whether the page at `index` is in the spill file. Takes the tree lock only if anything of the file is.
     pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
         mapping.spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
-    }
-
-    /// Sees to it that nothing spilled reaches over `edge`. The caller keeps the file from being cut by others.
-    pub(super) fn part_spilled(self: &Arc<Self>, mapping: &Arc<Mapping>, edge: PageIndex) -> Result<(), Error> {
-        while mapping.spilled_pages() > 0 {
-            let block = edge.align_down(Order::MAX);
-            let guard = mapping.lock_to_add(block, BATCH_PAGES_MAX, Locks::Wait);
-            match guard.map_or(Parted::NoNode, |mut guard| guard.part_at(edge)) {
-                Parted::Done => break,
-                Parted::Packed => self.bring_back(mapping, edge..edge.plus(1), Kept::ByCaller)?,
-                Parted::NoNode => self.nodes_for(mapping, edge)?,
-            }
-        }
-        Ok(())
     }
 
     /// Before locks are taken to cut the file at these bytes: brings the pages back that are cut in two, so that no
@@ -341,7 +348,9 @@ fn cut_to_folios(runs: &[FillRun], orders: Orders) -> Vec<NewFolio> {
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let fits = |order: &Order| {
-                index.is_aligned(*order) && frame.0.is_multiple_of(order.pages()) && order.pages() <= run.pages - page
+                index.is_aligned(*order)
+                    && frame.0.is_multiple_of(order.pages())
+                    && order.pages() <= run.pages - page
             };
             let order = (0..=orders.max.0).rev().map(Order).find(fits).expect("a page fits");
             folios.push(NewFolio { index, frame, order });

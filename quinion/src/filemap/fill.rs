@@ -575,7 +575,7 @@ impl Filemap {
         (need, mut completed): (Need, u64),
         runs: &mut Vec<Run>,
     ) {
-        let (mut got, mut stalls) = (0, 0);
+        let (mut got, mut stalls, began) = (0, 0, Instant::now());
         loop {
             got += self.take_frames(wanted, Amount::Less, runs);
             if got == wanted.pages {
@@ -586,7 +586,7 @@ impl Filemap {
                 continue;
             }
             let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
-            if !waits || stalls == STALLS_MAX {
+            if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
                 break;
             }
             stalls += 1;
@@ -621,6 +621,13 @@ impl Filemap {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
+    }
+
+    /// Whether folios on their way to the spill file are still waited for, by who began at that moment: others may have
+    /// been quicker to take what the last of them left.
+    fn spill_brings_room(&self, began: Instant) -> bool {
+        let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
+        self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
     }
 
     /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
@@ -701,8 +708,8 @@ impl Filemap {
         self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
     }
 
-    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody judges
-    /// them, and all others as [`Filemap::list`] does.
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
+    /// judges them, and all others as [`Filemap::list`] does.
     pub(crate) fn list_new(
         &self,
         mapping: &Mapping,

@@ -66,13 +66,8 @@ impl Filemap {
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.folio_orders;
         let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
-        let shape = Shape {
-            orders,
-            marker: None,
-            purpose: Purpose::Write,
-            wanted: AskedFor::All,
-            fate: Fate::Stays,
-        };
+        let shape =
+            Shape { orders, marker: None, purpose: Purpose::Write, wanted: AskedFor::All, fate: Fate::Stays };
         let now = self.writeback.now();
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();

@@ -35,9 +35,9 @@
 //! brought back, if a page of it is to be zeroed in part or it is packed.
 //!
 //! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
-//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio that
-//! reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is split,
-//! and is zeros as it is.
+//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio
+//! that reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is
+//! split, and is zeros as it is.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
@@ -61,7 +61,7 @@ use crate::folio::Held;
 use crate::mapping::{Content, Copied, Divided, InFlight, Mapping};
 use crate::stats::Count;
 use crate::sync::{Locks, RankedWriteGuard};
-use crate::units::{PAGE_SIZE, PageIndex, PoolNumber};
+use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::bring_back::Kept;
 use super::fill::Filemap;
@@ -330,9 +330,9 @@ impl Filemap {
     ) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
-            self.part_spilled(mapping, edge)?;
             match mapping.split_at(edge) {
                 Divided::Done => return Ok(()),
+                Divided::Packed => self.bring_back(mapping, edge..edge.plus(1), Kept::ByCaller)?,
                 Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
                 Divided::NoNode => return Err(self.no_memory(edge.first_byte())),
                 Divided::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
@@ -441,7 +441,13 @@ impl Filemap {
                 continue;
             };
             match zero_page(&held, at, (page_end - at) as usize) {
-                Ok(()) => at = page_end,
+                Ok(()) => {
+                    // On its way to the spill file a folio has to hear of it, or other bytes come back.
+                    if mapping.is_memory() {
+                        mapping.lock().mark_dirty(&held, index..index.plus(1), Millis(0));
+                    }
+                    at = page_end;
+                }
                 Err(WriteRefused::Left) => {}
                 // A folio of a memory file that was allocated, and nobody writes: it is zeros.
                 Err(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => at = page_end,

@@ -16,6 +16,12 @@
 //! A page counts as **whole** if no byte of it that the file has is left as it was: it is overwritten, or lies behind
 //! the end. Where the cache has a smallest folio, that is what is whole or not.
 //!
+//! **A memory file** (`shmem/`) is written by the same steps, with less to do: what is not there is zeros, so every
+//! page is whole, put together out of sight with zeros around the bytes. Nothing is read, nothing throttled, and
+//! write-back is not told. All pages of its folios are dirty from birth. A folio that was allocated, and has no bytes,
+//! is filled under its lock by its first writer. One that others are just filling is waited for with no lock in hand,
+//! because they may be at it for as long as a user's call takes.
+//!
 //! **Who waits for whom.** Writers inside the file go on side by side, under the page's lock for one copy at a time.
 //! Who makes the file longer, appends, cuts or punches, has the Write lock alone. It may be held while a page is read
 //! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
@@ -133,8 +139,8 @@ enum Stop {
     Grows,
     /// The folio there is pinned.
     Pinned(u64),
-    /// The folio there is being filled, of a memory file: by a call of a user's that may take any time, so that no lock is
-    /// held while it is waited for.
+    /// The folio there is being filled, of a memory file: by a call of a user's that may take any time, so that no
+    /// lock is held while it is waited for.
     Filling(PageIndex),
     Failed(Error),
 }
@@ -480,8 +486,8 @@ impl Filemap {
     // ---- allocated ------------------------------------------------------------------------------
 
     /// The first write to a folio of a memory file that has memory and no bytes: those of `piece`, and zeros around
-    /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those who
-    /// hold it wait until it is unlocked.
+    /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those
+    /// who hold it wait until it is unlocked.
     #[inline(never)]
     fn fill_allocated(&self, mapping: &Arc<Mapping>, held: &Held<'_>, piece: Piece<'_>) -> usize {
         if !self.arena.view().own(held.frame()).try_lock_allocated() {

@@ -57,9 +57,9 @@ pub use locked::{Finished, Locked, State};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use pinned::{Pinned, PinnedFolio, PinnedFolios};
-#[cfg(all(feature = "std", not(quinion_model)))]
 pub(crate) use pinned::Unpinned;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use pinned::{Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod writer;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -43,6 +43,14 @@ struct Extent {
     len: usize,
 }
 
+impl Extent {
+    /// Whether bytes from `first` on, of a folio, are more of the same. Those that lie behind the shared zeros are not,
+    /// whatever stands there.
+    fn is_followed_by(&self, first: *const u8) -> bool {
+        !std::ptr::eq(self.first, ZEROS.as_ptr()) && std::ptr::eq(self.first.wrapping_add(self.len), first)
+    }
+}
+
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
@@ -94,13 +102,7 @@ impl Pinned {
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
         match self.extents.last_mut() {
-            // SAFETY: one past an extent's end is still in, or just past, the arena's mapping.
-            Some(last)
-                if !std::ptr::eq(last.first, ZEROS.as_ptr())
-                    && std::ptr::eq(unsafe { last.first.add(last.len) }, first) =>
-            {
-                last.len += bytes
-            }
+            Some(last) if last.is_followed_by(first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
         let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that

@@ -300,11 +300,8 @@ impl<'a> Grabbed<'a> {
         let (mut tree, mut left, mut removed) = (self.mapping.lock(), 0, 0);
         for folio in folios {
             if goes(folio) {
-                let run = FillRun {
-                    index: folio.first(),
-                    frame: folio.frame(),
-                    pages: folio.order().pages(),
-                };
+                let run =
+                    FillRun { index: folio.first(), frame: folio.frame(), pages: folio.order().pages() };
                 removed += tree.remove_failed(run, |_, _| false);
             } else if let Some(now) = mark(&folio) {
                 let pages = folio.touched_pages();

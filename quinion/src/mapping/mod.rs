@@ -94,7 +94,8 @@ pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
 #[cfg(feature = "std")]
 pub use grab::{
-    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked, Taken, Watch,
+    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked,
+    Taken, Watch,
 };
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;

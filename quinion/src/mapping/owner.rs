@@ -166,8 +166,8 @@ impl Mapping {
         })
     }
 
-    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made by
-    /// writers.
+    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made
+    /// by writers.
     pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
         (self.backing, self.folio_order_max) = (backing, folio_order_max);
         self

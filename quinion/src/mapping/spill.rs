@@ -346,7 +346,10 @@ impl<'a> MappingGuard<'a> {
             for folio in folios {
                 self.prepare_restored(folio);
                 let inserted = self.xarray(&nodes).insert(folio.index.0, folio.order.0, folio.frame.0);
-                assert!(matches!(inserted, Inserted::Done { .. }), "its place and its nodes were there: {inserted:?}");
+                assert!(
+                    matches!(inserted, Inserted::Done { .. }),
+                    "its place and its nodes were there: {inserted:?}"
+                );
             }
         }
         self.settle_restored(values, covered, folios);

@@ -48,6 +48,7 @@ use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, Inserted, Kind, Split};
 
 use super::owner::{Mapping, MappingGuard};
+use super::spill::Parted;
 
 /// The most pieces that one edge leaves of a folio: one more for each time that it is halved.
 const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
@@ -59,6 +60,8 @@ pub enum Divided {
     Done,
     /// One does, and is held, being filled, under write-back, or in nobody's ring for a moment: try again.
     Busy,
+    /// What reaches over it is in the spill file, and packed: bring it back first.
+    Packed,
     /// There is no cell for the nodes or the places in the rings.
     NoNode,
 }
@@ -81,13 +84,22 @@ pub enum Copied {
 }
 
 impl Mapping {
-    /// Splits the folio that reaches over `edge`, if one does. Waits for locks.
+    /// Splits the folio that reaches over `edge`, if one does, or what is spilled there. Waits for locks.
     pub fn split_at(&self, edge: PageIndex) -> Divided {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
         let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return Divided::NoNode };
-        let Some(mut guard) = self.lock_to_add(edge, 1, Locks::Wait) else { return Divided::NoNode };
-        guard.split_at(edge, promise.as_mut(), &mut pieces)
+        let (from, pages) = match self.spill() {
+            Some(_) => (edge.align_down(Order::MAX), u64::from(Order::MAX.pages())),
+            None => (edge, 1),
+        };
+        let Some(mut guard) = self.lock_to_add(from, pages, Locks::Wait) else { return Divided::NoNode };
+        // A folio may become a value between two holds of the lock, so in this one both are seen to.
+        match guard.part_at(edge) {
+            Parted::Done => guard.split_at(edge, promise.as_mut(), &mut pieces),
+            Parted::Packed => Divided::Packed,
+            Parted::NoNode => Divided::NoNode,
+        }
     }
 
     /// Places in the rings for so many folios; the inner `None` where the mapping has no rings.
@@ -205,8 +217,8 @@ impl MappingGuard<'_> {
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
 
-    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had. Of each dirty page that is
-    /// not in `unwanted` there has to be one.
+    /// Takes the held folio out, and puts copies of its pages in; they are dirty as it was, and have bytes as it had.
+    /// Of each dirty page that is not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
         (held, has_bytes): (&Held<'_>, bool),

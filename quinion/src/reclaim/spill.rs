@@ -11,8 +11,9 @@
 //! bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than memory is
 //! wanted for.
 //!
-//! Folios are taken under the invalidate lock, shared, if it can be had at once: so who cuts or punches the file finds
-//! what is under way in its place, under write-back, and waits for it, and nothing sets out behind his back.
+//! The invalidate lock is not taken: who has it alone may be waiting for this very memory. Who cuts the file meets
+//! folios on their way as he meets others that are written, and takes them out; their slots are given back at the end.
+//! Who zeroes a part of one marks it dirty, as writers do, and it stays.
 //!
 //! Invariants:
 //!  1. Nothing is waited for here, and nothing is allocated from the arena.
@@ -64,10 +65,14 @@ impl Reclaim {
 
     /// Takes those of `group`, which is of one mapping that spills, that can go, and adds a flush for each to what is
     /// handed over.
-    pub(super) fn spill_of_mapping(&self, mapping: &Arc<Mapping>, group: &[Victim], locks: Locks, out: &mut Going) {
+    pub(super) fn spill_of_mapping(
+        &self,
+        mapping: &Arc<Mapping>,
+        group: &[Victim],
+        locks: Locks,
+        out: &mut Going,
+    ) {
         let Some(spill) = self.spill.get() else { return };
-        // Who cuts the file has it: then another file's folios have to do.
-        let Some(held_off) = mapping.try_hold_off_invalidation() else { return };
         let mut departures = Vec::with_capacity(group.len());
         let Some(mut guard) = mapping.lock_as(locks) else { return };
         for victim in group {
@@ -78,7 +83,6 @@ impl Reclaim {
             }
         }
         drop(guard);
-        drop(held_off);
         let leaving = |departure| Leaving { mapping: Arc::clone(mapping), departure };
         out.leaving.extend(departures.into_iter().map(leaving).map(Arc::new));
     }

@@ -50,8 +50,9 @@ impl Shmem {
         let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
         let pages = pages.start..pages.end.min(behind);
         // The Write lock keeps the file from being cut meanwhile. Folios of smaller indices may be locked.
-        let bring_back =
-            &mut |index: PageIndex, to: PageIndex| self.filemap.bring_back(mapping, index..to, Kept::ByCaller);
+        let bring_back = &mut |index: PageIndex, to: PageIndex| {
+            self.filemap.bring_back(mapping, index..to, Kept::ByCaller)
+        };
         // Memory may be waited for, and a waker, a stranger's, may want what we hold.
         let wakes = WakesHeldBack::new();
         let nobody_cuts = mapping.write_shared();

@@ -5,8 +5,8 @@
 //! place, and what lies between taken out. What is taken out is free at once, or with its last pin.
 //!
 //! Where there is data is what the tree says under its lock, folio by folio: an allocated folio is none, although it
-//! takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole may be smaller than what
-//! nobody wrote.
+//! takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole may be smaller than
+//! what nobody wrote.
 
 use std::sync::Arc;
 

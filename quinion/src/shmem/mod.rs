@@ -15,9 +15,9 @@
 //! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
-//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory files
-//! have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is lost. If the
-//! cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
+//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
+//! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
+//! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
 //! (`filemap/bring_back.rs`).
 //!
 //! Invariants:
@@ -39,7 +39,7 @@ use crate::filemap::{Author, Filemap, OnPinned, Touched};
 use crate::mapping::{Backing, Mapping};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
-use crate::units::{MappingId, Order, PoolNumber};
+use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
 mod grab;
 mod holes;
@@ -50,6 +50,9 @@ mod target;
 
 pub use populate::Slice;
 pub(crate) use target::{Pieces, Target, Whole};
+
+/// Bytes of a write that is put into a hole by a grab; a smaller one goes the way of every file's.
+const GRABBED_WRITE_MIN: usize = 128 << 10;
 
 /// The paths of a cache's memory files.
 #[derive(Debug)]
@@ -113,7 +116,38 @@ impl Shmem {
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
+        if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
+            let (populator, end) = ((pool, touched, on_pinned), position + bytes.len() as u64);
+            let mut put = |slice: &mut Slice<'_>| {
+                slice.put(&bytes[(slice.position() - position) as usize..]);
+                Ok(())
+            };
+            let written = self.populate(mapping, populator, position..end, &mut put)?;
+            if written > 0 {
+                return Ok(written as usize);
+            }
+        }
+        self.write_page_by_page(mapping, (pool, touched, on_pinned), position, bytes)
+    }
+
+    /// As [`Shmem::write`], by the way of every file.
+    fn write_page_by_page(
+        &self,
+        mapping: &Arc<Mapping>,
+        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        position: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Error> {
         self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
+    }
+
+    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not spill:
+    /// then they are put where they stay in one go. (What is there is written in place, with no lock but the page's; and
+    /// of what is spilled no page is brought back to be overwritten.)
+    fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
+        let is_inside = position + len as u64 <= mapping.size();
+        let mut first = std::iter::once(PageIndex::of_byte(position));
+        is_inside && mapping.backing() == Backing::Kept && mapping.first_missing(&mut first).is_some()
     }
 
     /// Writes `bytes` where the file ends: where that was, how many, and why not all.

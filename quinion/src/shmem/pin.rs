@@ -63,8 +63,8 @@ impl Shmem {
         Ok(pinned)
     }
 
-    /// Pins what held folios have of the rest, as far as the file reached before they were held, `size`, and reaches now.
-    /// Returns the first of them if it is being filled.
+    /// Pins what held folios have of the rest, as far as the file reached before they were held, `size`, and reaches
+    /// now. Returns the first of them if it is being filled.
     fn pin_batch<'m>(
         &self,
         mapping: &Mapping,

@@ -194,7 +194,8 @@ impl Shmem {
                 if at >= mapping.size() {
                     break; // cut off meanwhile: a populate makes no file longer
                 }
-                done += self.write(mapping, populator, at, &bytes[done..]).map_err(|error| (at, error))?;
+                let written = self.write_page_by_page(mapping, populator, at, &bytes[done..]);
+                done += written.map_err(|error| (at, error))?;
             }
         }
         Ok(())

@@ -16,8 +16,8 @@
 //! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
 //!
 //! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who
-//! extends a file zeroes first what was behind its end; behind, because who cuts it stores the size before he lets go of
-//! a page.
+//! extends a file zeroes first what was behind its end; behind, because who cuts it stores the size before he lets go
+//! of a page.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.
@@ -43,8 +43,8 @@ enum Step {
 }
 
 impl Shmem {
-    /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is why
-    /// the hits before it ended, if there were any. Waits for who is just filling a page.
+    /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is
+    /// why the hits before it ended, if there were any. Waits for who is just filling a page.
     ///
     /// # Errors
     /// A folio has all the holds that it can have. Nothing was read then.

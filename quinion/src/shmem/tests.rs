@@ -1,5 +1,7 @@
-//! What no caller of the door can bring about at will: allocated folios of a size of one's choice, a fill that stands
-//! still, a cut between a batch and its copy.
+//! Tests of what no caller of the door can bring about at will.
+//!
+//! Allocated folios of a size of one's choice, with junk in their frames; a fill that stands still; a cut between a
+//! batch and its copy. The letters are those of the kernel facts. What the door does is tested in `tests/mem_file.rs`.
 
 use std::sync::Arc;
 
@@ -34,8 +36,9 @@ impl Stage {
         let orders = Orders { min: Order(0), max: Order(9) };
         let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
         let shmem = Shmem::new(Arc::new(filemap));
-        let new =
-            |id| shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap();
+        let new = |id| {
+            shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap()
+        };
         let (mapping, scratch) = (new(1), new(2));
         mapping.set_size(pages * BYTES);
         let stage = Self { shmem, mapping, scratch, touched: Touched::default() };

@@ -169,7 +169,8 @@ impl Spill {
 impl FlushSink for Outgoing {
     fn flush_completed(&self, _: FlushRun, outcome: Result<(), FlushError>) {
         let (spill, order) = (&self.spill, Order(self.value.order()));
-        let errno = outcome.as_ref().err().map_or(0, |failed| failed.error.raw_os_error().unwrap_or(libc::EIO));
+        let errno =
+            outcome.as_ref().err().map_or(0, |failed| failed.error.raw_os_error().unwrap_or(libc::EIO));
         spill.errno.store(errno, Ordering::Relaxed);
         match outcome {
             Ok(()) => self.sink.spill_completed(Ok(self.value)),
@@ -255,9 +256,10 @@ impl Spill {
         // Acquire, partner: the Release in `fill_completed`.
         self.room.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
         let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let outcome = failed.map_or(Ok(()), Err).and_then(|()| self.verify(&plain)).and_then(|()| {
-            packed.iter().try_for_each(|packed| self.unpack_into(packed, parts))
-        });
+        let outcome = failed
+            .map_or(Ok(()), Err)
+            .and_then(|()| self.verify(&plain))
+            .and_then(|()| packed.iter().try_for_each(|packed| self.unpack_into(packed, parts)));
         self.read_errors.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
         outcome
     }
@@ -278,7 +280,8 @@ impl Spill {
             let (slot, frame) = (u64::from(part.value.payload() + part.at), part.frame);
             match plain.last_mut() {
                 Some(last)
-                    if last.index.plus(u64::from(last.pages)).0 == slot && last.frame.plus(last.pages) == frame =>
+                    if last.index.plus(u64::from(last.pages)).0 == slot
+                        && last.frame.plus(last.pages) == frame =>
                 {
                     last.pages += part.pages;
                 }

@@ -68,7 +68,8 @@ pub struct SpillOptions {
     /// A folder, in which the file has no name; or the path of a file that is not there yet, which is made and at once
     /// removed again.
     pub path: PathBuf,
-    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages.
+    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages. It takes space where it is written, and keeps
+    /// it to write there again.
     pub bytes_max: u64,
     /// Whether folios of more than a page are made smaller first. Costs a core the time to pack each, and some
     /// memory of the heap; folios so small come back whole.
@@ -93,7 +94,9 @@ impl SpillOptions {
 #[non_exhaustive]
 pub enum SpillRefused {
     /// The file could not be made.
-    #[error("cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk")]
+    #[error(
+        "cannot make a spill file at {path}: {source}; name a folder that can be written to, on a local disk"
+    )]
     File {
         /// Where.
         path: PathBuf,
@@ -350,18 +353,17 @@ impl Spill {
     /// one reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller holds the lock of the
     /// tree in which they stand.
     pub fn begin_read(&self, values: &[Value]) -> Option<Reading<'_>> {
-        let mut reading = Reading { spill: self, slots: Vec::with_capacity(values.len()) };
         let mut store = self.store();
-        for &value in values {
-            let slots = store.slots_of(value);
-            if !store.slots.begin_read(slots.clone()) {
-                drop(store); // what was begun ends with `reading`
-                return None;
-            }
-            reading.slots.push(slots);
+        let slots: Vec<_> = values.iter().map(|&value| store.slots_of(value)).collect();
+        if slots.iter().any(|slots| store.slots.is_read(slots)) {
+            return None;
+        }
+        for slots in &slots {
+            let begun = store.slots.begin_read(slots.clone());
+            debug_assert!(begun, "no slot is two folios'");
         }
         drop(store);
-        Some(reading)
+        Some(Reading { spill: self, slots })
     }
 
     /// Waits until nobody reads what `value` stood for a moment ago.
@@ -405,7 +407,10 @@ impl Spill {
         }
         let named = seen.taken() + store.slots.condemned();
         if self.in_flight.load(Ordering::Relaxed) == 0 && named != store.slots.taken() {
-            return Err(format!("{} slots are taken, and {named} of them are anybody's", store.slots.taken()));
+            return Err(format!(
+                "{} slots are taken, and {named} of them are anybody's",
+                store.slots.taken()
+            ));
         }
         Ok(())
     }
@@ -444,7 +449,10 @@ impl Drop for Reading<'_> {
 
 impl fmt::Debug for Spill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spill").field("backend", &self.backend).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Spill")
+            .field("backend", &self.backend)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

@@ -28,7 +28,8 @@ pub fn checksum(slot: u32, bytes: &[u8; SLOT_BYTES]) -> u32 {
             *lane = (*lane ^ u64::from_le_bytes(*word)).wrapping_mul(odd).rotate_left(29);
         }
     }
-    let folded = lanes.into_iter().fold(0, |sum: u64, lane| (sum ^ lane).wrapping_mul(ODD[0]).rotate_left(31));
+    let folded =
+        lanes.into_iter().fold(0, |sum: u64, lane| (sum ^ lane).wrapping_mul(ODD[0]).rotate_left(31));
     (folded ^ folded >> 32) as u32
 }
 

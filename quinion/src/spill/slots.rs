@@ -281,7 +281,8 @@ mod tests {
             self.owned.contains(&slot) || self.condemned.contains(&slot)
         }
         fn has_run(&self, slots: u32, run: u32) -> bool {
-            (0..slots).any(|first| first + run <= slots && (first..first + run).all(|slot| !self.is_taken(slot)))
+            (0..slots)
+                .any(|first| first + run <= slots && (first..first + run).all(|slot| !self.is_taken(slot)))
         }
     }
 

@@ -12,11 +12,9 @@
 
 #[path = "../../quinion/tests/cache_pair/mod.rs"]
 mod cache_pair;
+mod report;
 
-use std::cell::RefCell;
-use std::panic;
 use std::path::PathBuf;
-use std::sync::Once;
 
 use cache_pair::{Bytes, Ending, Op, Setting, run};
 use libfuzzer_sys::fuzz_target;
@@ -28,29 +26,10 @@ const OPS_MAX: usize = 100;
 const FOLDER: &str = "/dev/shm";
 const ORDERS: [[u8; 2]; 4] = [[0, 0], [0, 9], [2, 9], [0, 4]];
 
-thread_local! {
-    /// What is being tried, for the report.
-    static TRIED: RefCell<Vec<Op>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Says what was tried before the usual report, which ends the process.
-fn report_failures() {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        TRIED.with_borrow(|ops| eprintln!("the operations were\nvec!{ops:?}"));
-        eprintln!("to run them again, with the file that is named below (\"Test unit written to\"):");
-        eprintln!("    cargo run --release --manifest-path fuzz/Cargo.toml --bin cache_ops -- FILE");
-        usual(panic);
-    }));
-}
-
-static REPORT: Once = Once::new();
-
 fuzz_target!(|data: &[u8]| {
-    REPORT.call_once(report_failures);
     let Some((&kind, rest)) = data.split_first() else { return };
     let ops: Vec<Op> = Bytes(rest).take(OPS_MAX).collect();
-    TRIED.with_borrow_mut(|tried| tried.clone_from(&ops));
+    report::trying("cache_ops", &ops);
     let setting = Setting {
         folder: PathBuf::from(FOLDER),
         mechanism: if kind & 1 == 0 { Mechanism::Ring } else { Mechanism::Threads },

@@ -9,14 +9,11 @@
 //! A failure prints the operations as a list that a test can be made of, and how to run the same input again.
 #![no_main]
 
+mod report;
 #[path = "../../quinion/tests/xarray_keeper/mod.rs"]
 mod xarray_keeper;
 #[path = "../../quinion/tests/xarray_pair/mod.rs"]
 mod xarray_pair;
-
-use std::cell::RefCell;
-use std::panic;
-use std::sync::Once;
 
 use libfuzzer_sys::fuzz_target;
 use xarray_pair::{Bytes, Op, run};
@@ -26,29 +23,10 @@ const NODES: u32 = 300;
 /// Operations of one run, at most: what a long run finds a short one finds as well.
 const OPS_MAX: usize = 200;
 
-thread_local! {
-    /// What is being tried, for the report.
-    static TRIED: RefCell<Vec<Op>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Says what was tried before the usual report, which ends the process.
-fn report_failures() {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        TRIED.with_borrow(|ops| eprintln!("the operations were\nvec!{ops:?}"));
-        eprintln!("to run them again, with the file that is named below (\"Test unit written to\"):");
-        eprintln!("    cargo run --release --manifest-path fuzz/Cargo.toml --bin xarray_ops -- FILE");
-        usual(panic);
-    }));
-}
-
-static REPORT: Once = Once::new();
-
 fuzz_target!(|data: &[u8]| {
-    REPORT.call_once(report_failures);
     let Some((&slots, rest)) = data.split_first() else { return };
     let ops: Vec<Op> = Bytes(rest).take(OPS_MAX).collect();
-    TRIED.with_borrow_mut(|tried| tried.clone_from(&ops));
+    report::trying("xarray_ops", &ops);
     match slots % 4 {
         0 => run::<1>(NODES, &ops),
         1 => run::<2>(NODES, &ops),

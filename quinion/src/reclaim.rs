@@ -15,10 +15,9 @@
 //! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
-//! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always dirty.
-//! If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) It counts what it meets of that kind
-//! ([`Reclaim::unwritten_met`]), so that who is told that there is nothing to be had knows whether to wait for readers
-//! and pins, or to have pages written.
+//! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always
+//! dirty. If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) Who is told that
+//! there is nothing to be had has pages written, if any are dirty (`filemap/fill.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -53,7 +52,7 @@
 //! processor's caches.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::arena::referenced::{self, Found};
@@ -116,8 +115,6 @@ pub struct Reclaim {
     extent: AtomicU32,
     refaults: RefaultCounts,
     shadow_nodes: Arc<ShadowNodes>,
-    /// Pages met that were dirty or under write-back.
-    unwritten_met: AtomicU64,
     /// Where folios of memory files go, if there is such a place.
     spill: OnceLock<Arc<Spill>>,
 }
@@ -226,7 +223,6 @@ impl Reclaim {
             pools_begun: AtomicU32::new(1),
             extent: AtomicU32::new(0),
             refaults: RefaultCounts::default(),
-            unwritten_met: AtomicU64::new(0),
             spill: OnceLock::new(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             mappings: RankedRwLock::new(Rank::Directory, HashMap::new()),
@@ -392,12 +388,6 @@ impl Reclaim {
     /// locks, never for a device.
     pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
         self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
-    }
-
-    /// Pages that were looked at for eviction so far and could not go because they are dirty, or being written back.
-    /// If a reclaim brings nothing and this has risen meanwhile, write-back may bring something. (Others reclaim, too.)
-    pub fn unwritten_met(&self) -> u64 {
-        self.unwritten_met.load(Ordering::Relaxed)
     }
 
     /// As [`Reclaim::reclaim`], for a reader of `pool`.
@@ -672,10 +662,6 @@ impl Reclaim {
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
     fn look(&self, frame: Frame) -> Look {
         if !self.can_go(frame) && !self.can_spill(frame) {
-            let word = self.arena.view().own(frame).word();
-            if word.is_live() && word.has(Flags::UNWRITTEN) {
-                self.unwritten_met.fetch_add(u64::from(word.order().pages()), Ordering::Relaxed);
-            }
             return Look::Stuck;
         }
         let byte = self.byte(frame);

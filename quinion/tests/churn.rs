@@ -299,7 +299,10 @@ fn reads_and_holds_against_refills() {
             [0, 1, 2].map(|who| threads.spawn(move || until_stopped(stage, who as u64 + 1, acts[who])));
         let stop = StopAtEnd(stage);
         let mut owner = Owner { stage, live: vec![], detached: vec![], dice: Dice::new(4) };
-        for generation in 1..=refills {
+        let nobody_read =
+            || [&stage.accepted, &stage.held].iter().any(|counter| counter.load(Ordering::Relaxed) == 0);
+        // As long as the readers have not come to read anything: on a busy machine they begin late.
+        for generation in (1..).take_while(|&generation| generation <= refills || nobody_read()) {
             owner.refill(generation);
         }
         drop(stop);
@@ -308,7 +311,6 @@ fn reads_and_holds_against_refills() {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let (accepted, changed, held) = (count(&stage.accepted), count(&stage.changed), count(&stage.held));
     println!("{accepted} reads accepted, {changed} thrown away, {held} under a hold");
-    assert!(accepted > 0 && held > 0, "nobody read anything");
 }
 
 // ---- the judge is judged ------------------------------------------------------------------------------

@@ -504,6 +504,39 @@ fn d20_folios_of_every_route_are_born_with_the_flag() {
     cache.check().unwrap();
 }
 
+/// The kernel's direct reads want all three aligned; these are of a file that is read directly.
+#[test]
+fn d20_any_offset_length_and_alignment_of_the_buffer_works() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let device = Device::new(40 * PAGE + 77);
+    let mut bytes = vec![0; 40 * PAGE as usize + 77];
+    content(&device, 0, &mut bytes);
+    std::fs::write(&path, &bytes).unwrap();
+    for order in [0, 3] {
+        let cache = cache(0, order);
+        let file = cache.open(&path).unwrap();
+        let options = ReadOptions::new().uncached(true);
+        let mut room = vec![0; 9 * PAGE as usize];
+        for (offset, skew) in
+            [0, 1, 511, 512, 4095].into_iter().flat_map(|at| [0, 1, 7, 512].map(|by| (at, by)))
+        {
+            for len in [1, 511, 512, 4096, 4097, 8 * 4096 - 1] {
+                let position = 5 * PAGE + offset;
+                let to = &mut room[skew..skew + len];
+                assert_eq!(file.read_at_with(to, position, options).unwrap(), len);
+                verify(to, &device, position);
+            }
+        }
+        let last = 40 * PAGE + 3;
+        assert_eq!(file.read_at_with(&mut room[1..4096], last, options).unwrap(), 74);
+        verify(&room[1..75], &device, last);
+        drop(file);
+        assert_eq!(cache.open(&path).unwrap().cached_pages(), 0, "order {order}");
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn a_clone_begins_as_its_original_and_leaves_its_own_behind() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));

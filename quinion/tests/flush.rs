@@ -338,7 +338,25 @@ fn nothing_is_written_behind_the_end() {
     }
 }
 
-/// A file that grows by some bytes at a time, each of its last pages written several times.
+/// Writes as who syncs next does: what is better made here is made here, and has ended then.
+fn write_here(room: &Arc<WaitRoom>, file: &LocalFile, page: u64, bytes: &[u8]) {
+    let (flush, run) = Run::flush(room, page, bytes);
+    let is_here = file.flushes_here(&flush);
+    assert_eq!(
+        is_here,
+        file.way() == Way::Direct && bytes.len() < PAGE,
+        "a part of a page, and nothing else"
+    );
+    if is_here {
+        file.flush_here(flush);
+        assert!(run.is_done(), "nobody else was needed");
+    } else {
+        file.flush(vec![flush]);
+    }
+    assert_eq!(run.wait(file).unwrap(), bytes.len());
+}
+
+/// A file that grows by some bytes at a time, each of its last pages written several times, by turns here and there.
 #[test]
 fn appends_of_a_few_bytes_with_a_sync_each() {
     for mechanism in MECHANISMS {
@@ -348,10 +366,15 @@ fn appends_of_a_few_bytes_with_a_sync_each() {
             let file = engine.open_for_writing(&path, NEW).unwrap();
             let content = bytes(7, 20_000);
             let mut size = 0;
-            for step in (0..).map(|n| 1 + n * 131 % 1500) {
+            for (nth, step) in (0..).map(|n| (n, 1 + n * 131 % 1500)) {
                 let first = size / PAGE * PAGE;
                 size = (size + step).min(content.len());
-                write(&room, &file, (first / PAGE) as u64, &content[first..size]).unwrap();
+                let (page, new) = ((first / PAGE) as u64, &content[first..size]);
+                if nth % 2 == 0 {
+                    write_here(&room, &file, page, new);
+                } else {
+                    assert_eq!(write(&room, &file, page, new).unwrap(), new.len());
+                }
                 file.sync(SyncKind::Data, ALL).unwrap();
                 assert!(fs::read(&path).unwrap() == content[..size], "{size} bytes");
                 assert!(

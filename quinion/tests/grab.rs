@@ -897,8 +897,12 @@ impl Twin {
         let (first, known) = self.folios.range(..=index).next_back()?;
         (index < first + (1 << known.order)).then_some((*first, *known))
     }
-    fn is_free(&self, first: u64, order: u8) -> bool {
-        (first..first + (1 << order)).all(|index| self.at(index).is_none())
+    /// A folio comes to both, if there is room for it.
+    fn put(&mut self, stage: &Stage, first: u64, order: u8) {
+        if (first..first + (1 << order)).all(|index| self.at(index).is_none()) {
+            put(stage, first, order);
+            self.folios.insert(first, Known { order, has_bytes: true });
+        }
     }
     /// What a grab comes to: the folios, and why it ends.
     fn grab(
@@ -942,13 +946,7 @@ fn play(way: Grabbing, ops: &[Op]) {
     let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();
     for op in ops {
         match *op {
-            Op::Put { index, order } => {
-                let index = index & !((1 << order) - 1);
-                if twin.is_free(index, order) {
-                    put(&stage, index, order);
-                    twin.folios.insert(index, Known { order, has_bytes: true });
-                }
-            }
+            Op::Put { index, order } => twin.put(&stage, index & !((1 << order) - 1), order),
             Op::Remove { first, pages } => {
                 stage.mapping.remove_range(page(first)..page(first + pages), Content::All);
                 twin.folios.retain(|at, known| *at < first || at + (1 << known.order) > first + pages);

@@ -391,6 +391,11 @@ fn storm(seed: u64) -> u64 {
 #[test]
 fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
-    let early: u64 = (0..storms).map(storm).sum();
-    assert!(early > 0, "nobody met a folio that was not filled: this storm shows nothing");
+    let (mut early, mut seed) = (0, 0);
+    // On a busy machine many a storm shows nothing: nobody met a folio that was not filled.
+    while seed < storms || early == 0 {
+        assert!(seed < storms + 100, "in no storm did anybody meet a folio that was not filled");
+        early += storm(seed);
+        seed += 1;
+    }
 }

@@ -121,7 +121,7 @@ fn viewer_process() {
             stop.store(true, Ordering::Relaxed);
         });
         let (mut dice, mut buffer) = (Dice::new(77), vec![0; 200_000]);
-        while !stop.load(Ordering::Relaxed) {
+        while reads == 0 || !stop.load(Ordering::Relaxed) {
             let (position, len) = (dice.below(SIZE), 1 + dice.below(200_000) as usize);
             let file = ViewedFile {
                 handle,

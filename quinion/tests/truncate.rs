@@ -368,8 +368,12 @@ fn who_waits_for_pins_is_told_that_they_stay_and_cuts_when_they_go() {
 
 /// A file of 64 pages whose device completes when it is told to, 10 pages of it dirty.
 fn slow() -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
+    slow_of(64)
+}
+
+fn slow_of(pages: usize) -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
     let cache = Cache::builder().memory(16 << 20).readahead(0).build().unwrap();
-    let memory = Arc::new(MemoryFile::new(content(64 * PAGE)));
+    let memory = Arc::new(MemoryFile::new(content(pages * PAGE)));
     let device = Arc::new(Simulated::of_memory(Arc::clone(&memory), Faults::default()));
     let options = OpenOptions::new().write(true);
     let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();
@@ -387,7 +391,49 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// T05, and T03: while a cut waits for a flush, nobody adds a page, and who reads what is cached goes on.
+/// T03: while a cut waits, nobody adds a page: who does not wait is told so and has started nothing, and who waits
+/// comes to the device when the cut is over, or not at all.
+#[test]
+fn t03_nobody_adds_a_page_while_a_file_is_being_cut() {
+    const PAGES: usize = 3000;
+    let (cache, _memory, device, file) = slow_of(PAGES);
+    let read = |page: usize| {
+        let mut byte = [0];
+        file.read_at(&mut byte, (page * PAGE) as u64).map(|read| (read, byte[0])).unwrap()
+    };
+    // Of a page that is not cached, without waiting: whether that has started a read of the device.
+    let starts = |page: usize| {
+        let before = device.held();
+        let nowait = ReadOptions::new().nowait(true);
+        let error = file.read_at_with(&mut [0], (page * PAGE) as u64, nowait).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        device.held() > before
+    };
+    device.pause();
+    thread::scope(|scope| {
+        scope.spawn(|| file.sync_data().unwrap());
+        wait_until(|| device.held() > 0);
+        let cutter = scope.spawn(|| file.set_len(25 * PAGE as u64).unwrap());
+        // One alone may have met somebody for a moment in another lock that it does not wait for.
+        let kept_off = (100..PAGES - 3).step_by(3).find(|&page| {
+            thread::sleep(Duration::from_millis(1));
+            (page..page + 3).all(|page| !starts(page))
+        });
+        let held = device.held();
+        let readers = [1, 24, 2000].map(|page| scope.spawn(move || read(page)));
+        (0..1000).for_each(|_| thread::yield_now()); // time enough, if they did not wait
+        let (now, is_cut) = (device.held(), cutter.is_finished());
+        device.resume(); // before anything is asserted: others wait for it
+        cutter.join().unwrap();
+        assert!(kept_off.is_some(), "pages are added as ever");
+        assert_eq!((now, is_cut), (held, false), "pages were added under a cut");
+        let found = readers.map(|reader| reader.join().unwrap());
+        assert_eq!(found, [(1, content(2 * PAGE)[PAGE]), (1, 9), (0, 0)]);
+    });
+    cache.check().unwrap();
+}
+
+/// T05: while a cut waits for a flush, who reads what is cached goes on, and no late write makes the file longer.
 #[test]
 fn t05_a_cut_waits_for_what_is_being_written() {
     let (cache, memory, device, file) = slow();

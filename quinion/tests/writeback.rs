@@ -4,6 +4,7 @@
 //! Files of a small cache whose pages are written by the test itself, over memory, devices with faults, disks that
 //! remember, and files.
 
+mod hazard;
 mod writeback_stage;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,13 +31,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Nothing is written unless somebody asks.
 fn by_hand() -> WritebackOptions {
-    WritebackOptions {
-        background_share: 80,
-        throttle_share: 80,
-        expire: LONG,
-        interval: LONG,
-        wait_max: LONG,
-    }
+    WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
 }
 
 fn memory(pages: u64) -> Arc<MemoryFile> {
@@ -185,8 +180,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
 /// E07: nobody synced, and who opens the file next hears of it.
 #[test]
 fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
-    let options =
-        WritebackOptions { expire: Duration::ZERO, interval: Duration::from_millis(1), ..by_hand() };
+    let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
     let stage = Stage::new(options);
     let device = simulated(&disk(10), Faults::default());
     device.fail_writes_at(0..PAGE, Times::First(1));
@@ -404,13 +398,39 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
     }
 }
 
+/// The last partial page goes by calls that block, and who syncs makes them himself.
+#[test]
+fn a_small_append_is_written_by_who_syncs_it() {
+    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_who_syncs_it") {
+        return;
+    }
+    let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let room = Arc::new(WaitRoom::new());
+    let engine = Engine::new(Arc::clone(&room), EngineOptions::default());
+    let stage = Stage::with_room(room, by_hand());
+    let new = WriteOptions { creation: Creation::MustBeNew, start: Start::Kept, mode: 0o644 };
+    let local = engine.open_for_writing(&path, new).unwrap();
+    if !local.is_direct() {
+        return println!("SKIPPED: no direct I/O here");
+    }
+    let file = stage.open(1, Arc::new(local));
+    let handle = file.handle();
+    for generation in 1..=50u32 {
+        let size = u64::from(generation) * 70;
+        file.set_size(size);
+        file.write(0..1, generation);
+        file.sync(&handle).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), content(0, generation)[..size as usize]);
+        assert_eq!((file.dirty(), file.under_way()), (0, 0));
+    }
+    assert_eq!(hazard::threads("quinion-io"), 0, "nothing went by the pool");
+    file.mapping.check().unwrap();
+}
+
 #[test]
 fn the_background_writes_what_is_old_and_forgets_the_file() {
-    let options = WritebackOptions {
-        expire: Duration::from_millis(20),
-        interval: Duration::from_millis(5),
-        ..by_hand()
-    };
+    let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
     let stage = Stage::new(options);
     let (memories, devices): (Vec<_>, Vec<_>) = (0..5)
         .map(|_| {
@@ -436,7 +456,7 @@ fn the_background_writes_what_is_old_and_forgets_the_file() {
 #[test]
 fn the_background_writes_when_too_much_is_dirty_and_every_file_has_its_turn() {
     // 16 MiB, of which a fiftieth is some 70 pages.
-    let options = WritebackOptions { background_share: 2, ..by_hand() };
+    let options = by_hand().background_share(2);
     let stage = Stage::new(options);
     let memories: Vec<_> = (0..4).map(|_| memory(200)).collect();
     let files: Vec<_> =
@@ -451,8 +471,7 @@ fn the_background_writes_when_too_much_is_dirty_and_every_file_has_its_turn() {
 
 #[test]
 fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
-    let options =
-        WritebackOptions { expire: Duration::ZERO, interval: Duration::from_millis(1), ..by_hand() };
+    let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
     let stage = Stage::new(options);
     let platter = disk(64);
     let bad = simulated(&platter, Faults::default());
@@ -473,7 +492,7 @@ fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
 }
 
 fn throttled(wait_max: Duration) -> WritebackOptions {
-    WritebackOptions { background_share: 5, throttle_share: 10, wait_max, ..by_hand() }
+    by_hand().background_share(5).throttle_share(10).wait_max(wait_max)
 }
 
 /// Writes every other page, over and over, throttled, until it is refused; how often. No run is of more than a page, so
@@ -679,7 +698,7 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
     let bad = Early::new(Arc::clone(&bad_bytes));
     bad.set_full(true);
     let wait_max = Duration::from_millis(100);
-    let options = WritebackOptions { wait_max, ..by_hand() };
+    let options = by_hand().wait_max(wait_max);
     let cache = quinion::Cache::builder().memory(64 << 20).writeback(options).build().unwrap();
     let pool = cache.add_pool("small", quinion::PoolOptions::new().limit(2 << 20)).unwrap();
     let writing = quinion::OpenOptions::new().write(true);
@@ -740,11 +759,7 @@ fn our_own_flushes_are_not_taken_for_others_changes() {
 
 #[test]
 fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
-    let options = WritebackOptions {
-        expire: Duration::from_millis(20),
-        interval: Duration::from_millis(5),
-        ..by_hand()
-    };
+    let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
     let stage = Stage::new(options);
     let bytes = memory(64);
     let bad = Watched::new(memory(64));
@@ -894,11 +909,8 @@ fn with_all_at_once_what_was_promised_is_there() {
         if began.elapsed() > Duration::from_secs(seconds) {
             break;
         }
-        let options = WritebackOptions {
-            expire: Duration::ZERO,
-            interval: Duration::from_millis(1),
-            ..throttled(Duration::from_millis(1))
-        };
+        let options = throttled(Duration::from_millis(1));
+        let options = options.expire(Duration::ZERO).interval(Duration::from_millis(1));
         let stage = Stage::new(options);
         let disk = disk(128);
         let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };

@@ -215,7 +215,7 @@ impl EngineShared {
     }
 
     /// Writes flushes of a file. The last partial page of one that is written directly goes by a thread and the
-    /// kernel's cache, when the pages before it are written.
+    /// kernel's cache, when the pages before it are written. (Who waits for such a page alone need not come here.)
     pub(super) fn flush(&self, file: &Arc<OpenFile>, flushes: Vec<Flush>) {
         let mut straight = Vec::with_capacity(flushes.len());
         for flush in flushes {

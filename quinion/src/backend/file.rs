@@ -15,6 +15,7 @@
 //! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, written back to
 //! the device at once, and dropped. Then the flush that brought it means what the others mean, its failure is its own
 //! and not the next sync's, and no page stays in the kernel to be invalidated by the next direct write.
+//! Its calls block: a thread of the pool makes them, or who waits for that page alone, on his own.
 //! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
 //! cache holds the block around it as it was before would be undone by that. Where no second
 //! descriptor can be had, all of the file goes through the cache.
@@ -243,6 +244,14 @@ impl Backend for LocalFile {
         for flush in flushes {
             flush.complete(Err(FlushError { written: 0, error: read_only(self.name()) }));
         }
+    }
+    /// A last partial page by itself: it goes by calls that block, and who waits for it may make them.
+    fn flushes_here(&self, flush: &Flush) -> bool {
+        self.can_write() && self.file.tail_of(flush) == Some(0)
+    }
+    fn flush_here(&self, flush: Flush) {
+        let outcome = self.file.write_by_cache(&flush);
+        flush.complete(outcome);
     }
     /// Makes all of the file durable: Linux has no call for less.
     fn sync(&self, kind: SyncKind, _range: Range<u64>) -> io::Result<()> {

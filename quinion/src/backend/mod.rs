@@ -259,6 +259,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
         }
     }
 
+    /// Whether `flush`, which the caller waits for next, is better made on his own thread.
+    fn flushes_here(&self, flush: &Flush) -> bool {
+        let _ = flush;
+        false
+    }
+
+    /// Flushes on the caller's thread, by calls that block. For a flush of which [`Backend::flushes_here`] says so; the
+    /// caller holds no lock.
+    fn flush_here(&self, flush: Flush) {
+        self.flush(vec![flush]);
+    }
+
     /// Makes durable the bytes of `range` at least: what has completed before the call is, when it returns. Waits
     /// for the device.
     ///

@@ -16,9 +16,9 @@ use super::mem_file::{MemFile, MemHandle};
 const PINNED_BYTES_MAX: u64 = 1 << 20;
 
 impl MemFile {
-    /// Gives memory to all of `len` bytes at byte `position` that has none, so that writes there cannot fail for want of
-    /// it. It reads as zeros as before, and nothing is set to zero before it is written. The size stays; the range must
-    /// lie inside. Waits for memory, and for who is just filling a page of it.
+    /// Gives memory to all of `len` bytes at byte `position` that has none, so that writes there cannot fail for want
+    /// of it. It reads as zeros as before, and nothing is set to zero before it is written. The size stays; the range
+    /// must lie inside. Waits for memory, and for who is just filling a page of it.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; what was given before stays.
@@ -31,11 +31,11 @@ impl MemFile {
         given.map_err(|error| self.explain(error))
     }
 
-    /// Fills `range`, in bytes, by what `source` puts into one [`Slice`] of it after the other: up to 2 MiB each, straight
-    /// into the memory that they will be read from. Returns how many bytes came: all, or fewer if `source` left a slice
-    /// before it was full, or failed, or memory ended (a next call tells). What came is there; behind it the file is as
-    /// it was, but that the page in which the source ended, and the folio around it, is filled up with zeros if it had no
-    /// bytes.
+    /// Fills `range`, in bytes, by what `source` puts into one [`Slice`] of it after the other: up to 2 MiB each,
+    /// straight into the memory that they will be read from. Returns how many bytes came: all, or fewer if `source`
+    /// left a slice before it was full, or failed, or memory ended (a next call tells). What came is there; behind it
+    /// the file is as it was, but that the page in which the source ended, and the folio around it, is filled up with
+    /// zeros if it had no bytes.
     ///
     /// While `source` runs, readers and writers of its slice wait for it; so it must not use that part of the file
     /// itself. No lock of the cache is held. Threads that fill different ranges of one file do so side by side.
@@ -64,8 +64,8 @@ impl MemFile {
         came.map_err(|error| self.explain(error))
     }
 
-    /// As [`MemFile::populate_with`], with the bytes that `file` has from byte `position` on, until it ends: they are read
-    /// into the cache, and copied from there.
+    /// As [`MemFile::populate_with`], with the bytes that `file` has from byte `position` on, until it ends: they are
+    /// read into the cache, and copied from there.
     ///
     /// # Errors
     /// As there; as [`File::read_at`], if it gave none.
@@ -95,10 +95,10 @@ impl MemFile {
         }
     }
 
-    /// Pins the folios that hold `range`, in bytes, from its beginning on: as many as it has, and `max` at most. What was
-    /// not there is created, and what nobody wrote has zeros. They can be given to a device, or to whoever else wants
-    /// memory with an address that stays. The range must lie inside the file; the first and the last folio may reach
-    /// over its ends ([`PinnedFolios::offset`]).
+    /// Pins the folios that hold `range`, in bytes, from its beginning on: as many as it has, and `max` at most. What
+    /// was not there is created, and what nobody wrote has zeros. They can be given to a device, or to whoever else
+    /// wants memory with an address that stays. The range must lie inside the file; the first and the last folio may
+    /// reach over its ends ([`PinnedFolios::offset`]).
     ///
     /// # Errors
     /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and what was created stays.

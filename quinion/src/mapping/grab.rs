@@ -23,9 +23,10 @@
 //! rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and grabs once more must keep
 //! the order himself, or use [`OnLocked::Again`].)
 //!
-//! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then nobody's
-//! ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its Write lock,
-//! shared, as long as they have a [`Grabbed`]. A memory file's need no lock.
+//! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
+//! nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
+//! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who
+//! cuts it waits for locked folios.
 //!
 //! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
 //!
@@ -39,7 +40,8 @@
 //!  1. The folios of a [`Grabbed`] follow each other without a gap; the first covers the first page asked for.
 //!  2. When they were handed out, all were in the index at one moment of the last round that found them.
 //!  3. Frames of the source are in the tree, or were given back to it, when a round has ended.
-//!  4. A round that meets no surprise takes the tree's lock once, however many folios it inserts; none if all are there.
+//!  4. A round that meets no surprise takes the tree's lock once, however many folios it inserts, and not at all if
+//!     every folio is there.
 //!
 //! Not an invariant: that a folio lies inside the range: the first and the last may reach over its ends. Nor that
 //! what was grabbed stays in the index.
@@ -158,8 +160,8 @@ pub enum Taken {
 pub trait FrameSource {
     /// What keeps it from going on.
     type Error;
-    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's but
-    /// Write, and perhaps folios of smaller indices.
+    /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's
+    /// but Write, and perhaps folios of smaller indices.
     fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
@@ -245,8 +247,8 @@ impl<'a> Grabbed<'a> {
     pub fn commit_first(&mut self, folios: usize) -> Committed {
         self.release(folios, Untouched::TakenOut)
     }
-    /// As [`Grabbed::commit`], but new folios into which nothing was put stay: they have frames and no bytes, and read as
-    /// zeros. Only memory files know such folios.
+    /// As [`Grabbed::commit`], but new folios into which nothing was put stay: they have frames and no bytes, and read
+    /// as zeros. Only memory files know such folios.
     pub fn leave_allocated(mut self) -> Committed {
         self.release(self.folios.len(), Untouched::Allocated)
     }
@@ -525,7 +527,7 @@ impl Mapping {
             Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, Locks::Wait),
             Grabbing::LookupBatched | Grabbing::OneByOne => None,
         };
-        // A file that has become shorter gets nothing behind its end: who made it so takes out, after us, what is there.
+        // A file that has become shorter gets nothing behind its end; what is there its cutter takes out after us.
         round.end = round.end.min(self.grab_limit(how.shape.orders.min));
         let mut conflict = None;
         for run in runs {

@@ -34,8 +34,8 @@ use super::Shmem;
 pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
 
 impl Shmem {
-    /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends before.
-    /// Waits for who has folios of it locked, for memory, and for what is spilled.
+    /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends
+    /// before. Waits for who has folios of it locked, for memory, and for what is spilled.
     ///
     /// # Errors
     /// There is no memory for the first of them, or it cannot be brought back.
@@ -82,12 +82,12 @@ impl Shmem {
         Ok(())
     }
 
-    /// Pins the folios that hold `range`, in bytes, from its beginning on, as many as it has and `max` at most; those that
-    /// were not there are created, and what has no bytes has zeros.
+    /// Pins the folios that hold `range`, in bytes, from its beginning on, as many as it has and `max` at most; those
+    /// that were not there are created, and what has no bytes has zeros.
     ///
     /// # Errors
-    /// There is no memory for all of them, or pins would keep more than they may; nothing is pinned then. Those that were
-    /// created stay.
+    /// There is no memory for all of them, or pins would keep more than they may; nothing is pinned then. Those that
+    /// were created stay.
     pub(crate) fn pin_folios(
         &self,
         mapping: &Arc<Mapping>,

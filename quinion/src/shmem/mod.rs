@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
-//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once. `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
+//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once.
+//! `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
 //! and seeks.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
@@ -141,9 +142,9 @@ impl Shmem {
         self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
     }
 
-    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not spill:
-    /// then they are put where they stay in one go. (What is there is written in place, with no lock but the page's; and
-    /// of what is spilled no page is brought back to be overwritten.)
+    /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not
+    /// spill: then they are put where they stay in one go. (What is there is written in place, with no lock but the
+    /// page's; and of what is spilled no page is brought back to be overwritten.)
     fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
         let is_inside = position + len as u64 <= mapping.size();
         let mut first = std::iter::once(PageIndex::of_byte(position));

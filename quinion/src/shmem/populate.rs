@@ -24,8 +24,8 @@
 //! elsewhere, but where its own pages are locked it would wait for itself.
 //!
 //! Cost: a copy, and for 2 MiB one hold each of the locks above. The device's or the reader's bytes go through a buffer
-//! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent, because
-//! late readers of what the frame was may be looking ([`copy`](crate::folio::copy)).
+//! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent,
+//! because late readers of what the frame was may be looking ([`copy`](crate::folio::copy)).
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -83,8 +83,8 @@ impl Slice<'_> {
         len
     }
 
-    /// Goes on by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; what has left
-    /// the index has been cut off or punched, and is nobody's.
+    /// Goes on by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; what has
+    /// left the index has been cut off or punched, and is nobody's.
     fn put_with(
         &mut self,
         len: usize,
@@ -122,8 +122,8 @@ impl Write for Slice<'_> {
 pub(crate) type Populator<'p> = (PoolNumber, &'p Touched, OnPinned);
 
 impl Shmem {
-    /// Fills `range`, in bytes, with what `source` puts into each [`Slice`] of it, one after the other. Returns how many
-    /// bytes came before the source ended or failed, or memory did.
+    /// Fills `range`, in bytes, with what `source` puts into each [`Slice`] of it, one after the other. Returns how
+    /// many bytes came before the source ended or failed, or memory did.
     ///
     /// # Errors
     /// The source's, or that there is no memory, if no byte came.

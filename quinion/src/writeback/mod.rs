@@ -86,6 +86,7 @@ pub use sync::SyncFailed;
 
 /// How a cache writes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct WritebackOptions {
     /// Above so many hundredths of memory, the background writes whatever is dirty. At most `throttle_share`.
     pub background_share: u8,
@@ -97,6 +98,44 @@ pub struct WritebackOptions {
     pub interval: Duration,
     /// How long a writer is held up at most, each time that he dirties something.
     pub wait_max: Duration,
+}
+
+impl WritebackOptions {
+    /// The background begins at a tenth of memory, who dirties more waits at a fifth, pages are written when they have
+    /// been dirty for 30 seconds, which is looked for every 5, and a writer waits for 5 at most.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Sets [`WritebackOptions::background_share`].
+    #[must_use]
+    pub fn background_share(mut self, percent: u8) -> Self {
+        self.background_share = percent;
+        self
+    }
+    /// Sets [`WritebackOptions::throttle_share`].
+    #[must_use]
+    pub fn throttle_share(mut self, percent: u8) -> Self {
+        self.throttle_share = percent;
+        self
+    }
+    /// Sets [`WritebackOptions::expire`].
+    #[must_use]
+    pub fn expire(mut self, age: Duration) -> Self {
+        self.expire = age;
+        self
+    }
+    /// Sets [`WritebackOptions::interval`].
+    #[must_use]
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+    /// Sets [`WritebackOptions::wait_max`].
+    #[must_use]
+    pub fn wait_max(mut self, most: Duration) -> Self {
+        self.wait_max = most;
+        self
+    }
 }
 
 impl Default for WritebackOptions {

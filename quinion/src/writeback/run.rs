@@ -3,7 +3,7 @@
 //! ```text
 //!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
 //!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
-//!   hand                      a Flush each, in one call --> backend
+//!   hand                      a Flush each, in one call --> backend; or the last to be made here, when nothing is held
 //!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
 //!                             dropped behind, if only uncached writers wanted it (D14)
 //!                             counted, everybody who waits woken
@@ -83,13 +83,23 @@ impl Writeback {
             },
         };
         let begun = self.take(mapping, pages, which, pages_max, &mut runs);
+        let mut here = None;
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
-            writer.flush(flushes);
+            // A sync waits for what it takes, the last page too; the background waits for nothing.
+            if which == Which::ToWrite {
+                here = flushes.pop_if(|last| writer.flushes_here(last));
+            }
+            if !flushes.is_empty() {
+                writer.flush(flushes);
+            }
         }
         drop(held_off);
         drop(wakes);
+        if let Some(last) = here {
+            writer.flush_here(last);
+        }
         begun
     }
 

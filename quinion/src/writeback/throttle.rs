@@ -8,7 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::backend::Reap;
@@ -43,8 +43,9 @@ impl Writeback {
         self.poke();
         // Those who wait go on when as much was written as they want to dirty together.
         let share = self.awaited.fetch_add(pages, Ordering::Relaxed) + pages;
+        let waiting = Awaited { all: &self.awaited, pages };
         let outcome = self.nap_until_turn(mapping, share, began);
-        self.awaited.fetch_sub(pages, Ordering::Relaxed);
+        drop(waiting);
         self.counters.add(Count::ThrottledMicros, began.elapsed().as_micros() as u64);
         outcome
     }
@@ -82,6 +83,19 @@ impl Writeback {
         if mapping.dirty_pages().writeback() == 0 {
             self.tour(mapping);
         }
+    }
+}
+
+/// Pages that somebody wants to dirty who waits; he does no longer when this goes, also if a backend panics that he
+/// calls.
+struct Awaited<'a> {
+    all: &'a AtomicU64,
+    pages: u64,
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.pages, Ordering::Relaxed);
     }
 }
 

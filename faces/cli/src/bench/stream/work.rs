@@ -148,11 +148,11 @@ fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<f64> {
     }
 }
 
-/// Nanoseconds of reads of pages here and there, until it is over.
+/// Nanoseconds of reads of pages here and there, one at least, until it is over.
 fn read_hot(hot: &HotFile, is_over: &AtomicBool) -> Result<Vec<f64>, Unmeasured> {
     let (mut buffer, mut waits, mut places) = (HugeMemory::new(PAGE)?, Vec::new(), Places(1));
     let pages = hot.len()? / PAGE as u64;
-    while !is_over.load(Ordering::Relaxed) {
+    loop {
         let at = places.next(pages) * PAGE as u64;
         let start = Instant::now();
         hot.read(&mut buffer, at)?;
@@ -160,9 +160,11 @@ fn read_hot(hot: &HotFile, is_over: &AtomicBool) -> Result<Vec<f64>, Unmeasured>
         if !is_from(&buffer, at) {
             return Err(Unmeasured::Failed(format!("what was read is not what stands at {at}")));
         }
+        if is_over.load(Ordering::Relaxed) {
+            return Ok(waits);
+        }
         thread::sleep(HOT_PAUSE);
     }
-    Ok(waits)
 }
 
 /// The slowest interval beside the middle one; not a number if there are fewer than three.

@@ -260,7 +260,7 @@ mod tests {
         for way in [OURS, MMAP, PREAD, DIRECT] {
             let errand =
                 Errand::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
-            let errand = errand.with("jobs", 2).with("before-ms", 1).with("counted-ms", 20).with("seed", 1);
+            let errand = errand.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);
             // A file system in memory keeps the file, and may have no direct reads (EINVAL).
             match work(&errand.with("memory", 16 << 20)) {
                 Ok(answer) => assert!(values(&answer)[0] > 0.0, "{way}: {answer:?}"),

@@ -1,8 +1,9 @@
-//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it meanwhile.
+//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it
+//! meanwhile.
 //!
 //! The VMs here are ranges of this very process, touched by its threads; the server's threads are beside them. So
-//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their own, by the
-//! command's tests.
+//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their
+//! own, by the command's tests.
 #![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -27,6 +28,9 @@ use rustix::net::{
 const PAGE: usize = 4096;
 /// Pages of the images here.
 const PAGES: usize = 1024;
+
+/// Whoever has not said it by now never will.
+const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// Whether this process may use userfaultfd; if not, a word says why nothing is tested.
 fn may() -> bool {
@@ -63,12 +67,16 @@ impl Stage {
     }
 
     /// A server, and what it tells.
-    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Event2>) {
+    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Told>) {
         let (sender, receiver) = channel();
         options.on_failure = OnFailure::Leave;
-        let sender: Mutex<Sender<Event2>> = Mutex::new(sender);
+        if options.greeting == RestoreOptions::new().greeting {
+            // However slow this machine is.
+            options.greeting = WATCHDOG;
+        }
+        let sender: Mutex<Sender<Told>> = Mutex::new(sender);
         options.observer = Some(Arc::new(move |event: &Event| {
-            let _ = sender.lock().expect("a sender").send(Event2::of(event));
+            let _ = sender.lock().expect("a sender").send(Told::of(event));
         }));
         let server = Server::start(&self.cache, &self.path("snapshot"), &self.path("socket"), options);
         (server.expect("a server"), receiver)
@@ -77,9 +85,9 @@ impl Stage {
 
 /// An event as text.
 #[derive(Debug)]
-struct Event2(String);
+struct Told(String);
 
-impl Event2 {
+impl Told {
     fn of(event: &Event) -> Self {
         Self(match event {
             Event::Refused { why, .. } => format!("refused: {why}"),
@@ -90,9 +98,9 @@ impl Event2 {
 }
 
 /// Waits until something is told that contains `text`.
-fn wait_for(events: &Receiver<Event2>, text: &str) -> String {
+fn wait_for(events: &Receiver<Told>, text: &str) -> String {
     loop {
-        let Event2(event) = events.recv_timeout(Duration::from_secs(60)).expect("it is told in the end");
+        let Told(event) = events.recv_timeout(WATCHDOG).expect("it is told in the end");
         if event.contains(text) {
             return event;
         }
@@ -135,15 +143,19 @@ fn send(socket: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) {
     assert_eq!(sent, text.len());
 }
 
-fn region(base: *mut u8, pages: usize, first: usize) -> String {
-    let (base, size, offset) = (base.addr(), pages * PAGE, first * PAGE);
-    format!(r#"{{"base_host_virt_addr":{base},"size":{size},"offset":{offset},"page_size":4096}}"#)
+fn region(base: *mut u8, pages: usize, page_size: usize) -> String {
+    let (base, size) = (base.addr(), pages * PAGE);
+    format!(r#"{{"base_host_virt_addr":{base},"size":{size},"offset":0,"page_size":{page_size}}}"#)
 }
 
 impl Memory {
     /// A VM with all of the image, that is served.
     fn new(stage: &Stage, features: u64) -> Self {
-        let base = map(PAGES);
+        Self::at(stage, map(PAGES), PAGE, features)
+    }
+
+    /// The same with memory that is mapped already, by pages of so many bytes.
+    fn at(stage: &Stage, base: *mut u8, page_size: usize, features: u64) -> Self {
         let uffd = Uffd::create().expect("it may be used");
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
@@ -151,7 +163,7 @@ impl Memory {
         unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }
             .expect("anonymous memory");
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
-        send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
+        send(&socket, &format!("[{}]", region(base, PAGES, page_size)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
     }
 
@@ -238,6 +250,29 @@ fn what_was_given_back_is_zeros_and_stays_so() {
     assert_eq!(memory.read(33 * PAGE + 1), 0);
     (0..32).chain(96..128).for_each(|page| memory.expect_page(page));
     assert_eq!(server.stop().numbers.removed_bytes, 65 * PAGE as u64);
+}
+
+#[test]
+fn memory_in_large_pages_is_supplied_in_large_pages() {
+    if !may() {
+        return;
+    }
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::HUGETLB);
+    // SAFETY: the kernel chooses an address that is free.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGES * PAGE, protection, flags) };
+    let Ok(base) = mapped else {
+        eprintln!("skipped: this machine keeps no large pages (vm.nr_hugepages)");
+        return;
+    };
+    let stage = Stage::new();
+    let (server, _events) = stage.serve(RestoreOptions::new());
+    let memory = Memory::at(&stage, base.cast(), 2 << 20, feature::EVENT_REMOVE);
+    (0..PAGES).rev().for_each(|page| memory.expect_page(page));
+    memory.remove(PAGES / 2, PAGES / 2);
+    (0..PAGES / 2).for_each(|page| memory.expect_page(page));
+    (PAGES / 2..PAGES).for_each(|page| assert_eq!(memory.read(page * PAGE + 1), 0, "page {page}"));
+    // Two large pages of the snapshot, and one of zeros.
+    assert_eq!(server.stop().numbers.faults, 3);
 }
 
 #[test]
@@ -407,7 +442,7 @@ impl Memory {
         let range = start..start + (PAGES * PAGE) as u64;
         // SAFETY: the range was mapped for this.
         unsafe { uffd.register(range, Modes::MissingAndMinor) }.expect("memory of a file");
-        send(&socket, &format!("[{}]", region(base, PAGES, 0)), &[uffd.as_fd()]);
+        send(&socket, &format!("[{}]", region(base, PAGES, PAGE)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
     }
 }
@@ -480,7 +515,7 @@ fn peers_that_talk_nonsense_are_told_and_closed_alone() {
     memory.expect_page(1);
     let connect = || UnixStream::connect(stage.path("socket")).expect("it listens");
     let file = std::fs::File::open(stage.path("snapshot")).expect("it is there");
-    let good = format!("[{}]", region(memory.base, 1, 0));
+    let good = format!("[{}]", region(memory.base, 1, PAGE));
     let (none, one, many) = (vec![], vec![file.as_fd()], vec![file.as_fd(); 5]);
     let cases = [
         ("GET / HTTP/1.0\r\n\r\n", &none, "not JSON"),
@@ -500,7 +535,7 @@ fn peers_that_talk_nonsense_are_told_and_closed_alone() {
     assert!(wait_for(&events, "refused").contains("ended before"));
     // What is wrong with the regions of a VM is the VM's end.
     let socket = connect();
-    send(&socket, &format!("[{}]", region(memory.base, PAGES + 1, 0)), &[memory.uffd.as_fd()]);
+    send(&socket, &format!("[{}]", region(memory.base, PAGES + 1, PAGE)), &[memory.uffd.as_fd()]);
     assert!(wait_for(&events, "given up").contains("of the snapshot"));
     assert!(answer(&socket).contains("error"));
     // And the VM that was there before goes on.
@@ -516,11 +551,15 @@ fn who_says_nothing_is_closed_and_one_too_many_is_refused() {
     }
     let stage = Stage::new();
     let mut options = RestoreOptions::new();
-    (options.vms_max, options.greeting) = (1, Duration::from_millis(50));
+    options.greeting = Duration::from_millis(50);
     let (server, events) = stage.serve(options);
     let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
     assert!(wait_for(&events, "refused").contains("did not come within 50ms"));
     assert!(answer(&socket).contains("50ms"));
+    drop(server);
+    let mut options = RestoreOptions::new();
+    options.vms_max = 1;
+    let (server, events) = stage.serve(options);
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
     memory.expect_page(1);
     let mut socket = UnixStream::connect(stage.path("socket")).expect("it listens");

@@ -229,9 +229,9 @@ fn nodes_of_shadows_only_are_known_and_forgotten_one_by_one() {
         put_folio(&forest, start, 0);
         put_folio(&forest, start + 64, 0);
         put_folio(&forest, start + 65, 0);
-        assert_eq!(forest.keeper.shadow_only_nodes(), []);
+        assert!(forest.keeper.shadow_only_nodes().is_empty());
         forest.tree().replace(start + 64, Value::shadow(0, 1));
-        assert_eq!(forest.keeper.shadow_only_nodes(), [], "a folio is left");
+        assert!(forest.keeper.shadow_only_nodes().is_empty(), "a folio is left");
         forest.tree().replace(start + 65, Value::shadow(0, 2));
         let [node] = forest.keeper.shadow_only_nodes()[..] else { panic!("a node remembers only") };
         forest.check();
@@ -239,7 +239,7 @@ fn nodes_of_shadows_only_are_known_and_forgotten_one_by_one() {
         let gone: Vec<_> = tree.shadows_in(node).map(|(first, value)| (first, value.payload())).collect();
         assert_eq!(forest.tree().forget(node), Forgotten::Done);
         assert_eq!(gone, [(start + 64, 1), (start + 65, 2)]);
-        assert_eq!(forest.keeper.shadow_only_nodes(), []);
+        assert!(forest.keeper.shadow_only_nodes().is_empty());
         assert_eq!(forest.tree().range(0, u64::MAX).count(), 1);
         forest.check();
     }
@@ -250,7 +250,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     let forest = forest::<6>();
     put(&forest, 64, 0, shadow(0, 1));
     put(&forest, 65, 0, Entry::value(Value::spill(0, 1)));
-    assert_eq!(forest.keeper.shadow_only_nodes(), []);
+    assert!(forest.keeper.shadow_only_nodes().is_empty());
     let Kind::Node(top) =
         quinion::xarray::Root::from_bits(forest.root.load(std::sync::atomic::Ordering::Relaxed)).entry.kind()
     else {

@@ -46,7 +46,11 @@ pub fn test() -> Vec<Step> {
         apart("fuzz-fmt", "fuzz", "fmt --check"),
         Step::new(
             "docs",
-            Action::Run(with("RUSTDOCFLAGS", "-D warnings", cargo("doc --no-deps -p quinion --lib"))),
+            Action::Run(with(
+                "RUSTDOCFLAGS",
+                "-D warnings",
+                cargo("doc --no-deps -p quinion --lib --features restore"),
+            )),
         ),
         Step::new("no-std", Action::Run(cargo("check -p quinion --no-default-features"))),
         Step::new("tests", Action::Run(cargo("test --workspace"))),

@@ -228,7 +228,10 @@ mod tests {
     }
 
     /// As a Firecracker of 2026 says it.
-    const REAL: &str = r#"[{"base_host_virt_addr":140117268234240,"size":134217728,"offset":0,"page_size":4096,"page_size_kib":4096}]"#;
+    const REAL: &str = concat!(
+        r#"[{"base_host_virt_addr":140117268234240,"size":134217728,"offset":0,"#,
+        r#""page_size":4096,"page_size_kib":4096}]"#
+    );
 
     #[test]
     fn firecrackers_message_is_understood() {

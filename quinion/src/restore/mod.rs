@@ -12,8 +12,9 @@
 //!    goes on                               <--  copy straight from the cache's memory, 64 KiB at a time
 //! ```
 //!
-//! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on a
-//! stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache has.
+//! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on
+//! a stream socket, and nothing after it. Many VMs of one snapshot share the server, its workers and what the cache
+//! has.
 //!
 //! A VMM that can map memory of ours asks for the **image** instead, and its faults are answered by mapping, not by
 //! copying:
@@ -25,8 +26,8 @@
 //!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
 //! ```
 //!
-//! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end of
-//! the connection, in this dialect and in the other.
+//! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end
+//! of the connection, in this dialect and in the other.
 //!
 //! | file | what |
 //! |---|---|
@@ -40,8 +41,8 @@
 //! | `server` | all of them: connections, workers, whose turn it is |
 //!
 //! **Fail closed.** Once a userfaultfd was handed over, memory that we do not supply is either waited for without end,
-//! or, if nobody holds the descriptor any more, silently zeros. So a VM that cannot be served (its regions are wrong, its
-//! snapshot changed, a sector cannot be read and the kernel cannot poison the page) is **given up**: its process is
+//! or, if nobody holds the descriptor any more, silently zeros. So a VM that cannot be served (its regions are wrong,
+//! its snapshot changed, a sector cannot be read and the kernel cannot poison the page) is **given up**: its process is
 //! killed by its process descriptor, and only when it is no more its descriptor is let go; the same at the server's
 //! own end. [`OnFailure::Leave`] leaves that to somebody else, who hears of it by [`Event`] and by the end of the
 //! connection. If the server itself is killed it can do neither; its connections end then, and a VMM's keeper
@@ -117,8 +118,8 @@ pub struct RestoreOptions {
     pub record: bool,
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
-    /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the cache's
-    /// memory at once; who sends regions of memory of its own is served as ever beside it.
+    /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
+    /// cache's memory at once; who sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
     /// Who is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
@@ -221,6 +222,8 @@ pub enum PeerError {
     CutUp(#[from] TooManyPieces),
     #[error("the VM was forked more than {0} times; end some of them")]
     TooManyForks(usize),
+    #[error("more than 65536 faults of the VM wait at a time")]
+    TooManyFaults,
     #[error("its userfaultfd cannot be read: {0}")]
     Descriptor(#[source] io::Error),
     #[error("this server panicked while it answered; what it said then tells why")]

@@ -11,16 +11,16 @@
 //!   fault on #   look:   it is there, or was given back without a word: zeros, if nothing is there
 //! ```
 //!
-//! Everything here is pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4 KiB
-//! or of 2 MiB, and two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
+//! Everything here is pure: numbers in, a decision out. A **unit** is what the VM's memory is mapped by, a page of 4
+//! KiB or of 2 MiB, and two bits say what it is: a GiB of 4 KiB pages takes 64 KiB.
 //!
 //! **Removed for good.** What was given back never becomes absent again, whatever else happens to it: the image's bytes
 //! must not come back from the dead. A page that is present and faults is treated so too. Two processors that touch one
 //! page make two faults, of which the second finds it there; and who gives memory back and has not asked to have that
 //! told (`UFFD_FEATURE_EVENT_REMOVE`) expects zeros as well.
 //!
-//! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read are
-//! noted before any fault is answered, and an answer that the kernel refuses because there are events again is
+//! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read
+//! are noted before any fault is answered, and an answer that the kernel refuses because there are events again is
 //! thought over when they are noted.
 //!
 //! Invariants (asserted by `Pages::check`):
@@ -467,13 +467,13 @@ mod tests {
             }
             Op::Unmapped(at, len) => {
                 pages.unmapped(bytes(at, len)).expect("few pieces");
-                (at..at + len).for_each(|unit| drop(twin.remove(&unit)));
+                twin.retain(|unit, _| !(at..at + len).contains(unit));
             }
             Op::Moved(from, to, len) => {
                 pages.moved(from * UNIT, to * UNIT, len * UNIT).expect("few pieces");
                 let taken: Vec<_> =
                     (0..len).filter_map(|i| Some((to + i, twin.remove(&(from + i))?))).collect();
-                (to..to + len).for_each(|unit| drop(twin.remove(&unit)));
+                twin.retain(|unit, _| !(to..to + len).contains(unit));
                 twin.extend(taken);
             }
             Op::Absent(offset, len) => {

@@ -223,10 +223,10 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         let mut greeting = Greeting::new();
         for _ in 0..DESCRIPTORS_MAX {
-            say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+            say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
             assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
         }
-        say(theirs.as_fd(), "[", Some(file.as_fd())).expect("it fits");
+        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(matches!(greeting.receive(ours.as_fd()), Err(PeerError::TooManyDescriptors)));
 
         let mut greeting = Greeting::new();

@@ -15,8 +15,8 @@
 //! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
 //! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
 //!
-//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would read
-//! as zeros for as long as the process has to run yet.
+//! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would
+//! read as zeros for as long as the process has to run yet.
 //!
 //! A panic while something is done for one peer is that peer's end and nobody else's.
 //!
@@ -48,14 +48,15 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cache::{Cache, Image};
+use crate::cache::{Cache, File, Image};
 use crate::error::{Repr, Result};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
+use crate::units::PAGE_SIZE;
 
-use super::message::{Region, Said, check, offer};
+use super::message::{BadMessage, Region, Said, check, offer};
 use super::peer::{Greeting, Peer, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
@@ -200,17 +201,44 @@ impl Server {
     /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, somebody else
     /// listens there, or the system refuses a socket or a thread.
     pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
-        options.check().map_err(Repr::InvalidInput)?;
-        check_descriptors(options.vms_max)?;
+        check_options(&options)?;
         let device_bytes_before = cache.stats().device_bytes;
         let path = snapshot;
         let snapshot = Snapshot::open(cache, path)?;
+        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
+        Self::start_of(cache, device_bytes_before, (snapshot, image), socket, options)
+    }
+
+    /// As [`Server::start`], with a snapshot that is open in `cache` already: of a backend of yours, too. That it was
+    /// changed is seen only if it became longer or shorter, so nobody may write to it; and there is no image of it for
+    /// VMMs to map.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; and that is wanted by [`RestoreOptions::minor`].
+    pub fn start_file(cache: &Cache, file: &File, socket: &Path, options: RestoreOptions) -> Result<Self> {
+        check_options(&options)?;
+        if options.minor {
+            let text =
+                "an image for VMMs to map needs the snapshot's path; start with that, or without `minor`";
+            return Err(Repr::InvalidInput(text.to_owned()).into());
+        }
+        let device_bytes_before = cache.stats().device_bytes;
+        let snapshot = Snapshot::of(file.clone(), None)?;
+        Self::start_of(cache, device_bytes_before, (snapshot, None), socket, options)
+    }
+
+    fn start_of(
+        cache: &Cache,
+        device_bytes_before: u64,
+        (snapshot, image): (Snapshot, Option<Image>),
+        socket: &Path,
+        options: RestoreOptions,
+    ) -> Result<Self> {
         let identity = snapshot.identity();
         if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
             let (theirs, ours) = (trace.image().bytes, identity.bytes);
             return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
         }
-        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
         let shared = Shared {
@@ -264,13 +292,16 @@ impl Server {
         self.shared.snapshot.identity()
     }
 
-    /// What was done so far.
+    /// What was done so far. In a forked child all numbers are 0.
     pub fn stats(&self) -> RestoreStats {
-        self.shared.stats()
+        if self.process.is_forked() { RestoreStats::default() } else { self.shared.stats() }
     }
 
-    /// The order in which the image was wanted so far, if that is noted.
+    /// The order in which the image was wanted so far, if that is noted; not in a forked child.
     pub fn trace(&self) -> Option<Trace> {
+        if self.process.is_forked() {
+            return None;
+        }
         let recorder = self.shared.recorder.as_ref()?;
         Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).trace())
     }
@@ -279,7 +310,7 @@ impl Server {
     /// left, as [`RestoreOptions::on_failure`] says. What was done in all.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
-        self.shared.stats()
+        self.stats()
     }
 
     fn end(&mut self) {
@@ -307,6 +338,11 @@ impl Drop for Server {
     }
 }
 
+fn check_options(options: &RestoreOptions) -> Result<()> {
+    options.check().map_err(Repr::InvalidInput)?;
+    check_descriptors(options.vms_max)
+}
+
 /// There is room for the descriptors of so many VMs.
 fn check_descriptors(vms_max: usize) -> Result<()> {
     let (wanted, has) = (vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE, descriptors_max());
@@ -327,10 +363,16 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
         if !metadata.file_type().is_socket() {
             return Err(failed(&"something else is there; name another place, or remove it"));
         }
-        if UnixStream::connect(path).is_ok() {
-            return Err(failed(&"somebody listens there already; name another place, or end that server"));
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                let text = "somebody listens there already; name another place, or end that server";
+                return Err(failed(&text));
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(|e| failed(&e))?;
+            }
+            Err(error) => return Err(failed(&error)),
         }
-        fs::remove_file(path).map_err(|e| failed(&e))?;
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listening = || {
@@ -383,7 +425,8 @@ impl Shared {
     fn patience(&self) -> Timespec {
         let (table, now) = (self.table(), Instant::now());
         let sweep = if table.greets_until.is_some_and(|until| now < until) { SWEEP } else { IDLE };
-        let soon = table.soon.front().map_or(sweep, |(when, _)| when.saturating_duration_since(now));
+        let first = table.soon.iter().map(|(when, _)| *when).min();
+        let soon = first.map_or(sweep, |when| when.saturating_duration_since(now));
         let wait = if table.ahead.is_empty() { soon.min(sweep) } else { Duration::ZERO };
         Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
     }
@@ -392,8 +435,8 @@ impl Shared {
     fn take_due(&self) {
         let now = Instant::now();
         let mut table = self.table();
-        let is_due = table.soon.front().is_some_and(|(when, _)| *when <= now);
-        let due = if is_due { table.soon.pop_front() } else { None };
+        let due = table.soon.iter().position(|(when, _)| *when <= now);
+        let due = due.and_then(|at| table.soon.remove(at));
         drop(table);
         match due {
             Some((_, 0)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
@@ -428,7 +471,7 @@ impl Shared {
 
     /// Accepts who waits.
     fn accept(&self) {
-        loop {
+        for _ in 0..BACKLOG {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.meet(socket),
                 Err(Errno::AGAIN) => break,
@@ -558,11 +601,15 @@ impl Shared {
     ) -> std::result::Result<Box<Vm>, PeerError> {
         self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
         let pages = check(regions, self.snapshot.identity().bytes)?;
+        if greeting.has_image && pages.unit() != PAGE_SIZE as u64 {
+            // The image is no file of hugetlbfs.
+            return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
+        }
         let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
         let numbers = Arc::clone(&connection.numbers);
         let source = match &self.image {
             Some(image) if greeting.has_image => Source::Mapped(image.clone()),
-            _ => Source::Copied(self.snapshot.file()),
+            _ => Source::Copied(Box::new(self.snapshot.file())),
         };
         Ok(Box::new(Vm::new(uffd, pages, source, numbers)))
     }
@@ -731,14 +778,18 @@ impl Shared {
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
-        if table.next_sweep.is_some_and(|next| now < next) {
+        let may_be_late = table.greets_until.is_some_and(|until| now < until + SWEEP);
+        if !may_be_late || table.next_sweep.is_some_and(|next| now < next) {
             return;
         }
         table.next_sweep = Some(now + SWEEP);
         let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
         drop(table);
         for connection in all {
-            let is_late = |stage: &Stage| matches!(stage, Stage::Greeting(greeting) if now >= greeting.since() + self.options.greeting);
+            let is_late = |stage: &Stage| match stage {
+                Stage::Greeting(greeting) => now >= greeting.since() + self.options.greeting,
+                _ => false,
+            };
             let Some(stage) = connection.take_if(is_late) else { continue };
             let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
             // What was wanted meanwhile was a greeting's, which is over.

@@ -1,13 +1,14 @@
 //! Snapshot: the file that VMs are restored from, as an ordinary file of the cache, and whether it is still the same.
 //!
 //! ```text
-//!   open      the file; the cache opens the very same one by its descriptor; size and time noted; fingerprint
+//!   open      the file; a moment, if it was written just now, so that the next change shows;
+//!             the cache opens the very same one by its descriptor; size and time noted; fingerprint
 //!   answer    pin the bytes  ->  look at size and time  ->  supply them
 //! ```
 //!
 //! All VMs share what is cached of it. The look comes **after** the bytes are held: if the file is then what it was in
-//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any more,
-//! to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
+//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any
+//! more, to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
 //!
 //! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: who is served goes
 //! on, and new VMs get the old one until the server is started anew.
@@ -18,6 +19,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use crate::cache::{Cache, File, Image};
 use crate::error::{ErrorKind, Repr, Result};
@@ -25,6 +27,8 @@ use crate::units::PAGE_SIZE;
 
 use super::trace::{Fingerprint, ImageIdentity};
 
+/// The clocks of file systems tick ten times in that time, or more often.
+const SETTLED: Duration = Duration::from_millis(40);
 /// Pages that are looked at for the fingerprint.
 const SAMPLES: u64 = 32;
 
@@ -32,11 +36,12 @@ const SAMPLES: u64 = 32;
 #[derive(Debug)]
 pub(super) struct Snapshot {
     file: File,
-    raw: fs::File,
-    /// Size and time of the last change, as they were in the beginning.
-    known: (u64, i64, i64),
+    /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
+    outside: Option<(fs::File, Known)>,
     identity: ImageIdentity,
 }
+
+type Known = (u64, i64, i64);
 
 /// The snapshot is not what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,16 +52,20 @@ impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
         let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
         let raw = fs::File::open(path).map_err(wrong)?;
-        let known = known(&raw).map_err(wrong)?;
+        let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
-        if file.is_empty() {
-            let text =
-                format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
+        Self::of(file, Some((raw, known)))
+    }
+
+    /// One that is open already; `outside` is what others may change.
+    pub(super) fn of(file: File, outside: Option<(fs::File, Known)>) -> Result<Self> {
+        let bytes = file.len();
+        if bytes == 0 {
+            let text = "the snapshot is empty; name the file with the VM's memory".to_owned();
             return Err(Repr::InvalidInput(text).into());
         }
-        let bytes = file.len();
         let fingerprint = fingerprint(&file, bytes)?;
-        Ok(Self { file, raw, known, identity: ImageIdentity { bytes, fingerprint } })
+        Ok(Self { file, outside, identity: ImageIdentity { bytes, fingerprint } })
     }
 
     /// A handle for one VM, with readahead of its own.
@@ -74,9 +83,12 @@ impl Snapshot {
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
         let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
-        let (opened, raw) = (image.snapshot().identity, self.raw.metadata().map_err(wrong)?);
-        if (opened.device, opened.inode) == (raw.dev(), raw.ino()) && image.len() == self.identity.bytes {
-            return Ok(image);
+        let opened = image.snapshot().identity;
+        if let Some((raw, _)) = &self.outside {
+            let raw = raw.metadata().map_err(wrong)?;
+            if (opened.device, opened.inode) == (raw.dev(), raw.ino()) && image.len() == self.identity.bytes {
+                return Ok(image);
+            }
         }
         let text = format!("{}: the snapshot was replaced while it was opened; try again", path.display());
         Err(Repr::InvalidInput(text).into())
@@ -84,14 +96,25 @@ impl Snapshot {
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
     pub(super) fn assure(&self) -> std::result::Result<(), Changed> {
-        match known(&self.raw) {
-            Ok(now) if now == self.known => Ok(()),
-            _ => Err(Changed),
-        }
+        let is_same = match &self.outside {
+            Some((raw, before)) => known(raw).is_ok_and(|now| now == *before),
+            None => self.file.len() == self.identity.bytes,
+        };
+        if is_same { Ok(()) } else { Err(Changed) }
     }
 }
 
-fn known(file: &fs::File) -> std::io::Result<(u64, i64, i64)> {
+/// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
+fn settled(file: &fs::File) -> std::io::Result<Known> {
+    let young = |time: SystemTime| time.elapsed().ok().and_then(|age| SETTLED.checked_sub(age));
+    // Of a file from the future nothing can be waited for.
+    if let Some(rest) = young(file.metadata()?.modified()?) {
+        std::thread::sleep(rest);
+    }
+    known(file)
+}
+
+fn known(file: &fs::File) -> std::io::Result<Known> {
     let metadata = file.metadata()?;
     Ok((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }

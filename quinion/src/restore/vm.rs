@@ -1,7 +1,7 @@
 //! VM: one virtual machine that is served: what its userfaultfd says, and the answers.
 //!
 //! ```text
-//!   a round     1 read      what can be read now, 64 messages at most
+//!   a round     1 read      what can be read now, a thousand messages at most
 //!               2 note      the events of it, in their order: given back, unmapped, moved, forked
 //!               3 start     the reads of all faults that wait, if there are several
 //!               4 answer    each fault that waits: supply, zeros, or wake
@@ -9,9 +9,9 @@
 //!   no fault    5 ahead     a piece of the trace, if there is one: what is still absent of it
 //! ```
 //!
-//! An answer is [`supply`](Vm::supply): pin a run of the snapshot, see that it is still the same, and give the kernel the
-//! pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run cannot be
-//! read the page that was asked for is tried alone, and if it cannot either it is poisoned.
+//! An answer is [`supply`](Vm::supply): pin a run of the snapshot, see that it is still the same, and give the kernel
+//! the pinned bytes piece by piece as they lie in memory. Pages of zeros are not copied but asked for. If the run
+//! cannot be read the page that was asked for is tried alone, and if it cannot either it is poisoned.
 //!
 //! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
 //! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
@@ -19,6 +19,9 @@
 //!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together.
+//!
+//! When the process that connected is no more, its forks are served no more either: nobody is there who answers for
+//! them.
 //!
 //! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
 //!
@@ -45,6 +48,10 @@ use super::trace::{Recorder, Run, Trace};
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;
+/// How often the descriptor is read in one round, so that a round ends.
+const READS_MAX: usize = 16;
+/// Faults that wait at a time: each is a thread's, but who wakes his threads himself could go on without end.
+const WAITING_MAX: usize = 1 << 16;
 /// A VM's address spaces: its own, and those of its forks that live.
 pub(super) const SPACES_MAX: usize = 8;
 /// What is supplied ahead between two looks at what is asked for, in bytes.
@@ -57,6 +64,8 @@ const WARM_BYTES: u64 = 8 << 20;
 const STRAYS_MAX: u32 = 256;
 /// How often one fault may find no memory for its page.
 const SHORTAGES_MAX: u32 = 5000;
+/// The page of whom nobody waits for.
+const NOBODY: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What is mapped at a time, where it is resident anyway, in bytes.
@@ -66,7 +75,7 @@ const MAPPED_BYTES: u64 = 512 << 10;
 #[derive(Debug)]
 pub(super) enum Source {
     /// The snapshot's bytes are copied.
-    Copied(File),
+    Copied(Box<File>),
     /// The image's memory is mapped.
     Mapped(Image),
 }
@@ -108,9 +117,9 @@ pub(super) struct Vm {
     spaces: Vec<Space>,
     source: Source,
     inbox: Inbox,
-    /// The first run of the trace that was not supplied ahead, and the first that was not read ahead.
-    ahead: usize,
-    warm: usize,
+    /// Up to where the trace was supplied ahead, and up to where the snapshot was read for that.
+    ahead: Cursor,
+    warm: Cursor,
     numbers: Arc<Mutex<Numbers>>,
     strays: u32,
     shortages: u32,
@@ -171,8 +180,8 @@ impl Vm {
             spaces: vec![Space::new(uffd, pages)],
             source,
             inbox: Inbox::default(),
-            ahead: 0,
-            warm: 0,
+            ahead: Cursor::default(),
+            warm: Cursor::default(),
             numbers,
             strays: 0,
             shortages: 0,
@@ -231,7 +240,7 @@ impl Vm {
 
     fn next(&self, common: &Common<'_>) -> Next {
         match common.replay {
-            Some(trace) if self.ahead < trace.runs().len() => Next::Ahead,
+            Some(trace) if self.ahead.run < trace.runs().len() => Next::Ahead,
             _ => Next::Wait,
         }
     }
@@ -240,8 +249,11 @@ impl Vm {
     fn round(&mut self, at: usize, common: &Common<'_>) -> Result<usize, PeerError> {
         // 1
         let mut messages = Vec::new();
-        if self.spaces[at].waiting.len() < MESSAGES_MAX {
-            self.spaces[at].uffd.read(&mut self.inbox, &mut messages).map_err(PeerError::Descriptor)?;
+        for _ in 0..READS_MAX {
+            let read = self.spaces[at].uffd.read(&mut self.inbox, &mut messages);
+            if read.map_err(PeerError::Descriptor)? < MESSAGES_MAX {
+                break;
+            }
         }
         let (count, now) = (messages.len(), Instant::now());
         // 2
@@ -271,6 +283,7 @@ impl Vm {
     fn note(&mut self, at: usize, message: Message, now: Instant) -> Result<(), PeerError> {
         let space = &mut self.spaces[at];
         match message {
+            Message::Fault(_) if space.waiting.len() >= WAITING_MAX => return Err(PeerError::TooManyFaults),
             Message::Fault(fault) => space.waiting.push_back(Waiting { fault, since: now }),
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
@@ -628,68 +641,82 @@ impl Vm {
     fn supply_ahead(&mut self, common: &Common<'_>) -> Result<Next, PeerError> {
         let Some(trace) = common.replay else { return Ok(Next::Wait) };
         self.warm(trace.runs());
-        let mut budget = AHEAD_BYTES;
+        let mut left = AHEAD_BYTES;
         for _ in 0..AHEAD_RUNS {
-            let Some(run) = trace.runs().get(self.ahead) else { break };
-            let (first, len) = (u64::from(run.first) * PAGE, u64::from(run.pages) * PAGE);
-            for stretch in self.spaces[0].pages.absent_in(first, len) {
-                match self.supply_piece(stretch, &mut budget, common)? {
-                    Answer::Given if budget > 0 => {}
-                    Answer::Over => return Ok(Next::Over),
-                    // The rest of the run is found absent again by the next turn.
-                    Answer::Given => return Ok(Next::Ahead),
-                    Answer::Again | Answer::Short => return Ok(Next::Soon),
-                    // It is gone, or cannot be read: whoever wants it will hear of that.
-                    Answer::Stray => break,
-                }
+            let mut ahead = self.ahead;
+            let Some((offset, bytes)) = ahead.take(trace.runs(), left) else { break };
+            match self.supply_part(offset, bytes, common)? {
+                // What could not be supplied is absent still; who wants it will hear why.
+                Answer::Given | Answer::Stray => self.ahead = ahead,
+                Answer::Over => return Ok(Next::Over),
+                Answer::Again | Answer::Short => return Ok(Next::Soon),
             }
-            self.ahead += 1;
+            left -= bytes;
         }
         Ok(self.next(common))
     }
 
-    /// Supplies `stretch` ahead, as far as the budget goes.
-    fn supply_piece(
-        &mut self,
-        stretch: Stretch,
-        budget: &mut u64,
-        common: &Common<'_>,
-    ) -> Result<Answer, PeerError> {
-        let unit = self.spaces[0].pages.unit();
-        let bytes = stretch.bytes.min((*budget).next_multiple_of(unit));
-        let piece = Stretch { bytes, ..stretch };
-        if let Source::Mapped(image) = &self.source {
-            let image = image.clone();
-            *budget = budget.saturating_sub(bytes);
-            let answer = self.map(0, piece, u64::MAX, &image, Why::Ahead)?;
-            // What could not be read is absent still, and stays so until somebody asks for it.
-            let is_whole = self.spaces[0].pages.absent_in(piece.offset, bytes).is_empty();
-            return Ok(if is_whole { answer } else { Answer::Stray });
+    /// Supplies what is absent of `bytes` bytes of the image at `offset`.
+    fn supply_part(&mut self, offset: u64, bytes: u64, common: &Common<'_>) -> Result<Answer, PeerError> {
+        let mut found = Answer::Given;
+        for stretch in self.spaces[0].pages.absent_in(offset, bytes) {
+            // Somebody may wait for one of its pages since; the kernel wakes whom a page is supplied to.
+            let answer = match &self.source {
+                Source::Copied(_) => match self.pin(stretch, common)? {
+                    Ok(pinned) => self.supply(0, stretch, &pinned, NOBODY, Why::Ahead)?,
+                    Err(error) if error.kind() == ErrorKind::NoMemory => Answer::Short,
+                    Err(_) => Answer::Stray,
+                },
+                Source::Mapped(image) => {
+                    let image = image.clone();
+                    self.map(0, stretch, NOBODY, &image, Why::Ahead)?
+                }
+            };
+            match answer {
+                Answer::Given => {}
+                Answer::Stray => found = Answer::Stray,
+                other => return Ok(other),
+            }
         }
-        let pinned = match self.pin(piece, common)? {
-            Ok(pinned) => pinned,
-            Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
-            Err(_) => return Ok(Answer::Stray),
-        };
-        *budget = budget.saturating_sub(bytes);
-        // Somebody may wait for one of its pages since; the kernel wakes whom a page is supplied to.
-        self.supply(0, piece, &pinned, u64::MAX, Why::Ahead)
+        Ok(found)
     }
 
     /// Has the snapshot read for what is supplied ahead soon.
     fn warm(&mut self, runs: &[Run]) {
-        let reach = |from: usize, to: usize| -> u64 {
-            runs[from.min(to)..to].iter().map(|run| u64::from(run.pages) * PAGE).sum()
-        };
-        self.warm = self.warm.max(self.ahead);
-        let mut before = reach(self.ahead, self.warm);
-        for _ in 0..AHEAD_RUNS {
-            let Some(run) = runs.get(self.warm).filter(|_| before < WARM_BYTES) else { return };
-            let bytes = u64::from(run.pages) * PAGE;
-            self.start_read(u64::from(run.first) * PAGE, bytes);
-            before += bytes;
-            self.warm += 1;
+        if self.warm.passed < self.ahead.passed {
+            self.warm = self.ahead;
         }
+        for _ in 0..AHEAD_RUNS {
+            let room = (self.ahead.passed + WARM_BYTES).saturating_sub(self.warm.passed);
+            let Some((offset, bytes)) = self.warm.take(runs, room.min(AHEAD_BYTES)) else { return };
+            self.start_read(offset, bytes);
+        }
+    }
+}
+
+/// How far somebody has come in a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Cursor {
+    run: usize,
+    /// Bytes of that run that he has passed.
+    inside: u64,
+    /// Bytes of all runs that he has passed.
+    passed: u64,
+}
+
+impl Cursor {
+    /// Passes the next part of a run, `bytes_max` bytes at most: where it is in the image, and its length. `None` at
+    /// the end, and of nothing.
+    fn take(&mut self, runs: &[Run], bytes_max: u64) -> Option<(u64, u64)> {
+        let run = runs.get(self.run).filter(|_| bytes_max > 0)?;
+        let (first, len) = (u64::from(run.first) * PAGE, u64::from(run.pages) * PAGE);
+        let (offset, bytes) = (first + self.inside, bytes_max.min(len - self.inside));
+        self.inside += bytes;
+        self.passed += bytes;
+        if self.inside == len {
+            (self.run, self.inside) = (self.run + 1, 0);
+        }
+        Some((offset, bytes))
     }
 }
 
@@ -780,6 +807,25 @@ mod tests {
             let pieces: Vec<Piece<'_>> = whole_units(chunks.into_iter(), unit).collect();
             prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
             prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
+        }
+
+        #[test]
+        fn a_cursor_passes_each_page_of_a_trace_once(
+            runs in prop::collection::vec((0..1000_u32, 1..50_u32), 0..8),
+            steps in prop::collection::vec(1..40_u64, 1..200),
+        ) {
+            let runs: Vec<Run> = runs.iter().map(|&(first, pages)| Run { first, pages }).collect();
+            let pages = |run: &Run| u64::from(run.first)..u64::from(run.first + run.pages);
+            let naive: Vec<u64> = runs.iter().flat_map(pages).collect();
+            let (mut cursor, mut found) = (Cursor::default(), Vec::new());
+            for step in steps {
+                let Some((offset, bytes)) = cursor.take(&runs, step * PAGE) else { break };
+                prop_assert!(bytes > 0 && bytes <= step * PAGE);
+                found.extend(offset / PAGE..(offset + bytes) / PAGE);
+                prop_assert_eq!(cursor.passed, found.len() as u64 * PAGE);
+            }
+            prop_assert_eq!(&found[..], &naive[..found.len()]);
+            prop_assert_eq!(cursor.run == runs.len(), found.len() == naive.len());
         }
 
         #[test]

@@ -5,8 +5,8 @@
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second or says more than
-//! 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
+//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second or says more
+//! than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -50,7 +50,8 @@ pub struct Arguments {
     /// Numbers for Prometheus: a file, written every second, or an address to ask, such as 127.0.0.1:9100.
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<Where>,
-    /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for it.
+    /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for
+    /// it.
     #[arg(long)]
     minor: bool,
     /// What is done with a VM that cannot be served any more.

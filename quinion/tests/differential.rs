@@ -20,18 +20,17 @@
 
 mod cache_pair;
 mod common;
+mod shrinking;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
 
 use cache_pair::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use common::{Dice, PAGE, fill_content, generations, page_content};
@@ -39,6 +38,7 @@ use quinion::backend::{
     Attributes, Backend, CrashDisk, Faults, Fill, Flush, Reap, Reaped, Simulated, SyncKind, WaitRoom,
 };
 use quinion::{Cache, File, Mechanism, OpenOptions, WriteOptions};
+use shrinking::shrunk;
 use tempfile::TempDir;
 
 /// Operations of all four differential tests together.
@@ -46,11 +46,8 @@ const OPS: u64 = 50_000;
 const OPS_SOAK: u64 = 1_000_000;
 /// Bytes from which the operations of one pair are made: some two hundred of them.
 const BYTES: usize = 1000;
-/// Lists that the search for a shorter one may try, and how often each: some fail only now and then.
-const SHRINKS_MAX: u32 = 400;
+/// How often a shorter list is tried: some fail only now and then.
 const TRIES: u32 = 3;
-/// A run that has not ended by then hangs.
-const STUCK: Duration = Duration::from_secs(300);
 
 fn is_soak() -> bool {
     std::env::var_os("QUINION_SOAK").is_some()
@@ -66,69 +63,10 @@ fn memory() -> PathBuf {
 
 // ---- one file and its twin ----------------------------------------------------------------------------
 
-/// Runs the list on a thread of its own, and says what was wrong; a panic is wrong, and so is to hang.
+/// What is wrong with a run of the list.
 fn complaint(setting: &Setting, ops: &[Op]) -> Option<String> {
-    let (sender, receiver) = mpsc::channel();
     let (setting, ops) = (setting.clone(), ops.to_vec());
-    let runner = thread::spawn(move || {
-        let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(&setting, &ops)));
-        // Whoever asked has waited too long, and is gone.
-        let _ = sender.send(outcome.unwrap_or_else(|panic| Err(words_of(&*panic))));
-    });
-    match receiver.recv_timeout(STUCK) {
-        Ok(told) => {
-            runner.join().expect("it sent what it had to say");
-            told.err()
-        }
-        Err(_) => Some(format!("it hangs, for {} seconds", STUCK.as_secs())),
-    }
-}
-
-fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().map(String::as_str);
-    format!("a panic: {}", words.or(panic.downcast_ref::<&str>().copied()).unwrap_or("of no words"))
-}
-
-/// A list of some of the operations, perhaps simpler ones, that still fails, and how: delta debugging (A. Zeller
-/// and R. Hildebrandt, 2002), pieces first and single operations last.
-fn shrunk(mut ops: Vec<Op>, mut why: String, fails: impl Fn(&[Op]) -> Option<String>) -> (Vec<Op>, String) {
-    let mut runs_left = SHRINKS_MAX;
-    let mut attempt = |shorter: Vec<Op>, ops: &mut Vec<Op>| {
-        if runs_left == 0 {
-            return false;
-        }
-        runs_left -= 1;
-        let failed = fails(&shorter);
-        let is_kept = failed.is_some();
-        if let Some(words) = failed {
-            (*ops, why) = (shorter, words);
-        }
-        is_kept
-    };
-    // 1 Without pieces of it, of half of it at first.
-    let mut piece = ops.len().div_ceil(2);
-    loop {
-        let mut at = 0;
-        while at < ops.len() {
-            let without = [&ops[..at], &ops[(at + piece).min(ops.len())..]].concat();
-            if !attempt(without, &mut ops) {
-                at += piece;
-            }
-        }
-        if piece <= 1 {
-            break;
-        }
-        piece = piece.div_ceil(2);
-    }
-    // 2 With simpler operations in the place of those that are left.
-    for nth in 0..ops.len() {
-        for simple in simpler(ops[nth]) {
-            let mut with = ops.clone();
-            with[nth] = simple;
-            attempt(with, &mut ops);
-        }
-    }
-    (ops, why)
+    shrinking::complaint(move || run(&setting, &ops))
 }
 
 /// Operations of the same kind of which less can be said.
@@ -159,7 +97,8 @@ fn simpler(op: Op) -> Vec<Op> {
 fn check(setting: &Setting, ops: &[Op]) {
     let Some(why) = complaint(setting, ops) else { return };
     eprintln!("a run of {} operations failed: {why}\nlooking for a shorter one", ops.len());
-    let (ops, why) = shrunk(ops.to_vec(), why, |ops| (0..TRIES).find_map(|_| complaint(setting, ops)));
+    let (ops, why) =
+        shrunk(ops.to_vec(), why, simpler, |ops| (0..TRIES).find_map(|_| complaint(setting, ops)));
     let list: String = ops.iter().map(|op| format!("    Op::{op:?},\n")).collect();
     panic!("{why}\nwith {setting:?}\nafter these operations:\nvec![\n{list}]");
 }
@@ -217,7 +156,7 @@ fn a_failing_list_becomes_short() {
         let punch = ops.iter().position(|op| matches!(op, Op::Punch { .. }))?;
         ops[punch..].iter().any(|op| matches!(op, Op::Append { .. })).then(|| "so it is".to_owned())
     };
-    let (short, why) = shrunk(ops, String::new(), fails);
+    let (short, why) = shrunk(ops, String::new(), simpler, fails);
     assert!(matches!(short[..], [Op::Punch { .. }, Op::Append { len: 1, .. }]), "{short:?}");
     assert_eq!(why, "so it is");
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
+//!   region   memory as a virtual machine has it     uffd   who brings its pages
 //!   ending     a signal to end, as a descriptor
 //! ```
 //!
@@ -17,11 +18,15 @@ mod ending;
 mod mapped;
 mod ram_disk;
 mod raw;
+mod region;
+mod uffd;
 
 pub use ending::Ending;
 pub use mapped::Mapped;
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
+pub use region::{PageKind, Region};
+pub use uffd::{Absent, Uffd, Waiting};
 
 use std::fs::File;
 use std::io;

@@ -24,8 +24,22 @@ const KEYS: [&str; 12] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 11] =
-    ["hit", "insert", "split", "readbatch", "cold", "readseq", "evict", "thrash", "stream", "write", "ratio"];
+const EXPERIMENTS: [&str; 14] = [
+    "hit",
+    "insert",
+    "split",
+    "readbatch",
+    "cold",
+    "readseq",
+    "evict",
+    "thrash",
+    "stream",
+    "write",
+    "memfile",
+    "populate",
+    "restore",
+    "ratio",
+];
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
@@ -120,6 +134,85 @@ fn several_experiments_come_in_their_order_with_every_peer() {
         let named = format!("\"peer_name\":\"{peer}\"");
         assert!(lines.contains(&named) || wrong.contains("was not measured"), "no {peer} in\n{lines}{wrong}");
     }
+}
+
+/// The value of a key of a row, without its quotes.
+fn value_of(line: &str, key: &str) -> String {
+    let (_, value) = members(line).into_iter().find(|(name, _)| name == key).expect("every row has the key");
+    value.trim_matches('"').to_owned()
+}
+
+/// Which cases and peers of memory files, guest memory and restores there have to be: what the case's name has in it,
+/// and who stands beside ours in it.
+const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
+    ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
+    ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
+    ("memfile", "1 MiB, holes", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
+    (
+        "populate",
+        "MiB: populate, one thread",
+        &[
+            "write memfd 4K",
+            "write memfd 64K",
+            "write memfd 1M",
+            "write tmpfs huge 4K",
+            "write tmpfs huge 1M",
+            "mmap+memcpy memfd",
+            "mmap+memcpy shmem THP",
+            "mmap+memcpy MFD_HUGETLB",
+            "memcpy anon 4K",
+            "memcpy anon THP",
+            "UFFDIO_COPY anon 4K",
+            "UFFDIO_COPY anon 64K",
+            "UFFDIO_COPY anon 2M",
+            "UFFDIO_COPY memfd 4K",
+            "UFFDIO_COPY memfd 2M",
+            "UFFDIO_COPY MFD_HUGETLB 2M",
+            "UFFDIO_CONTINUE memfd 4K",
+            "UFFDIO_CONTINUE memfd 64K",
+            "UFFDIO_CONTINUE memfd 2M",
+            "UFFDIO_CONTINUE shmem THP 2M",
+            "UFFDIO_CONTINUE MFD_HUGETLB 2M",
+            "MAP_PRIVATE snap, read touch",
+            "MAP_PRIVATE snap, write touch",
+            "MAP_SHARED populated memfd, read touch",
+        ],
+    ),
+    ("populate", "grab alone, folios of 4 KiB: batched", &["one by one"]),
+    ("populate", "grab and fill, folios of 2 MiB: lookup batched", &["one by one"]),
+    ("restore", "resident image, ", &["UFFDIO_COPY 4K", "UFFDIO_COPY 64K", "UFFDIO_COPY 2M"]),
+    ("restore", "10 clones of ", &["UFFDIO_COPY", "MAP_PRIVATE of a cached file"]),
+    (
+        "restore",
+        "scattered faults: server, COPY 4K",
+        &["COPY anon 4K, handler thread", "kernel: MAP_PRIVATE read"],
+    ),
+    ("restore", "cold: server, COPY", &["MAP_PRIVATE", "handler, COPY 4K", "eager, COPY 2M"]),
+];
+
+#[test]
+fn memory_stands_beside_every_peer_in_every_case() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let experiments = ["memfile", "populate", "restore"];
+    let output =
+        bench(&[&["--quick", "--repeat", "1", "--json", "--scratch", dir][..], &experiments].concat());
+    let (lines, wrong) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{wrong}");
+    let rows: Vec<[String; 4]> = lines
+        .lines()
+        .map(|line| ["experiment", "case", "peer_name", "peer"].map(|key| value_of(line, key)))
+        .collect();
+    for (experiment, case, peers) in MEMORY_ROWS {
+        for peer in peers {
+            let row = rows.iter().find(|[e, c, p, _]| e == experiment && c.contains(case) && p == peer);
+            let row = row.unwrap_or_else(|| panic!("no {peer} beside {case} in\n{lines}{wrong}"));
+            // What this machine does not have (large pages, mounts, page faults for who is not root) is said.
+            let is_said = wrong.contains(&format!("{peer} was not measured"));
+            assert!((row[3] == "null") == is_said, "{row:?}, {wrong}");
+        }
+    }
+    assert!(names_in(folder.path()).is_empty(), "{:?}", names_in(folder.path()));
 }
 
 /// A sweeper of `folder`, which exists.

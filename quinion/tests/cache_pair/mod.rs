@@ -239,14 +239,14 @@ impl Drop for Folder {
 }
 
 /// Says what was attempted when something failed that must not.
-fn told<T, E: fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
+pub fn told<T, E: fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| format!("{what} failed: {error}"))
 }
 
 // ---- contents -----------------------------------------------------------------------------------------
 
 /// Bytes of a generation: each aligned 8 of them are its number and their place.
-fn content(generation: u32, position: u64, len: usize) -> Vec<u8> {
+pub fn content(generation: u32, position: u64, len: usize) -> Vec<u8> {
     let first = position / 8;
     let words = first..(position + len as u64).div_ceil(8);
     let bytes: Vec<u8> =
@@ -270,7 +270,7 @@ fn portrait(bytes: &[u8], start: u64, byte: u64) -> String {
 }
 
 /// `is` is `should`, both from byte `start` of the file.
-fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> Told {
+pub fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> Told {
     if is == should {
         return Ok(());
     }
@@ -292,7 +292,7 @@ fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> Told {
 }
 
 /// What the kernel gives of a file from `position` on.
-fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>, String> {
+pub fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>, String> {
     let mut bytes = vec![POISON; len];
     let mut done = 0;
     while done < len {

@@ -175,6 +175,23 @@ impl Alternative {
         Self { name, run: Box::new(run), series: None }
     }
 
+    /// What this machine cannot do is said once, and is no number then: the other ways of the case go on. For a way
+    /// that answers so many metrics.
+    pub fn excused(self, metrics: usize) -> Self {
+        let Self { name, mut run, series } = self;
+        let mut is_told = false;
+        let run = move |repetition| match run(repetition) {
+            Err(Unmeasured::Missing(why)) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    eprintln!("quinion: {name} was not measured: {why}");
+                }
+                Ok(vec![f64::NAN; metrics])
+            }
+            ended => ended,
+        };
+        Self { name, run: Box::new(run), series }
+    }
+
     /// One run, not counted.
     #[cfg(test)]
     pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
@@ -504,6 +521,20 @@ mod tests {
         let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
         assert_eq!(rows[0].series.as_deref(), Some([3.0, 3.0].as_slice()));
+    }
+
+    #[test]
+    fn a_way_that_is_excused_is_no_number_and_one_that_failed_is_no_excuse() {
+        let run = |why: Unmeasured| {
+            let case = Case::new("x", &[TIME], move || {
+                let peer = Alternative::new("peer", move |_| Err(why.clone())).excused(1);
+                Ok(vec![Alternative::new("ours", |_| Ok(vec![2.0])), peer])
+            });
+            case.compare("time", "ours", "peer", None).measure("e", &settings(2), || {})
+        };
+        let rows = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
+        assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
+        assert!(run(Unmeasured::Failed("wrong".to_owned())).is_err());
     }
 
     #[test]

@@ -13,9 +13,9 @@
 //!   counted      pieces of work                         callgrind counts their instructions
 //!   limit        a group with a memory limit            disk      files on a disk in memory
 //!   worker       work in a process of its own           pages     a file that is nowhere
-//!   places       numbers that look random
+//!   places       numbers that look random           store     files in memory, as the kernel has them
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
-//!   evict  thrash  stream  write  ratio
+//!   evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -40,18 +40,22 @@ mod index;
 mod insert;
 mod limit;
 mod machine;
+mod memfile;
 mod pages;
 mod places;
+mod populate;
 mod ratio;
 mod readbatch;
 mod readseq;
 mod ready;
+mod restore;
 mod rows;
 mod scratch;
 mod shared;
 mod split;
 mod stage;
 mod statistics;
+mod store;
 mod stream;
 mod thrash;
 mod timing;
@@ -72,7 +76,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 11] = [
+const EXPERIMENTS: [Experiment; 14] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -132,6 +136,24 @@ const EXPERIMENTS: [Experiment; 11] = [
         question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
         starts: Starts::Anyhow,
         cases: write::cases,
+    },
+    Experiment {
+        name: "memfile",
+        question: "memfile: what does a read of a file in memory cost, beside tmpfs?",
+        starts: Starts::Anyhow,
+        cases: memfile::cases,
+    },
+    Experiment {
+        name: "populate",
+        question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
+        starts: Starts::Anyhow,
+        cases: populate::cases,
+    },
+    Experiment {
+        name: "restore",
+        question: "restore: how soon has a virtual machine the memory of its snapshot?",
+        starts: Starts::Cold,
+        cases: restore::cases,
     },
     Experiment {
         name: ratio::NAME,

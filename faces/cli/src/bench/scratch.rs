@@ -67,10 +67,16 @@ impl Scratch {
 /// Writes to `file`, which is empty, `bytes` bytes that tell their place, a multiple of 1 MiB, and waits
 /// for the device.
 pub fn write_content(file: &mut File, bytes: u64) -> std::io::Result<()> {
-    for start in (0..bytes).step_by(PIECE_BYTES as usize) {
-        file.write_all(&piece(start))?;
-    }
+    put_content(file, bytes)?;
     file.sync_all()
+}
+
+/// Writes them to whatever takes them.
+pub fn put_content(to: &mut impl Write, bytes: u64) -> std::io::Result<()> {
+    for start in (0..bytes).step_by(PIECE_BYTES as usize) {
+        to.write_all(&piece(start))?;
+    }
+    Ok(())
 }
 
 /// What stands at `position`, a multiple of 8.

@@ -30,12 +30,16 @@ use super::harness::Unmeasured;
 use super::limit::Limit;
 use super::machine::{kernel_thread_seconds, process_bytes};
 use super::timing::process_cpu_ns;
-use super::{disk, stream, thrash};
+use super::{disk, restore, stream, thrash};
 use crate::sys;
 
 /// What workers can do.
-const JOBS: [(&str, Job); 3] =
-    [(disk::MAKE, disk::make), (thrash::JOB, thrash::work), (stream::JOB, stream::work)];
+const JOBS: [(&str, Job); 4] = [
+    (disk::MAKE, disk::make),
+    (thrash::JOB, thrash::work),
+    (stream::JOB, stream::work),
+    (restore::JOB, restore::work),
+];
 type Job = fn(&Errand) -> Result<Answer, Unmeasured>;
 
 const JOB: &str = "job";

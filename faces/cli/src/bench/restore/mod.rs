@@ -1,0 +1,48 @@
+//! Restore: how soon has a virtual machine the memory of its snapshot?
+//!
+//! ```text
+//!   resident   the snapshot is in memory: what does it cost to give it to a machine?            `resident`
+//!   snapshot   it is in a file: from nothing to all of it touched, cold and warm                `snapshot`
+//!   latency    how long does a guest wait that touches one absent page, anywhere?               `latency`
+//!   clones     ten machines of one image: how soon, and in how much memory?                     `clones`
+//! ```
+//!
+//! The guests are threads that touch memory (`guest`), and the kernel does for them what it does for a virtual
+//! machine's threads but for the second page table.
+
+mod clones;
+mod guest;
+mod host;
+mod latency;
+mod resident;
+mod snapshot;
+mod vmm;
+
+use super::harness::{Case, Settings, Unmeasured};
+
+pub use clones::{JOB, work};
+
+/// A full run's repetitions: one takes up to a minute.
+const REPEAT: usize = 5;
+
+/// All situations.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let cases = [resident::case(settings), clones::case(settings)];
+    cases.into_iter().chain(latency::cases(settings)).chain(snapshot::cases(settings)).collect()
+}
+
+/// A build with checks in it measures nothing, and only shows that all of this runs.
+fn pick(settings: &Settings, checks: u64, quick: u64, full: u64) -> u64 {
+    settings.pick(if cfg!(debug_assertions) { checks } else { quick }, full)
+}
+
+/// That there is memory for so much, or what would help.
+fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
+    if quinion::process_limit() >= wanted {
+        return Ok(());
+    }
+    Err(Unmeasured::Missing(format!(
+        "it takes {} MiB of memory, more than we may use; with --quick it takes less",
+        wanted >> 20
+    )))
+}

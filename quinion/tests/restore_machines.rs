@@ -133,6 +133,35 @@ fn what_is_unmapped_moved_or_inherited_is_followed() {
     monitor.does("touch 0 880 1");
 }
 
+/// The kernel makes a child's descriptor as the monitor made its own. A poll finds one whose reads wait ready for ever.
+#[test]
+fn the_descriptor_of_a_child_is_never_waited_on_nor_inherited() {
+    let test = "the_descriptor_of_a_child_is_never_waited_on_nor_inherited";
+    if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(17, 100));
+    let server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS | kernel::WAITING));
+    monitor.does("fork touch 0 100 1");
+    // The server is in this process: its descriptors are here, that of the child among them.
+    let mut flags = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let is_one =
+            std::fs::read_link(entry.path()).is_ok_and(|link| link.ends_with("anon_inode:[userfaultfd]"));
+        let info = std::path::Path::new("/proc/self/fdinfo").join(entry.file_name());
+        if let Some(text) = is_one.then(|| std::fs::read_to_string(info).ok()).flatten() {
+            let line = text.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+            flags.push(i32::from_str_radix(line.trim(), 8).unwrap());
+        }
+    }
+    assert!(flags.len() >= 2, "that of the monitor and that of its child: {flags:?}");
+    let both = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    assert!(flags.iter().all(|flags| flags & both == both), "{flags:?}");
+    monitor.does("touch 0 100 1");
+    server.stop();
+}
+
 #[test]
 fn a_file_in_memory_beside_the_descriptor_is_none_of_our_business() {
     let need = Need::Userfault(kernel::EVENT_REMOVE | kernel::MISSING_SHMEM);

@@ -348,7 +348,7 @@ impl Uffd {
             messages.push(match Raw::of(message) {
                 Raw::Fault(fault) => Message::Fault(fault),
                 // SAFETY: the kernel has just made this descriptor for us, and says its number once.
-                Raw::Forked(fd) => Message::Forked(Self(unsafe { OwnedFd::from_raw_fd(fd) })),
+                Raw::Forked(fd) => Message::Forked(Self::inherited(unsafe { OwnedFd::from_raw_fd(fd) })),
                 Raw::Moved { from, to, len } => Message::Moved { from, to, len },
                 Raw::Removed(range) => Message::Removed(range),
                 Raw::Unmapped(range) => Message::Unmapped(range),
@@ -356,6 +356,16 @@ impl Uffd {
             });
         }
         Ok(bytes / MESSAGE_BYTES)
+    }
+
+    /// A child's, with the flags that its parent's was **created** with, whatever ours says now: without these two a poll
+    /// would find it ready for ever, and a program that we start would have it.
+    fn inherited(fd: OwnedFd) -> Self {
+        // These calls fail on no descriptor that is open.
+        let _ = rustix::fs::fcntl_getfl(&fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK));
+        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
+        Self(fd)
     }
 
     fn read_bytes(&self, into: &mut [u8]) -> Result<usize, Errno> {

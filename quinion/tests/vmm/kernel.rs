@@ -23,6 +23,9 @@ pub const MISSING_SHMEM: u64 = 1 << 5;
 pub const MINOR_SHMEM: u64 = 1 << 10;
 pub const POISON: u64 = 1 << 14;
 
+/// Not a feature, but a wish for a descriptor whose reads wait, and which programs inherit: nobody has to make it otherwise.
+pub const WAITING: u64 = 1 << 63;
+
 /// What faults are told of.
 pub const MISSING: u64 = 1 << 0;
 pub const MINOR: u64 = 1 << 2;
@@ -67,7 +70,9 @@ impl Userfault {
     /// One that also tells faults of the kernel on its process's behalf, as a guest's are: by the device if the call is
     /// forbidden.
     pub fn open(features: u64) -> io::Result<Self> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let wait = features & WAITING != 0;
+        let flags = if wait { 0 } else { libc::O_CLOEXEC | libc::O_NONBLOCK };
+        let features = features & !WAITING;
         // SAFETY: a plain call.
         let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         let descriptor = match made {

@@ -92,6 +92,25 @@ fn clones_share_an_image_and_keep_what_they_write() {
     stage.cache.check().unwrap();
 }
 
+/// Whoever registers for minor faults alone hears of all of them: nothing of an image is a hole when it is handed out.
+#[test]
+fn minor_faults_alone_are_enough() {
+    let features = kernel::MINOR_SHMEM | kernel::EVENT_REMOVE;
+    if !vmm::has("minor_faults_alone_are_enough", &[Need::Userfault(features)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(54, 1200));
+    let server = stage.serve(options(|o| o.minor = true));
+    let plan = Plan::new(stage.socket(), stage.image).backing(Backing::OfferedMinor).features(features);
+    let mut clones = [(); 2].map(|()| Monitor::start(&plan));
+    clones[0].does("touch 700 300 2");
+    clones[1].does("write 650 100 9");
+    clones.iter_mut().for_each(|clone| clone.does("touch 0 1200 3"));
+    clones[1].does("reset 600 200");
+    clones[1].does("touch 0 1200 1");
+    server.stop();
+}
+
 #[test]
 fn a_clones_memory_that_is_given_back_is_the_image_again() {
     let test = "a_clones_memory_that_is_given_back_is_the_image_again";

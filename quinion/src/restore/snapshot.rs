@@ -13,7 +13,8 @@
 //! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: who is served goes
 //! on, and new VMs get the old one until the server is started anew.
 //!
-//! Not an invariant: that each change is seen. Who writes to the file and sets its time back is not found out.
+//! Not an invariant: that each change is seen. Who writes to the file and sets its time back is not found out,
+//! nor, at once, who stores to a mapping of it (the time of these is set when the kernel likes).
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -88,7 +89,7 @@ impl Snapshot {
         self.identity
     }
 
-    /// The image of it, for VMMs to map; `path` is where it was opened.
+    /// The image of it, for VMMs to map, without a hole; `path` is where it was opened.
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
@@ -97,6 +98,8 @@ impl Snapshot {
         if let Some((raw, _)) = &self.outside {
             let raw = raw.metadata().map_err(wrong)?;
             if (opened.device, opened.inode) == (raw.dev(), raw.ino()) && image.len() == self.identity.bytes {
+                // A hole of it would be zeros, and no fault, for a VMM that has registered for minor faults alone.
+                image.allocate()?;
                 return Ok(image);
             }
         }

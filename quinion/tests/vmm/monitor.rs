@@ -57,6 +57,8 @@ pub enum Backing {
     Clone(PathBuf),
     /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,
+    /// The same, and MISSING faults are not told.
+    OfferedMinor,
 }
 
 /// A monitor that is to be.
@@ -109,6 +111,7 @@ impl Plan {
             Backing::Anonymous => "anonymous",
             Backing::Shared => "shared",
             Backing::Offered => "offered",
+            Backing::OfferedMinor => "offered_minor",
             Backing::Clone(path) => path.to_str().expect("a path of plain letters"),
         };
         let socket = self.socket.to_str().expect("a path of plain letters");
@@ -328,9 +331,10 @@ fn begin(words: &[&str]) -> Result<State, String> {
         "anonymous" => (None, kernel::MISSING),
         "shared" => (Some(kernel::memfd(image.bytes())), kernel::MISSING),
         "offered" => {
-            // Where the image has holes yet, a fault is not a minor one.
+            // Were there holes in the image, a fault would not be a minor one.
             (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MISSING | kernel::MINOR)
         }
+        "offered_minor" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
         path => (Some(std::fs::File::open(path).map_err(failed("image"))?.into()), kernel::MINOR),
     };
     let of = match &file {

@@ -78,6 +78,8 @@ const SWEEP: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(3600);
 /// How long the end of a killed process is waited for when the server ends.
 const DYING_MILLISECONDS: u16 = 2000;
+/// The longest path of a socket, in bytes (`sun_path`, and a zero behind it).
+const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -119,7 +121,7 @@ struct Table {
     ahead: VecDeque<u64>,
     soon: VecDeque<(Instant, u64)>,
     next_sweep: Option<Instant>,
-    /// Until when there may be a greeting that is late.
+    /// When the youngest greeting is late; `None` when none is left. A sweep finds out, however late it comes itself.
     greets_until: Option<Instant>,
     vms_total: u64,
     vms_given_up: u64,
@@ -141,6 +143,8 @@ struct Place {
     stage: Stage,
     /// Somebody came while it was taken, for this.
     wanted: Option<Kind>,
+    /// Whether that was told.
+    is_given_up: bool,
 }
 
 /// What a connection is.
@@ -188,9 +192,9 @@ fn of_token(data: EventData) -> (u64, Kind) {
 
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
-fn failed(what: &str, error: impl fmt::Display) -> crate::error::Error {
-    let text = format!("cannot serve page faults: {what}: {error}");
-    Repr::Build(text.into()).into()
+fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> crate::error::Error {
+    let text = format!("page faults cannot be served there: {what}{error}");
+    Repr::Open { path: socket.to_owned(), source: text.into() }.into()
 }
 
 impl Server {
@@ -248,10 +252,10 @@ impl Server {
             device_bytes_before,
             snapshot,
             image,
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll", e))?,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
             listener,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| failed("a bell", e))?,
+                .map_err(|e| failed(socket, "a bell: ", e))?,
             is_ending: AtomicBool::new(false),
             table: Mutex::new(Table::default()),
         };
@@ -273,7 +277,8 @@ impl Server {
             (shared.bell.as_fd(), Kind::Bell, EventFlags::IN),
         ];
         for (fd, kind, flags) in watched {
-            epoll::add(&shared.epoll, fd, token(0, kind), flags).map_err(|e| failed("epoll", e))?;
+            epoll::add(&shared.epoll, fd, token(0, kind), flags)
+                .map_err(|e| failed(&self.socket, "epoll: ", e))?;
         }
         for _ in 0..workers {
             let shared = Arc::clone(shared);
@@ -282,7 +287,7 @@ impl Server {
                 signal::block_all();
                 shared.work();
             });
-            self.workers.push(started.map_err(|e| failed("a thread", e))?);
+            self.workers.push(started.map_err(|e| failed(&self.socket, "a thread: ", e))?);
         }
         Ok(())
     }
@@ -358,7 +363,12 @@ fn check_descriptors(vms_max: usize) -> Result<()> {
 
 /// A socket at `path` that listens, and the number of its file.
 fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
-    let failed = |error: &dyn fmt::Display| failed(&format!("a socket at {}", path.display()), error);
+    let failed = |error: &dyn fmt::Display| failed(path, "", error);
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(failed(&format_args!(
+            "a socket's path has {SOCKET_PATH_MAX} bytes at most; name a shorter one"
+        )));
+    }
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             return Err(failed(&"something else is there; name another place, or remove it"));
@@ -393,7 +403,8 @@ impl Shared {
 
     fn tell(&self, event: &Event) {
         if let Some(observer) = &self.options.observer {
-            observer(event);
+            // A worker goes on, and a VM is not given up, because somebody who was told of it panicked.
+            let _ = catch_unwind(AssertUnwindSafe(|| observer(event)));
         }
     }
 
@@ -419,12 +430,14 @@ impl Shared {
             self.take_due();
             self.sweep();
         }
+        // Who heard an earlier ring may have silenced this one, while others slept on.
+        self.ring();
     }
 
     /// How long nothing is to be done but what epoll tells.
     fn patience(&self) -> Timespec {
         let (table, now) = (self.table(), Instant::now());
-        let sweep = if table.greets_until.is_some_and(|until| now < until) { SWEEP } else { IDLE };
+        let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
         let first = table.soon.iter().map(|(when, _)| *when).min();
         let soon = first.map_or(sweep, |when| when.saturating_duration_since(now));
         let wait = if table.ahead.is_empty() { soon.min(sweep) } else { Duration::ZERO };
@@ -497,7 +510,7 @@ impl Shared {
         table.last += 1;
         table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
         let number = table.last;
-        let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None };
+        let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None, is_given_up: false };
         let connection =
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
@@ -549,13 +562,12 @@ impl Shared {
                     return self.step(connection, stage, Kind::Beginning);
                 }
             }
-            Stage::Serving(_) if kind == Kind::Socket => {
-                // It says nothing any more that we want to hear. Without a process, its end is the VM's.
-                if connection.peer.alive().is_none() {
-                    *stage = Stage::Over;
-                    self.forget(connection);
-                }
+            // It says nothing any more that we want to hear. Without a process, its end is the VM's.
+            Stage::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
+                *stage = Stage::Over;
+                self.end_connection(connection);
             }
+            // Whatever it was that was told: faults that came meanwhile have left no other word.
             Stage::Serving(vm) => {
                 if kind == Kind::Beginning {
                     self.begin_vm(connection, vm)?;
@@ -696,7 +708,10 @@ impl Shared {
     /// Its process is no more, or its connection if there is no process.
     fn end_connection(&self, connection: &Connection) {
         // Whoever has it finds out that it is over, and lets it go.
-        let stage = std::mem::replace(&mut connection.place().stage, Stage::Over);
+        let (stage, is_given_up) = {
+            let mut place = connection.place();
+            (std::mem::replace(&mut place.stage, Stage::Over), place.is_given_up)
+        };
         let was_known = self.forget(connection);
         let (vm, process) = (connection.number, connection.peer.process());
         match stage {
@@ -704,7 +719,7 @@ impl Shared {
                 self.table().peers_refused += 1;
                 self.tell(&Event::Refused { process, why: PeerError::HungUp });
             }
-            Stage::Serving(_) | Stage::Taken if was_known => {
+            Stage::Serving(_) | Stage::Taken if was_known && !is_given_up => {
                 let numbers = Box::new(connection.counted());
                 self.tell(&Event::Ended { vm, process, numbers });
             }
@@ -738,19 +753,18 @@ impl Shared {
                 Kept::Vm { _vm: vm }
             }
             Stage::Greeting(mut greeting) => {
-                let descriptors = greeting.take_descriptors();
-                let (uffds, _others): (Vec<_>, Vec<_>) =
-                    descriptors.into_iter().map(Uffd::accept).partition(|r| r.is_ok());
-                if uffds.is_empty() {
+                let Some(kept) = memory_of(&mut greeting) else {
                     self.end_greeting(connection, why);
                     return Stage::Over;
-                }
+                };
                 // It handed over its memory, so it is a VM, and will wait for us.
-                Kept::Descriptors { _descriptors: uffds.into_iter().flatten().map(OwnedFd::from).collect() }
+                kept
             }
             other => return other,
         };
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        // Its end is not one of its own then, whoever hears of it first.
+        connection.place().is_given_up = true;
         let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
         self.table().vms_given_up += 1;
         let (vm, process) = (connection.number, connection.peer.process());
@@ -778,22 +792,32 @@ impl Shared {
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
-        let may_be_late = table.greets_until.is_some_and(|until| now < until + SWEEP);
-        if !may_be_late || table.next_sweep.is_some_and(|next| now < next) {
+        let Some(until) = table.greets_until else { return };
+        if table.next_sweep.is_some_and(|next| now < next) {
             return;
         }
         table.next_sweep = Some(now + SWEEP);
         let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
         drop(table);
+        let mut may_greet_still = now < until;
         for connection in all {
             let is_late = |stage: &Stage| match stage {
                 Stage::Greeting(greeting) => now >= greeting.since() + self.options.greeting,
                 _ => false,
             };
-            let Some(stage) = connection.take_if(is_late) else { continue };
-            let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
-            // What was wanted meanwhile was a greeting's, which is over.
-            let _ = connection.put_back(stage);
+            let Some(stage) = connection.take_if(is_late) else {
+                may_greet_still |= connection.may_greet();
+                continue;
+            };
+            let mut stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
+            // What was wanted meanwhile was a greeting's, which is over. What is kept of it has to be kept all the same.
+            while let Some((again, _)) = connection.put_back(stage) {
+                stage = again;
+            }
+        }
+        let mut table = self.table();
+        if !may_greet_still && table.greets_until == Some(until) {
+            table.greets_until = None;
         }
     }
 
@@ -803,17 +827,26 @@ impl Shared {
         let mut kept = Vec::new();
         for connection in all {
             let Some(stage) = connection.take(Kind::Faults) else { continue };
-            let (vm, process) = (connection.number, connection.peer.process());
-            match stage {
-                Stage::Serving(_) => {
-                    let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-                    self.tell(&Event::Dropped { vm, process, killed });
-                    kept.push((killed, stage, Arc::clone(&connection)));
+            let (is_vm, stage) = match stage {
+                Stage::Serving(_) => (true, stage),
+                Stage::Greeting(mut greeting) => {
+                    // What has come, and nobody has read, may hand over memory, too.
+                    let _ = greeting.receive(connection.socket.as_fd());
+                    match memory_of(&mut greeting) {
+                        Some(kept) => (true, Stage::Dying { _kept: kept }),
+                        None => (false, Stage::Over),
+                    }
                 }
-                Stage::Dying { .. } => kept.push((true, stage, Arc::clone(&connection))),
-                _ => {}
+                other => (false, other),
+            };
+            let mut killed = matches!(stage, Stage::Dying { .. });
+            if is_vm {
+                let (vm, process) = (connection.number, connection.peer.process());
+                killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+                self.tell(&Event::Dropped { vm, process, killed });
             }
             self.forget(&connection);
+            kept.push((killed, stage, connection));
         }
         for (killed, stage, connection) in kept {
             if killed {
@@ -842,6 +875,13 @@ impl Shared {
         }
         stats
     }
+}
+
+/// The userfaultfds among what came, to be kept, if there are any; the rest is closed.
+fn memory_of(greeting: &mut Greeting) -> Option<Kept> {
+    let uffds = greeting.take_descriptors().into_iter().filter_map(|fd| Uffd::accept(fd).ok());
+    let descriptors: Vec<OwnedFd> = uffds.map(OwnedFd::from).collect();
+    (!descriptors.is_empty()).then_some(Kept::Descriptors { _descriptors: descriptors })
 }
 
 /// The userfaultfd among what came; the rest is closed.
@@ -875,6 +915,11 @@ impl Connection {
             }
             stage => Some(stage),
         }
+    }
+
+    /// Whether it greets, or may do so again when he puts it back who has it.
+    fn may_greet(&self) -> bool {
+        matches!(self.place().stage, Stage::Greeting(_) | Stage::Taken)
     }
 
     /// As [`Connection::take`], if nobody has it and it is so.

@@ -172,8 +172,13 @@ fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion:
 
 /// Says what is wrong and how the command ends for it.
 fn complain(wrong: &dyn Display) -> ExitCode {
-    eprintln!("quinion: {wrong}");
+    complain_only(wrong);
     ExitCode::from(EXIT_FAILED)
+}
+
+/// Says something on standard error; that nobody reads it is no reason to panic.
+fn complain_only(wrong: &dyn Display) {
+    let _ = writeln!(io::stderr(), "quinion: {wrong}");
 }
 
 /// Prints to standard output; a reader that went away is no reason to panic.

@@ -204,6 +204,35 @@ fn a_server_that_ends_kills_who_cannot_do_without() {
     }
 }
 
+/// Whoever read what it says has gone, as `| head` does: that is no reason to give anybody up.
+#[test]
+fn machines_are_served_when_nobody_reads_what_is_said() {
+    if !vmm::has("machines_are_served_when_nobody_reads_what_is_said", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(39, 300));
+    let mut child = stage.command(&["--json"]).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("serving"), "{first}");
+    let served = Served { child, lines: channel().1 };
+    for _ in 0..3 {
+        Monitor::start(&stage.plan()).does("touch 0 300 2");
+    }
+    // More than there are workers have nothing to say.
+    for _ in 0..10 {
+        let mut peer = UnixStream::connect(stage.socket()).unwrap();
+        peer.write_all(b"nonsense\n").unwrap();
+        let mut answer = String::new();
+        let _ = peer.read_to_string(&mut answer);
+    }
+    let mut last = Monitor::start(&stage.plan());
+    last.does("touch 0 300 2");
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!((number(&report, "vms"), number(&report, "vms_given_up")), (4, 0), "{report}");
+}
+
 #[test]
 fn what_is_recorded_is_replayed_and_only_for_its_image() {
     if !vmm::has("what_is_recorded_is_replayed_and_only_for_its_image", &[REMOVALS]) {
@@ -246,6 +275,13 @@ fn it_does_not_begin_with_what_is_not_right() {
     for words in [&["--workers", "none"][..], &["--on-failure", "pray"], &["--nonsense"]] {
         assert_eq!(stage.fails(words).status.code(), Some(2), "{words:?}");
     }
+    for words in ["9100", "localhost:9100", "127.0.0.1:99999"] {
+        assert_fails(&stage.fails(&["--metrics", words]), 2, "127.0.0.1:9100");
+    }
+    // Now, and not when hours of it are to be written.
+    assert_fails(&stage.fails(&["--record", "/no/such/record"]), 1, "/no/such/record");
+    assert_fails(&stage.fails(&["--record", stage.disk.path().to_str().unwrap()]), 1, "record");
+    assert_eq!(fs::read_dir(stage.disk.path()).unwrap().count(), 1, "nothing is left of the try");
     // A file is not swept aside for a socket.
     fs::write(stage.socket(), "precious").unwrap();
     assert_fails(&stage.fails(&[]), 1, "socket");

@@ -5,8 +5,8 @@
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second or says more
-//! than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
+//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second to ask, or one
+//! to hear, or says more than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinion::restore::RestoreStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,8 +24,6 @@ use crate::sys::Ending;
 /// How long one asker may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// Askers that are answered between two looks for a signal.
-const ASKERS_MAX: usize = 16;
 
 /// Where the numbers go.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,9 +40,18 @@ impl FromStr for Where {
         match text.parse() {
             Ok(address) => Ok(Self::Address(address)),
             Err(_) if text.is_empty() => Err("name a file, or an address such as 127.0.0.1:9100".to_owned()),
+            // `localhost:9100`, `:9100` and `9100` are not meant as files, nor is a port that there is not.
+            Err(_) if !text.contains('/') && ends_in_a_port(text) => Err(format!(
+                "this is no address; write one in numbers, such as 127.0.0.1:9100, or ./{text} for a file of that name"
+            )),
             Err(_) => Ok(Self::File(text.into())),
         }
     }
+}
+
+fn ends_in_a_port(text: &str) -> bool {
+    let port = text.rsplit(':').next().unwrap_or_default();
+    !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A place where the numbers are to be had.
@@ -83,10 +90,18 @@ impl Metrics {
     /// Answers who asks, if they are asked for.
     pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
         let Self::Asked(listener) = self else { return };
-        for _ in 0..ASKERS_MAX {
-            let Ok((asker, _)) = listener.accept() else { return };
+        // Only one: a signal may have come meanwhile, and who else asks is found by the next look.
+        if let Ok((asker, _)) = listener.accept() {
             // What goes wrong here is the asker's business.
             let _ = answer(asker, &stats);
+        }
+    }
+
+    /// The address that is asked, if one is.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::File(_) => None,
+            Self::Asked(listener) => listener.local_addr().ok(),
         }
     }
 }
@@ -118,7 +133,6 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result<()> {
     asker.set_nonblocking(false)?;
-    asker.set_read_timeout(Some(PATIENCE))?;
     asker.set_write_timeout(Some(PATIENCE))?;
     let request = request(&mut asker)?;
     let (status, text) = match request.split_ascii_whitespace().take(2).collect::<Vec<_>>()[..] {
@@ -135,10 +149,12 @@ fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result
 }
 
 /// What is asked, to the empty line behind it.
-fn request(asker: &mut impl Read) -> io::Result<String> {
+fn request(asker: &mut TcpStream) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
-    // Each read may take a second, so their number is bounded, too.
-    for _ in 0..64 {
+    let began = Instant::now();
+    // All of it in a second, in however small pieces it comes.
+    while let Some(rest) = PATIENCE.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
+        asker.set_read_timeout(Some(rest))?;
         let read = asker.read(&mut piece)?;
         bytes.extend_from_slice(&piece[..read]);
         let is_whole =
@@ -150,7 +166,7 @@ fn request(asker: &mut impl Read) -> io::Result<String> {
             break;
         }
     }
-    Err(io::Error::other("the request is too long"))
+    Err(io::Error::other("the request is too long, or takes too long"))
 }
 
 #[cfg(test)]
@@ -161,8 +177,11 @@ mod tests {
     fn addresses_are_told_from_files() {
         assert_eq!("127.0.0.1:9100".parse(), Ok(Where::Address(([127, 0, 0, 1], 9100).into())));
         assert_eq!("/run/q.prom".parse(), Ok(Where::File("/run/q.prom".into())));
-        assert_eq!("9100".parse(), Ok(Where::File("9100".into())));
-        assert!("".parse::<Where>().is_err());
+        assert_eq!("./9100".parse(), Ok(Where::File("./9100".into())));
+        assert_eq!("q.prom".parse(), Ok(Where::File("q.prom".into())));
+        for neither in ["", "9100", ":9100", "localhost:9100", "127.0.0.1:99999"] {
+            assert!(neither.parse::<Where>().is_err(), "{neither:?}");
+        }
     }
 
     #[test]

@@ -28,30 +28,62 @@ use metrics::{Metrics, Where};
 /// How often numbers are shown and written.
 const TICK: Duration = Duration::from_secs(1);
 
+/// What is said below the options.
+const MORE: &str = r#"How to use it:
+  quinion restore --snapshot memory.bin --socket /run/vm.sock
+      Then have each VMM connect there. Firecracker does that when a snapshot is loaded with
+      {"mem_backend": {"backend_type": "Uffd", "backend_path": "/run/vm.sock"}, ...}
+      Many VMs may be started from one server: they share what the cache has of the file.
+  quinion restore ... --record boot.trace     run a VM for a while, then end this command
+  quinion restore ... --replay boot.trace     the next VMs find these pages before they ask for them
+
+Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd, for which it
+needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1; and it
+has to run as the user who can write to the socket. Each VM takes three open files here (ulimit -n).
+
+The snapshot must stay as it is while it is served. If its size or its time of change becomes another,
+or a part of it cannot be read and the kernel cannot tell the VM so (UFFDIO_POISON, Linux 6.6), the VMs
+that need more of it are given up; see --on-failure.
+
+Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by --on-failure:
+what they have not touched is nowhere but here. If this command is killed itself (SIGKILL) nobody ends
+them: the one who keeps them should watch for the end of the connection. The socket is removed, and
+the report printed on standard output. What happens meanwhile is on standard error, a line for each VM.
+
+Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size and page_size,
+and comes with a descriptor. Map that privately, register it for minor faults, and send the regions
+as Firecracker does, with the userfaultfd.
+
+Exit status: 0 ended by a signal; 1 it could not begin, or the record could not be written; 2 the
+command line is wrong."#;
+
 /// Serve the memory of VMs from a snapshot, fault by fault, as Firecracker's `Uffd` memory backend asks for it.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = MORE)]
 pub struct Arguments {
     /// The file with the VMs' memory.
     #[arg(long, value_name = "FILE")]
     snapshot: PathBuf,
-    /// Where VMMs connect: a socket, which only you can use.
+    /// Where VMMs connect: a socket, which only you can use. It is made; one that nobody listens to any more is
+    /// replaced.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// Write to this file, at the end, in which order the snapshot was wanted.
+    /// Write to this file, at the end, in which order the snapshot was wanted, for `--replay`.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Give VMs what such a file says before they ask for it.
+    /// Give VMs what such a file says before they ask for it. It must be of the same snapshot, or of a copy of it.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// Numbers for Prometheus: a file, written every second, or an address to ask, such as 127.0.0.1:9100.
+    /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
+    /// (with port 0, one that is free).
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<Where>,
     /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for
-    /// it.
+    /// it, and all of that is taken at once.
     #[arg(long)]
     minor: bool,
     /// What is done with a VM that cannot be served any more.
@@ -89,12 +121,16 @@ pub fn main(arguments: Arguments) -> ExitCode {
 fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     // Before there are threads, so that none of them gets the signals.
     let ending = Ending::hear().map_err(|error| format!("cannot wait for signals: {error}"))?;
+    arguments.record.as_deref().map_or(Ok(()), check_record)?;
     let metrics = arguments.metrics.as_ref().map(Metrics::start).transpose()?;
     let bar = bar();
     let server = start(arguments, &bar)?;
     let (snapshot, socket) = (arguments.snapshot.display(), arguments.socket.display());
     let bytes = size::shown(server.image().bytes);
     say(&bar, &format!("serving {snapshot} ({bytes}) on {socket}"));
+    if let Some(address) = metrics.as_ref().and_then(Metrics::address) {
+        say(&bar, &format!("numbers for Prometheus at http://{address}/metrics"));
+    }
     watch(&server, &ending, metrics.as_ref(), &bar);
     bar.finish_and_clear();
     let trace = server.trace();
@@ -113,7 +149,7 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     match written {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(wrong) => {
-            eprintln!("quinion: {wrong}");
+            crate::complain_only(&wrong);
             Ok(ExitCode::from(EXIT_FAILED))
         }
     }
@@ -121,6 +157,18 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
 
 fn named(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
+}
+
+/// The record is written at the end; that it cannot be is said now.
+fn check_record(path: &Path) -> Result<(), String> {
+    let told = |error: std::io::Error| named(path, &format_args!("the record could not be written: {error}"));
+    if path.is_dir() {
+        return Err(told(std::io::ErrorKind::IsADirectory.into()));
+    }
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let beside = path.with_file_name(name);
+    std::fs::File::create(&beside).and_then(|_| std::fs::remove_file(&beside)).map_err(told)
 }
 
 fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
@@ -176,7 +224,7 @@ fn line(stats: &RestoreStats) -> String {
 }
 
 fn say(bar: &ProgressBar, text: &str) {
-    bar.suspend(|| eprintln!("quinion: {text}"));
+    bar.suspend(|| crate::complain_only(&text));
 }
 
 /// What happened, in a line.

@@ -21,6 +21,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use crate::backend::OpenError;
 use crate::cache::{Cache, File, Image};
 use crate::error::{ErrorKind, Repr, Result};
 use crate::units::PAGE_SIZE;
@@ -52,8 +53,17 @@ impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
         let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
         let raw = fs::File::open(path).map_err(wrong)?;
+        // By its own name; the cache would say that of its descriptor.
+        if raw.metadata().map_err(wrong)?.is_dir() {
+            return Err(Repr::Open { path: path.to_owned(), source: Box::new(OpenError::IsDirectory) }.into());
+        }
         let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
+        if file.is_empty() {
+            let text =
+                format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
+            return Err(Repr::InvalidInput(text).into());
+        }
         Self::of(file, Some((raw, known)))
     }
 

@@ -1,0 +1,372 @@
+//! `quinion restore` as it is typed: machines are served, who ends it is obeyed, and what it says is so.
+//!
+//! ```text
+//!   quinion restore --snapshot FILE --socket PATH  <--- the fake machine monitors of the library's tests
+//! ```
+//!
+//! Here the server is a process of its own, so what it has open and how much memory it takes can be seen.
+
+#[path = "../../../quinion/tests/common/mod.rs"]
+mod common;
+#[path = "../../../quinion/tests/vmm/mod.rs"]
+mod vmm;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vmm::{Image, Monitor, Need, Plan, kernel, memory};
+
+#[test]
+fn be_the_monitor() {
+    vmm::monitor::be_the_monitor();
+}
+
+const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
+/// Whoever has not said it by now never will.
+const WATCHDOG: Duration = Duration::from_secs(300);
+
+struct Stage {
+    sockets: TempDir,
+    disk: TempDir,
+    image: Image,
+}
+
+impl Stage {
+    fn new(image: Image) -> Self {
+        let sockets = tempfile::tempdir().unwrap();
+        let stage = Self { sockets, disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), image };
+        image.write(&stage.snapshot());
+        stage
+    }
+    fn snapshot(&self) -> PathBuf {
+        self.disk.path().join("memory")
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+    fn socket(&self) -> PathBuf {
+        self.sockets.path().join("socket")
+    }
+    fn plan(&self) -> Plan {
+        Plan::new(self.socket(), self.image)
+    }
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+        command.arg("restore").arg("--snapshot").arg(self.snapshot()).arg("--socket").arg(self.socket());
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+    fn serve(&self, words: &[&str]) -> Served {
+        Served::start(self.command(words))
+    }
+    /// A command that cannot begin.
+    fn fails(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+}
+
+/// A `quinion restore` that serves. It is killed when it goes out of scope.
+struct Served {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Served {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let (teller, lines) = channel();
+        std::thread::spawn(move || {
+            errors.lines().map_while(Result::ok).try_for_each(|line| teller.send(line)).ok();
+        });
+        let served = Self { child, lines };
+        served.says("serving");
+        served
+    }
+    /// Waits for a line with this in it.
+    fn says(&self, words: &str) -> String {
+        let mut said = Vec::new();
+        loop {
+            match self.lines.recv_timeout(WATCHDOG) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(line) => said.push(line),
+                Err(_) => panic!("it does not say `{words}`, but {said:#?}"),
+            }
+        }
+    }
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+    fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    }
+    /// Memory of its own that is there, without the arena.
+    fn anonymous_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+    fn signal(&self, signal: i32) {
+        // SAFETY: a plain call, on our own child.
+        #[allow(unsafe_code, reason = "the standard library sends one signal only")]
+        unsafe {
+            libc::kill(self.child.id() as i32, signal)
+        };
+    }
+    /// Ends it as a user does; its code, and what it reports.
+    fn stop(mut self, signal: i32) -> (Option<i32>, String) {
+        self.signal(signal);
+        let mut report = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        (self.child.wait().unwrap().code(), report)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < WATCHDOG, "{what}: it does not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[track_caller]
+fn assert_fails(output: &Output, code: i32, words: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert!(said.contains(words), "`{words}` is not in: {said}");
+}
+
+/// The number behind a name in a line of JSON.
+#[track_caller]
+fn number(report: &str, name: &str) -> u64 {
+    let (_, rest) = report.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {report}"));
+    let digits = rest.trim_start().split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    digits.parse().unwrap_or_else(|_| panic!("{name}: {report}"))
+}
+
+#[test]
+fn machines_are_served_and_reported() {
+    if !vmm::has("machines_are_served_and_reported", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(31, 3000));
+    let served = stage.serve(&["--memory", "64M", "--json", "--on-failure", "leave"]);
+    let socket = fs::metadata(stage.socket()).unwrap();
+    assert!(socket.file_type().is_socket());
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600, "nobody else may have our snapshot");
+    let mut monitors = [(); 4].map(|()| Monitor::start(&stage.plan().in_regions(2)));
+    monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 3000 2"));
+    for monitor in &mut monitors {
+        assert_eq!(monitor.answer().as_deref(), Some("done"));
+        monitor.does("balloon 100 1000 dontneed");
+        monitor.does("touch 0 3000 2");
+    }
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0));
+    assert_eq!(report.lines().count(), 1, "one line: {report}");
+    println!("{report}");
+    assert!(number(&report, "faults") >= 4);
+    monitors.iter_mut().for_each(|monitor| monitor.does("touch 0 3000 1"));
+    assert!(!stage.socket().exists(), "the socket goes with its server");
+}
+
+#[test]
+fn a_server_that_ends_kills_who_cannot_do_without() {
+    if !vmm::has("a_server_that_ends_kills_who_cannot_do_without", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(32, 500));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let served = stage.serve(&[]);
+        let mut monitor = Monitor::start(&stage.plan());
+        monitor.does("touch 0 100 1");
+        let (code, report) = served.stop(signal);
+        assert_eq!(code, Some(0), "{report}");
+        assert!(report.contains("fault"), "{report}");
+        assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL));
+    }
+}
+
+#[test]
+fn what_is_recorded_is_replayed_and_only_for_its_image() {
+    if !vmm::has("what_is_recorded_is_replayed_and_only_for_its_image", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(33, 2000));
+    let (record, other) = (stage.path("record"), stage.path("other"));
+    let record = record.to_str().unwrap();
+    let served = stage.serve(&["--record", record]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 1800 100 1");
+    monitor.does("touch 30 100 1");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+
+    let served = stage.serve(&["--replay", record, "--json"]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 2000 3");
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0));
+    println!("{report}");
+
+    Image::new(34, 1000).write(&stage.snapshot());
+    assert_fails(&stage.fails(&["--replay", record]), 1, "record");
+    fs::write(&other, "this is no record").unwrap();
+    assert_fails(&stage.fails(&["--replay", other.to_str().unwrap()]), 1, "other");
+    assert_fails(&stage.fails(&["--replay", "/no/such/record"]), 1, "/no/such/record");
+}
+
+#[test]
+fn it_does_not_begin_with_what_is_not_right() {
+    let stage = Stage::new(Image::new(35, 10));
+    let nowhere = Stage { sockets: tempfile::tempdir().unwrap(), ..Stage::new(Image::new(35, 10)) };
+    fs::remove_file(nowhere.snapshot()).unwrap();
+    assert_fails(&nowhere.fails(&[]), 1, "memory");
+    fs::create_dir(nowhere.snapshot()).unwrap();
+    assert_fails(&nowhere.fails(&[]), 1, "memory");
+    fs::remove_dir(nowhere.snapshot()).unwrap();
+    fs::write(nowhere.snapshot(), "").unwrap();
+    assert_fails(&nowhere.fails(&[]), 1, "memory: the snapshot is empty");
+    for words in [&["--workers", "none"][..], &["--on-failure", "pray"], &["--nonsense"]] {
+        assert_eq!(stage.fails(words).status.code(), Some(2), "{words:?}");
+    }
+    // A file is not swept aside for a socket.
+    fs::write(stage.socket(), "precious").unwrap();
+    assert_fails(&stage.fails(&[]), 1, "socket");
+    assert_eq!(fs::read(stage.socket()).unwrap(), b"precious");
+    fs::remove_file(stage.socket()).unwrap();
+    // Nor is somebody who listens.
+    let living = UnixListener::bind(stage.socket()).unwrap();
+    assert_fails(&stage.fails(&[]), 1, "socket");
+    assert!(UnixStream::connect(stage.socket()).is_ok(), "it is still there");
+    // Who listens no more is.
+    drop(living);
+    let served = stage.serve(&[]);
+    assert_fails(&stage.fails(&[]), 1, "socket");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+/// Thousands that say nothing, or nonsense: in a process that may open few files.
+#[test]
+fn thousands_of_peers_cost_little() {
+    if !vmm::has("thousands_of_peers_cost_little", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(36, 500));
+    let too_many = may_open(200, stage.command(&["--vms-max", "1000"])).output().unwrap();
+    assert_fails(&too_many, 1, "ulimit");
+    let served = Served::start(may_open(200, stage.command(&["--vms-max", "40"])));
+    let mut witness = Monitor::start(&stage.plan());
+    witness.does("touch 0 50 1");
+    let (descriptors, threads, memory) = (served.descriptors(), served.threads(), served.anonymous_kib());
+    for wave in 0..10u64 {
+        let mut peers = Vec::new();
+        for _ in 0..300 {
+            let Ok(mut peer) = UnixStream::connect(stage.socket()) else { continue };
+            match wave % 3 {
+                0 => {}
+                1 => drop(peer.write_all(b"[{\"base")),
+                _ => drop(peer.write_all(b"nonsense\n")),
+            }
+            peers.push(peer);
+        }
+        witness.does(&format!("touch {} 40 1", 50 + wave * 40));
+    }
+    until("they are let go", || served.descriptors() <= descriptors);
+    assert!(served.threads() <= threads, "{} threads, and {threads} before", served.threads());
+    let grown = served.anonymous_kib().saturating_sub(memory);
+    assert!(grown < 64 << 10, "{grown} KiB more than before");
+    let mut late = Monitor::start(&stage.plan());
+    late.does("touch 0 500 2");
+}
+
+/// The command, allowed so many open files.
+fn may_open(files: u64, mut command: Command) -> Command {
+    // SAFETY: one system call between fork and exec.
+    #[allow(unsafe_code, reason = "between fork and exec")]
+    unsafe {
+        command.pre_exec(move || {
+            let limit = libc::rlimit { rlim_cur: files, rlim_max: files };
+            kernel::checked(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit)).map(drop)
+        })
+    };
+    command
+}
+
+/// Each has two pages of its own; this process is all of them.
+#[test]
+fn hundreds_of_machines_are_served_at_once() {
+    if !vmm::has("hundreds_of_machines_are_served_at_once", &[REMOVALS]) {
+        return;
+    }
+    const MACHINES: u64 = 250;
+    let stage = Stage::new(Image::new(38, 2 * MACHINES));
+    let command = stage.command(&["--vms-max", "300", "--on-failure", "leave"]);
+    let served = Served::start(may_open(1024, command));
+    let before = served.descriptors();
+    // They are kept by this process's end, not by that of their connections: Firecracker says nothing of those.
+    let machines: Vec<_> = (0..MACHINES)
+        .map(|number| {
+            let userfault = kernel::Userfault::open(kernel::EVENT_REMOVE).unwrap();
+            let bytes = 2 * vmm::PAGE as u64;
+            let address = memory::map(&memory::Of::Anonymous, 0, bytes).unwrap();
+            userfault.register(address, bytes, kernel::MISSING).unwrap();
+            let stream = UnixStream::connect(stage.socket()).unwrap();
+            let region = memory::Region { address, offset: number * bytes, bytes };
+            let message = vmm::monitor::message(&[region]);
+            kernel::send(&stream, message.as_bytes(), &[userfault.as_fd()]).unwrap();
+            (memory::Memory::new(stage.image, vec![region]), userfault, stream)
+        })
+        .collect();
+    let (teller, told) = channel();
+    let reader = std::thread::spawn(move || {
+        for (number, (memory, ..)) in machines.iter().enumerate() {
+            for page in [1, 0] {
+                teller.send(memory.judge(2 * number as u64 + page)).unwrap();
+            }
+        }
+    });
+    for page in 0..2 * MACHINES {
+        let judged = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("nobody answers {page}"));
+        assert_eq!(judged, Ok(()));
+    }
+    reader.join().unwrap();
+    let each = (served.descriptors() - before) as u64 / MACHINES;
+    assert!(each <= 3, "{each} descriptors for each of them");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+#[test]
+fn numbers_are_published_on_request() {
+    if !vmm::has("numbers_are_published_on_request", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(37, 400));
+    let metrics = stage.path("metrics");
+    let served = stage.serve(&["--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 400 1");
+    let faults = || {
+        let text = fs::read_to_string(&metrics).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with("quinion_restore_faults_total"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    until("the file says how many faults there were", || faults() >= 1.0);
+    drop(served);
+}

@@ -1,0 +1,344 @@
+//! Hostile: whatever comes over the socket of a page-fault server, who behaves is served.
+//!
+//! ```text
+//!   a peer that lies, is silent, sends what it should not, is one of thousands  ---> closed, with a word
+//!   a monitor beside it                                                         ---> its pages
+//! ```
+
+#![cfg(feature = "restore")]
+
+mod common;
+mod vmm;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quinion::Cache;
+use quinion::restore::{OnFailure, RestoreOptions, Server};
+use tempfile::TempDir;
+
+use vmm::kernel::{self, Userfault};
+use vmm::{Image, Monitor, Need, Plan};
+
+fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
+    let mut options = RestoreOptions::default();
+    choose(&mut options);
+    options
+}
+
+#[test]
+fn be_the_monitor() {
+    vmm::monitor::be_the_monitor();
+}
+
+const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
+const PAGES: u64 = 300;
+
+struct Stage {
+    folder: TempDir,
+    image: Image,
+    cache: Cache,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let stage = Self {
+            folder: tempfile::tempdir().unwrap(),
+            image: Image::new(21, PAGES),
+            cache: Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap(),
+        };
+        stage.image.write(&stage.snapshot());
+        stage
+    }
+    fn snapshot(&self) -> PathBuf {
+        self.folder.path().join("memory")
+    }
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+    fn serve(&self, options: RestoreOptions) -> Server {
+        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
+    }
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
+        stream
+    }
+    /// What the server says to a message, until it closes.
+    fn say(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> String {
+        let stream = self.connect();
+        // It may have enough before it has all.
+        let _ = kernel::send(&stream, message, descriptors);
+        let _ = stream.shutdown(Shutdown::Write);
+        rest(stream)
+    }
+    /// Somebody who behaves is served.
+    fn is_well(&self) {
+        let mut monitor = Monitor::start(&Plan::new(self.socket(), self.image));
+        monitor.does(&format!("touch 0 {PAGES} 2"));
+    }
+}
+
+fn rest(mut stream: UnixStream) -> String {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Ok(_) => {}
+        // Closed with something of ours unread.
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("the server does not close: {error}"),
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+fn region(address: &str, size: &str, offset: &str, page_size: &str) -> String {
+    format!(
+        "{{\"base_host_virt_addr\":{address},\"size\":{size},\"offset\":{offset},\
+         \"page_size\":{page_size},\"page_size_kib\":{page_size}}}"
+    )
+}
+
+fn good() -> String {
+    region("140000000000000", "8192", "0", "4096").replace("140000000000000", "139999999995904")
+}
+
+/// Messages that are no regions of ours, whatever comes with them.
+fn lies() -> Vec<(&'static str, String)> {
+    let base = "139999999995904";
+    let of = |address: &str, size: &str, offset: &str| format!("[{}]", region(address, size, offset, "4096"));
+    let two = |a: (&str, &str, &str), b: (&str, &str, &str)| {
+        format!("[{},{}]", region(a.0, a.1, a.2, "4096"), region(b.0, b.1, b.2, "4096"))
+    };
+    let all = "18446744073709551615";
+    let deep = "[".repeat(20_000);
+    vec![
+        ("nothing", String::new()),
+        ("a blank", " ".into()),
+        ("no JSON", "hello there".into()),
+        ("zeros", "\0\0\0\0\0\0\0\0".into()),
+        ("cut", good()[..40].to_owned()),
+        ("cut behind a region", format!("[{}", good())),
+        ("no list", good()),
+        ("an empty list", "[]".into()),
+        ("a list of numbers", "[1,2,3]".into()),
+        ("a list of lists", "[[],[]]".into()),
+        ("null", "null".into()),
+        ("an empty region", "[{}]".into()),
+        ("more behind it", format!("[{}] and more", good())),
+        ("two lists", format!("[{}][{}]", good(), good())),
+        ("a name twice", format!("[{}]", good().replace("\"offset\":0", "\"offset\":0,\"offset\":4096"))),
+        ("words for numbers", of("\"139999999995904\"", "8192", "0")),
+        ("a fraction", of(base, "8192.5", "0")),
+        ("an exponent", of(base, "8e3", "0")),
+        ("a negative size", of(base, "-8192", "0")),
+        ("a negative offset", of(base, "8192", "-4096")),
+        ("a negative address", of("-4096", "8192", "0")),
+        ("a size of zero", of(base, "0", "0")),
+        ("a size beyond the image", of(base, "4096000000", "0")),
+        ("an offset beyond the image", of(base, "4096", "4096000000")),
+        ("a size of all bits", of(base, all, "0")),
+        ("an offset of all bits", of(base, "4096", all)),
+        ("size and offset that wrap", of(base, "8192", "18446744073709547520")),
+        ("an address that wraps", of("18446744073709547520", "8192", "0")),
+        ("a number that is too long", of(&"9".repeat(60), "8192", "0")),
+        ("an address between pages", of("139999999995905", "8192", "0")),
+        ("a size between pages", of(base, "8191", "0")),
+        ("an offset between pages", of(base, "4096", "17")),
+        ("pages of no bytes", format!("[{}]", region(base, "8192", "0", "0"))),
+        ("pages of three bytes", format!("[{}]", region(base, "8192", "0", "3"))),
+        ("pages of 8 KiB", format!("[{}]", region(base, "8192", "0", "8192"))),
+        ("pages of 1 TiB", format!("[{}]", region(base, "8192", "0", "1099511627776"))),
+        ("one region twice", two((base, "8192", "0"), (base, "8192", "8192"))),
+        ("addresses overlap", two((base, "8192", "0"), ("140000000000000", "8192", "8192"))),
+        ("65 regions", {
+            let one =
+                |n: u64| region(&(n * 8192 + (1 << 40)).to_string(), "4096", &(n * 4096).to_string(), "4096");
+            format!("[{}]", (0..65).map(one).collect::<Vec<_>>().join(","))
+        }),
+        ("very deep", deep),
+        ("an unknown want", "{\"quinion_restore\":1,\"want\":\"money\"}\n".into()),
+        ("an unknown version", "{\"quinion_restore\":99,\"want\":\"image\"}\n".into()),
+    ]
+}
+
+#[test]
+fn lies_are_refused_with_a_word() {
+    if !vmm::has("lies_are_refused_with_a_word", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    for (name, message) in lies() {
+        let said = stage.say(message.as_bytes(), &[]);
+        assert!(message.is_empty() || said.contains("\"error\""), "{name}, without a descriptor: {said:?}");
+        let userfault = Userfault::open(kernel::EVENT_REMOVE).unwrap();
+        let said = stage.say(message.as_bytes(), &[userfault.as_fd()]);
+        assert!(message.is_empty() || said.contains("\"error\""), "{name}, with a descriptor: {said:?}");
+    }
+    stage.is_well();
+    server.stop();
+}
+
+/// Addresses at which nobody can have registered anything: nothing ever comes of them.
+#[test]
+fn places_where_nothing_is_are_nobodys_trouble() {
+    if !vmm::has("places_where_nothing_is_are_nobodys_trouble", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let _server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let mut peers = Vec::new();
+    for address in ["0", "4096", "139999999995904", "18446603336221196288", "18446744073709535232"] {
+        let userfault = Userfault::open(kernel::EVENT_REMOVE).unwrap();
+        let stream = stage.connect();
+        let message = format!("[{}]", region(address, "8192", "0", "4096"));
+        kernel::send(&stream, message.as_bytes(), &[userfault.as_fd()]).unwrap();
+        peers.push((stream, userfault));
+        stage.is_well();
+    }
+    drop(peers);
+    stage.is_well();
+}
+
+/// Bytes without end, and a message that is one byte too long.
+#[test]
+fn messages_without_end_are_not_read_to_their_end() {
+    if !vmm::has("messages_without_end_are_not_read_to_their_end", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let _server = stage.serve(RestoreOptions::default());
+    for filler in [b' ', b'[', b'"', b'0', 0xff] {
+        let mut stream = stage.connect();
+        let _ = stream.write_all(b"[");
+        let block = [filler; 4096];
+        // 16 MiB, if nobody stops us.
+        let sent = (0..4096).take_while(|_| stream.write_all(&block).is_ok()).count();
+        assert!(sent < 4096, "somebody takes 16 MiB of {filler:#x} for a message");
+        let _ = rest(stream);
+    }
+    stage.is_well();
+}
+
+#[test]
+fn what_is_no_userfaultfd_is_not_taken_for_one() {
+    if !vmm::has("what_is_no_userfaultfd_is_not_taken_for_one", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let _server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let message = format!("[{}]", good());
+    let (one, other) = UnixStream::pair().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let kinds: Vec<(&str, OwnedFd)> = vec![
+        ("a file in memory", kernel::memfd(8192)),
+        ("a file", std::fs::File::open(stage.snapshot()).unwrap().into()),
+        ("a folder", std::fs::File::open(stage.folder.path()).unwrap().into()),
+        ("a device", std::fs::File::open("/dev/zero").unwrap().into()),
+        ("nothing's device", std::fs::File::open("/dev/null").unwrap().into()),
+        ("a socket", one.into()),
+        ("its other end", other.into()),
+        ("a pipe", reader.into()),
+        ("its other end", writer.into()),
+        ("the server's own socket", stage.connect().into()),
+    ];
+    let said = stage.say(message.as_bytes(), &[]);
+    assert!(said.contains("\"error\""), "no descriptor: {said:?}");
+    for (name, kind) in &kinds {
+        let said = stage.say(message.as_bytes(), &[kind.as_fd()]);
+        assert!(said.contains("\"error\""), "{name}: {said:?}");
+    }
+    let two = [kinds[0].1.as_fd(), kinds[1].1.as_fd()];
+    assert!(stage.say(message.as_bytes(), &two).contains("\"error\""));
+    // More of them than anybody needs.
+    let many: Vec<BorrowedFd<'_>> = (0..64).map(|n| kinds[n % kinds.len()].1.as_fd()).collect();
+    assert!(stage.say(message.as_bytes(), &many).contains("\"error\""));
+    stage.is_well();
+}
+
+/// A descriptor that is one, of memory that is not what the message says.
+#[test]
+fn a_userfaultfd_of_other_memory_harms_nobody_else() {
+    if !vmm::has("a_userfaultfd_of_other_memory_harms_nobody_else", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let _server = stage.serve(RestoreOptions::default());
+    let socket = stage.socket();
+    let socket = socket.to_str().unwrap();
+    let region = |address: &str, offset: &str| region(address, "8192", offset, "4096");
+    for (name, message) in [
+        ("elsewhere", format!("[{}]", region("4096000", "0"))),
+        ("beyond the image", format!("[{}]", region("ADDRESS", "4096000000"))),
+        ("not JSON", "ADDRESS".to_owned()),
+    ] {
+        let mut liar = Monitor::idle();
+        // It may be killed before it can say that it is done.
+        let _ = liar.ask(&format!("lie {socket} {message}"));
+        liar.tell("touch 0 2 1");
+        assert_eq!(liar.ended().signal(), Some(libc::SIGKILL), "{name}: nobody can serve it, so it ends");
+        stage.is_well();
+    }
+}
+
+#[test]
+fn the_silent_are_let_go() {
+    if !vmm::has("the_silent_are_let_go", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let options = options(|o| {
+        o.greeting = Duration::from_millis(300);
+        o.vms_max = 4;
+    });
+    let _server = stage.serve(options);
+    let silent: Vec<UnixStream> = (0..4).map(|_| stage.connect()).collect();
+    let mut half = stage.connect();
+    half.write_all(b"[{\"base_host").unwrap();
+    for stream in silent {
+        let _ = rest(stream);
+    }
+    let _ = rest(half);
+    stage.is_well();
+}
+
+#[test]
+fn thousands_of_connections_are_borne() {
+    if !vmm::has("thousands_of_connections_are_borne", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let options = options(|o| {
+        o.greeting = Duration::from_millis(500);
+        o.vms_max = 8;
+    });
+    let _server = stage.serve(options);
+    for wave in 0..20 {
+        let mut peers = Vec::new();
+        for _ in 0..100 {
+            // Who is not let in hears it, or is waited for by nobody.
+            let Ok(mut stream) = UnixStream::connect(stage.socket()) else { continue };
+            let _ = stream.write_all(if wave % 2 == 0 { b"[" } else { b"" });
+            peers.push(stream);
+        }
+        drop(peers);
+    }
+    until("there is room again", || {
+        let mut monitor = Monitor::start(&Plan::new(stage.socket(), stage.image));
+        monitor.tell(&format!("touch 0 {PAGES} 2"));
+        monitor.hear().as_deref() == Some("done")
+    });
+}
+
+/// Waits for something that is sure to come.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(120), "{what}: it does not happen");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,161 @@
+//! Image: machines that map one image are given its pages, share them, and keep what they write to themselves.
+//!
+//! ```text
+//!   snapshot --device, once--> image --mapped, not copied--> clone, clone, clone     each MAP_PRIVATE
+//! ```
+
+#![cfg(feature = "restore")]
+
+mod common;
+mod vmm;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use quinion::Cache;
+use quinion::restore::{OnFailure, RestoreOptions, Server};
+use tempfile::TempDir;
+
+use vmm::{Backing, Image, Monitor, Need, Plan, kernel};
+
+fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
+    let mut options = RestoreOptions::default();
+    choose(&mut options);
+    options
+}
+
+#[test]
+fn be_the_monitor() {
+    vmm::monitor::be_the_monitor();
+}
+
+const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
+
+/// A snapshot on a disk, a cache, and a place for a socket.
+struct Stage {
+    sockets: TempDir,
+    disk: TempDir,
+    image: Image,
+    cache: Cache,
+}
+
+impl Stage {
+    fn new(image: Image) -> Self {
+        let stage = Self {
+            sockets: tempfile::tempdir().unwrap(),
+            disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+            image,
+            cache: Cache::builder().memory(64 << 20).build().unwrap(),
+        };
+        image.write(&stage.snapshot());
+        stage
+    }
+    fn snapshot(&self) -> PathBuf {
+        self.disk.path().join("memory")
+    }
+    fn socket(&self) -> PathBuf {
+        self.sockets.path().join("socket")
+    }
+    fn serve(&self, options: RestoreOptions) -> Server {
+        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
+    }
+    fn plan(&self) -> Plan {
+        Plan::new(self.socket(), self.image).backing(Backing::Offered).features(FEATURES)
+    }
+}
+
+#[test]
+fn clones_share_an_image_and_keep_what_they_write() {
+    if !vmm::has("clones_share_an_image_and_keep_what_they_write", &[Need::Userfault(FEATURES)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(51, 3000));
+    let server = stage.serve(options(|o| o.minor = true));
+    let mut clones: Vec<Monitor> = (0..4).map(|_| Monitor::start(&stage.plan())).collect();
+    for (number, clone) in clones.iter_mut().enumerate() {
+        clone.tell(&format!("touch {} 1500 3", 300 * number));
+    }
+    for (number, clone) in clones.iter_mut().enumerate() {
+        assert_eq!(clone.answer().as_deref(), Some("done"));
+        clone.does(&format!("write 100 2000 {}", 77 + number));
+        clone.does("touch 0 3000 2");
+    }
+    let read = stage.cache.stats().device_bytes;
+    let mut late = Monitor::start(&stage.plan());
+    late.does("touch 0 3000 2");
+    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
+    // One that copies, beside them, and one that comes late.
+    Monitor::start(&Plan::new(stage.socket(), stage.image)).does("touch 0 3000 2");
+    Monitor::start(&stage.plan().in_regions(3)).does("touch 0 3000 2");
+    server.stop();
+    stage.cache.check().unwrap();
+}
+
+#[test]
+fn a_clones_memory_that_is_given_back_is_the_image_again() {
+    let test = "a_clones_memory_that_is_given_back_is_the_image_again";
+    if !vmm::has(test, &[Need::Userfault(FEATURES)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(52, 400));
+    let _server = stage.serve(options(|o| o.minor = true));
+    let mut clone = Monitor::start(&stage.plan());
+    clone.does("write 50 200 5");
+    clone.does("reset 100 200");
+    clone.does("touch 0 400 3");
+}
+
+#[test]
+fn an_image_is_handed_to_nobody_who_may_not_have_it_and_not_for_writing() {
+    let test = "an_image_is_handed_to_nobody_who_may_not_have_it_and_not_for_writing";
+    if !vmm::has(test, &[Need::Userfault(FEATURES)]) {
+        return;
+    }
+    let want = b"{\"quinion_restore\":1,\"want\":\"image\"}\n";
+    let stage = Stage::new(Image::new(53, 100));
+    let server = stage.serve(options(|_| ()));
+    let stream = UnixStream::connect(stage.socket()).unwrap();
+    kernel::send(&stream, want, &[]).unwrap();
+    let (said, descriptors) = kernel::receive(&stream).unwrap();
+    assert!(String::from_utf8_lossy(&said).contains("\"error\"") && descriptors.is_empty(), "{said:?}");
+    server.stop();
+
+    let server = stage.serve(options(|o| {
+        o.minor = true;
+        o.on_failure = OnFailure::Leave;
+    }));
+    let stream = UnixStream::connect(stage.socket()).unwrap();
+    kernel::send(&stream, want, &[]).unwrap();
+    let (_, descriptors) = kernel::receive(&stream).unwrap();
+    let [image] = &descriptors[..] else { panic!("one image: {descriptors:?}") };
+    let written = std::fs::File::from(image.as_fd().try_clone_to_owned().unwrap());
+    let refused = std::os::unix::fs::FileExt::write_at(&written, b"x", 0).expect_err("it is for reading");
+    assert_eq!(refused.raw_os_error(), Some(libc::EBADF));
+    vmm::memory::map(&vmm::memory::Of::Shared(image), 0, 4096).expect_err("nor is it mapped for writing");
+    server.stop();
+}
+
+#[test]
+fn guests_of_one_image_go_on_in_it_and_keep_what_they_write() {
+    let needs = [Need::Userfault(FEATURES), Need::Kvm];
+    if !vmm::has("guests_of_one_image_go_on_in_it_and_keep_what_they_write", &needs) {
+        return;
+    }
+    let stage = Stage::new(Image::new(12, 1024));
+    let _server = stage.serve(options(|o| o.minor = true));
+    let plan = stage.plan();
+    let mut clones = [(); 3].map(|()| Monitor::start(&plan));
+    for (number, clone) in clones.iter_mut().enumerate() {
+        clone.does("sum 0 600");
+        clone.does(&format!("set 100 800 {}", 1000 + number));
+    }
+    for clone in &mut clones {
+        clone.does("sum 0 1024");
+        clone.does("touch 0 1024 2");
+    }
+    let read = stage.cache.stats().device_bytes;
+    assert!(read >= stage.image.bytes());
+    Monitor::start(&plan).does("sum 0 1024");
+    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
+}

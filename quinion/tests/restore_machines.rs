@@ -1,0 +1,332 @@
+//! Restore: machines are given their snapshot by page faults, whatever they do to their memory meanwhile.
+//!
+//! ```text
+//!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each judges what it reads (vmm/)
+//! ```
+
+#![cfg(feature = "restore")]
+
+mod common;
+mod vmm;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+
+use quinion::Cache;
+use quinion::restore::{OnFailure, RestoreOptions, Server, Trace};
+use tempfile::TempDir;
+
+use vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
+
+fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
+    let mut options = RestoreOptions::default();
+    choose(&mut options);
+    options
+}
+
+#[test]
+fn be_the_monitor() {
+    vmm::monitor::be_the_monitor();
+}
+
+const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
+const ALL_EVENTS: u64 = kernel::EVENT_REMOVE | kernel::EVENT_FORK | kernel::EVENT_REMAP | kernel::EVENT_UNMAP;
+
+/// A snapshot on a disk, a cache, and a place for a socket.
+struct Stage {
+    sockets: TempDir,
+    disk: TempDir,
+    image: Image,
+    cache: Cache,
+}
+
+impl Stage {
+    fn new(image: Image) -> Self {
+        let stage = Self {
+            sockets: tempfile::tempdir().unwrap(),
+            disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+            image,
+            cache: Cache::builder().memory(64 << 20).build().unwrap(),
+        };
+        image.write(&stage.snapshot());
+        stage
+    }
+    fn snapshot(&self) -> PathBuf {
+        self.disk.path().join("memory")
+    }
+    fn socket(&self) -> PathBuf {
+        self.sockets.path().join("socket")
+    }
+    fn serve(&self, options: RestoreOptions) -> Server {
+        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
+    }
+    fn plan(&self) -> Plan {
+        Plan::new(self.socket(), self.image)
+    }
+}
+
+#[test]
+fn machines_read_the_snapshot_and_what_they_wrote_and_zeros_where_the_balloon_was() {
+    let test = "machines_read_the_snapshot_and_what_they_wrote_and_zeros_where_the_balloon_was";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(1, 1500));
+    for run_bytes in [4 << 10, 64 << 10, 2 << 20] {
+        let server = stage.serve(options(|o| o.run_bytes = run_bytes));
+        for regions in [1, 3] {
+            let mut monitor = Monitor::start(&stage.plan().in_regions(regions));
+            monitor.does("touch 0 700 4");
+            monitor.does("write 650 200 77");
+            monitor.does("balloon 600 150 dontneed");
+            monitor.does("balloon 1000 1 dontneed");
+            monitor.does("balloon 1002 300 dontneed");
+            monitor.does("touch 0 1500 4");
+            monitor.does("write 700 350 78");
+            monitor.does("touch 0 1500 1");
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn a_balloon_may_be_at_it_while_threads_read() {
+    if !vmm::has("a_balloon_may_be_at_it_while_threads_read", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(2, 400));
+    for run_bytes in [4 << 10, 64 << 10, 2 << 20] {
+        for workers in [1, 4] {
+            let server = stage.serve(options(|o| {
+                o.run_bytes = run_bytes;
+                o.workers = workers;
+            }));
+            let mut monitors = [(); 3].map(|()| Monitor::start(&stage.plan()));
+            monitors.iter_mut().for_each(|monitor| monitor.tell("race 150 3"));
+            for monitor in &mut monitors {
+                assert_eq!(monitor.answer().as_deref(), Some("done"), "{run_bytes} {workers}");
+                monitor.does("touch 0 400 2");
+            }
+            server.stop();
+        }
+    }
+}
+
+#[test]
+fn what_is_unmapped_moved_or_inherited_is_followed() {
+    if !vmm::has("what_is_unmapped_moved_or_inherited_is_followed", &[Need::Userfault(ALL_EVENTS)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(3, 900));
+    let _server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3));
+    monitor.does("touch 0 100 2");
+    monitor.does("balloon 50 30 dontneed");
+    monitor.does("unmap 880 20");
+    monitor.does("remap 0");
+    monitor.does("touch 20 200 2");
+    monitor.does("fork touch 0 400 2; balloon 100 350 dontneed; write 100 3 5; touch 0 880 2");
+    monitor.does("remap 1");
+    monitor.does("touch 0 880 3");
+    // Two children at once, that do different things to their copies.
+    monitor.does("fork balloon 600 100 dontneed; fork touch 0 880 1; touch 0 880 1");
+    monitor.does("touch 0 880 1");
+}
+
+#[test]
+fn a_file_in_memory_beside_the_descriptor_is_none_of_our_business() {
+    let need = Need::Userfault(kernel::EVENT_REMOVE | kernel::MISSING_SHMEM);
+    if !vmm::has("a_file_in_memory_beside_the_descriptor_is_none_of_our_business", &[need]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(4, 500));
+    let _server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan().backing(Backing::Shared).in_regions(2));
+    monitor.does("touch 0 300 3");
+    monitor.does("write 100 20 7");
+    monitor.does("balloon 200 150 remove");
+    monitor.does("touch 0 500 3");
+}
+
+#[test]
+fn machines_of_one_image_read_it_from_the_device_once() {
+    if !vmm::has("machines_of_one_image_read_it_from_the_device_once", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(5, 4096));
+    let server = stage.serve(RestoreOptions::default());
+    let mut monitors: Vec<Monitor> = (0..6).map(|_| Monitor::start(&stage.plan())).collect();
+    monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 4096 1"));
+    for monitor in &mut monitors {
+        assert_eq!(monitor.answer().as_deref(), Some("done"));
+    }
+    let read = stage.cache.stats().device_bytes;
+    assert_eq!(read, stage.image.bytes(), "each byte of the snapshot is read once, whoever wants it");
+    drop(monitors);
+    let mut late = Monitor::start(&stage.plan());
+    late.does("touch 0 4096 2");
+    assert_eq!(stage.cache.stats().device_bytes, read, "and never again");
+    server.stop();
+    stage.cache.check().unwrap();
+}
+
+#[test]
+fn a_cache_smaller_than_its_images_serves_them() {
+    if !vmm::has("a_cache_smaller_than_its_images_serves_them", &[REMOVALS]) {
+        return;
+    }
+    let mut stage = Stage::new(Image::new(6, 6000));
+    stage.cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let server = stage.serve(options(|o| o.run_bytes = 1 << 20));
+    let mut monitors: Vec<Monitor> = (0..3).map(|_| Monitor::start(&stage.plan())).collect();
+    monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 6000 2"));
+    for monitor in &mut monitors {
+        assert_eq!(monitor.answer().as_deref(), Some("done"));
+    }
+    server.stop();
+    stage.cache.check().unwrap();
+}
+
+#[test]
+fn who_is_served_is_killed_when_the_server_ends_and_lives_on_if_that_is_wished() {
+    let test = "who_is_served_is_killed_when_the_server_ends_and_lives_on_if_that_is_wished";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(7, 200));
+    let server = stage.serve(RestoreOptions::default());
+    let mut monitors = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    monitors.iter_mut().for_each(|monitor| monitor.does("touch 0 100 1"));
+    drop(server);
+    for monitor in &mut monitors {
+        assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL), "fail closed");
+    }
+    let server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 100 1");
+    server.stop();
+    monitor.does("touch 0 100 1");
+}
+
+/// Each dies somewhere else; the others are served.
+#[test]
+fn machines_may_die_at_any_moment() {
+    if !vmm::has("machines_may_die_at_any_moment", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(8, 2000));
+    let server = stage.serve(options(|o| o.vms_max = 16));
+    let mut witness = Monitor::start(&stage.plan());
+    for round in 0..12 {
+        let mut dying = Monitor::idle();
+        dying.tell(&stage.plan().command());
+        if round % 2 == 0 {
+            assert_eq!(dying.answer().as_deref(), Some("done"));
+        }
+        match round % 4 {
+            0 => dying.tell("touch 0 2000 4"),
+            1 => {}
+            2 => dying.tell("race 1000 2"),
+            _ => dying.tell("hang_up"),
+        }
+        dying.kill();
+        dying.wait();
+        witness.does(&format!("touch {} 150 2", round * 160));
+    }
+    let mut last = Monitor::start(&stage.plan());
+    last.does("touch 0 2000 2");
+    server.stop();
+}
+
+/// Waits for something that is sure to come.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < std::time::Duration::from_secs(120), "{what}: it does not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
+    let test = "a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    for is_cut in [true, false] {
+        let stage = Stage::new(Image::new(9, 1000));
+        let _server = stage.serve(RestoreOptions::default());
+        let mut monitor = Monitor::start(&stage.plan());
+        monitor.does("touch 0 100 2");
+        if is_cut {
+            let file = std::fs::OpenOptions::new().write(true).open(stage.snapshot()).unwrap();
+            file.set_len(500 * PAGE as u64).unwrap();
+        } else {
+            Image { generation: 2, ..stage.image }.write(&stage.snapshot());
+        }
+        // What it still reads is the snapshot's as it was, until it is killed.
+        assert_eq!(monitor.ask("touch 0 1000 2"), None, "cut: {is_cut}");
+        assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL));
+        // Nobody begins with half of it.
+        let mut late = Monitor::idle();
+        late.tell(&stage.plan().command());
+        late.tell("touch 0 10 1");
+        assert_eq!(late.wait().signal(), Some(libc::SIGKILL));
+    }
+}
+
+#[test]
+fn what_was_recorded_is_there_before_it_is_asked_for() {
+    if !vmm::has("what_was_recorded_is_there_before_it_is_asked_for", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(10, 3000));
+    let server = stage.serve(options(|o| {
+        o.record = true;
+        o.run_bytes = 16 << 10;
+    }));
+    let mut monitor = Monitor::start(&stage.plan());
+    for at in [2900, 100, 1500] {
+        monitor.does(&format!("touch {at} 40 1"));
+    }
+    let trace = server.trace().expect("it was to record");
+    server.stop();
+    let path = stage.disk.path().join("trace");
+    trace.write(&path).unwrap();
+
+    // A cache that knows nothing yet.
+    let cold = Cache::builder().memory(64 << 20).build().unwrap();
+    assert_eq!(trace.pages(), 120);
+    let trace = Trace::read(&path, trace.image()).unwrap();
+    let options = options(|o| {
+        o.run_bytes = 16 << 10;
+        o.replay = Some(trace);
+    });
+    let server = Server::start(&cold, &stage.snapshot(), &stage.socket(), options).unwrap();
+    let mut monitor = Monitor::start(&stage.plan());
+    until("what was recorded is given ahead", || server.stats().numbers.ahead_bytes >= 120 * PAGE as u64);
+    let faults = server.stats().numbers.faults;
+    for at in [2900, 100, 1500] {
+        monitor.does(&format!("touch {at} 40 1"));
+    }
+    assert_eq!(server.stats().numbers.faults, faults, "nothing of it is missed");
+    monitor.does("touch 0 3000 3");
+    server.stop();
+}
+
+#[test]
+fn a_guest_sums_and_writes_its_snapshot_by_missing_faults() {
+    if !vmm::has("a_guest_sums_and_writes_its_snapshot_by_missing_faults", &[REMOVALS, Need::Kvm]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(11, 1024));
+    let _server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+    monitor.does("sum 100 400");
+    monitor.does("set 450 300 1234567890123456789");
+    monitor.does("balloon 600 100 dontneed");
+    monitor.does("sum 0 1024");
+    monitor.does("set 650 10 5");
+    monitor.does("sum 0 1024");
+    monitor.does("touch 0 1024 2");
+}

@@ -22,7 +22,7 @@
 //! ```text
 //!   VMM -> us    {"quinion_restore":1,"want":"image"}
 //!   us -> VMM    {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
-//!   VMM          maps it privately; registers that for minor faults (for missing ones, too, if it likes: there are none)
+//!   VMM          maps it privately; registers that for minor faults (missing ones it may, too: there are none)
 //!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
 //! ```
 //!
@@ -119,7 +119,8 @@ pub struct RestoreOptions {
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
     /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
-    /// cache's memory at once, and all of that is cleared before anybody is served; who sends regions of memory of its own is served as ever beside it.
+    /// cache's memory at once, and all of that is cleared before anybody is served; who sends regions of memory of
+    /// its own is served as ever beside it.
     pub minor: bool,
     /// Who is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,

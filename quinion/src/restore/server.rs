@@ -810,7 +810,7 @@ impl Shared {
                 continue;
             };
             let mut stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
-            // What was wanted meanwhile was a greeting's, which is over. What is kept of it has to be kept all the same.
+            // What was wanted meanwhile was a greeting's, which is over. What is kept of it is kept all the same.
             while let Some((again, _)) = connection.put_back(stage) {
                 stage = again;
             }

@@ -358,8 +358,8 @@ impl Uffd {
         Ok(bytes / MESSAGE_BYTES)
     }
 
-    /// A child's, with the flags that its parent's was **created** with, whatever ours says now: without these two a poll
-    /// would find it ready for ever, and a program that we start would have it.
+    /// A child's, which has the flags that its parent's was **created** with, whatever ours says now: without these
+    /// two a poll would find it ready for ever, and a program that we start would have it.
     fn inherited(fd: OwnedFd) -> Self {
         // These calls fail on no descriptor that is open.
         let _ = rustix::fs::fcntl_getfl(&fd)

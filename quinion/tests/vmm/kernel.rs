@@ -23,7 +23,8 @@ pub const MISSING_SHMEM: u64 = 1 << 5;
 pub const MINOR_SHMEM: u64 = 1 << 10;
 pub const POISON: u64 = 1 << 14;
 
-/// Not a feature, but a wish for a descriptor whose reads wait, and which programs inherit: nobody has to make it otherwise.
+/// Not a feature, but a wish for a descriptor whose reads wait, and which programs inherit: nobody has to make it
+/// otherwise.
 pub const WAITING: u64 = 1 << 63;
 
 /// What faults are told of.

@@ -37,25 +37,27 @@ const MORE: &str = r#"How to use it:
   quinion restore ... --record boot.trace     run a VM for a while, then end this command
   quinion restore ... --replay boot.trace     the next VMs find these pages before they ask for them
 
-Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd, for which it
-needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1; and it
-has to run as the user who can write to the socket. Each VM takes three open files here (ulimit -n).
+Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd,
+for which it needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl
+vm.unprivileged_userfaultfd=1; and it has to run as the user who can write to the socket.
+Each VM takes three open files here (ulimit -n).
 
-The snapshot must stay as it is while it is served. If its size or its time of change becomes another,
-or a part of it cannot be read and the kernel cannot tell the VM so (UFFDIO_POISON, Linux 6.6), the VMs
-that need more of it are given up; see --on-failure.
+The snapshot must stay as it is while it is served. If its size or its time of change
+becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
+(UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
-Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by --on-failure:
-what they have not touched is nowhere but here. If this command is killed itself (SIGKILL) nobody ends
-them: the one who keeps them should watch for the end of the connection. The socket is removed, and
-the report printed on standard output. What happens meanwhile is on standard error, a line for each VM.
+Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
+--on-failure: what they have not touched is nowhere but here. If this command is killed
+itself (SIGKILL) nobody ends them: the one who keeps them should watch for the end of the
+connection. The socket is removed, and the report printed on standard output. What happens
+meanwhile is on standard error, a line for each VM.
 
-Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size and page_size,
-and comes with a descriptor. Map that privately, register it for minor faults, and send the regions
-as Firecracker does, with the userfaultfd.
+Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
+and page_size, and comes with a descriptor. Map that privately, register it for minor
+faults, and send the regions as Firecracker does, with the userfaultfd.
 
-Exit status: 0 ended by a signal; 1 it could not begin, or the record could not be written; 2 the
-command line is wrong."#;
+Exit status: 0 ended by a signal; 1 it could not begin, or the record could not be
+written; 2 the command line is wrong."#;
 
 /// Serve the memory of VMs from a snapshot, fault by fault, as Firecracker's `Uffd` memory backend asks for it.
 #[derive(clap::Args, Debug)]

@@ -257,6 +257,24 @@ fn r16_a_pin_of_a_hole_lends_shared_zeros_and_allocates_nothing() {
 }
 
 #[test]
+fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
+    let cache = cache(16);
+    let file = sized(&cache, 1 << 60);
+    file.write_all_at(&[7], 1 << 50).unwrap();
+    let pinned = file.pin(4096, 1 << 59).unwrap();
+    assert_eq!((pinned.len(), cache.stats().pinned_bytes), (1 << 59, PAGE));
+    let first = pinned.chunks().next().unwrap();
+    assert!(first.len() >= PAGE_BYTES && first.iter().all(|&byte| byte == 0));
+    assert_eq!(first.as_ptr() as usize % PAGE_BYTES, 0, "as aligned as it is in the file");
+    drop(pinned);
+    // In the middle of pages, with data between.
+    let pinned = file.pin((1 << 50) - 200_001, 500_000).unwrap();
+    let bytes = bytes_of(&pinned);
+    assert_eq!((bytes.len(), bytes[200_001]), (500_000, 7));
+    assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 1);
+}
+
+#[test]
 fn r18_what_reads_and_pins_held_they_have_given_back() {
     let cache = cache(16);
     let file = file(&cache);

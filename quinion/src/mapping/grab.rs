@@ -34,7 +34,7 @@
 //! |---|---|---|
 //! | new | zeros around them, up to date | taken out again; or left allocated, by [`Grabbed::leave_allocated`] |
 //! | allocated | the same | as it was |
-//! | with data | they are changed | as it was |
+//! | with data | they are changed, and dirty | as it was |
 //!
 //! Invariants:
 //!  1. The folios of a [`Grabbed`] follow each other without a gap; the first covers the first page asked for.
@@ -88,7 +88,8 @@ pub enum OnLocked {
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dirtying {
-    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back.
+    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back. Those
+    /// that were there are dirty; if they were touched on their way to the spill file they are so again.
     Born(Millis),
     /// Those that were touched, before they are unlocked, at this moment.
     Touched(Millis),
@@ -289,14 +290,20 @@ impl<'a> Grabbed<'a> {
     /// What has to be done under the tree's lock before `folios` are unlocked: dirty marks for what was touched, and
     /// the way out for what was not wanted. Returns the touched pages whose folios have left.
     fn settle(&self, folios: &[Locked<'a>], untouched: Untouched) -> u64 {
-        let mark = |folio: &&Locked<'a>| match self.dirty {
-            Dirtying::Touched(now) => folio.is_touched().then_some(now),
-            Dirtying::Born(_) => None,
+        // A memory file's pages are dirty from birth, unless one is on its way to the spill file: what was changed of
+        // it since has to be marked, or other bytes come back.
+        let mark = |folio: &Locked<'a>| match self.dirty {
+            _ if !folio.is_touched() => None,
+            Dirtying::Touched(now) => Some(now),
+            Dirtying::Born(_) if folio.state() != State::Data => None,
+            Dirtying::Born(now) => {
+                (!self.mapping.is_dirty(folio.held(), folio.touched_pages())).then_some(now)
+            }
         };
         let goes = |folio: &Locked<'a>| {
             untouched == Untouched::TakenOut && folio.state() == State::New && !folio.is_touched()
         };
-        if !folios.iter().any(|folio| mark(&folio).is_some() || goes(folio)) {
+        if !folios.iter().any(|folio| mark(folio).is_some() || goes(folio)) {
             return 0;
         }
         let (mut tree, mut left, mut removed) = (self.mapping.lock(), 0, 0);
@@ -305,11 +312,13 @@ impl<'a> Grabbed<'a> {
                 let run =
                     FillRun { index: folio.first(), frame: folio.frame(), pages: folio.order().pages() };
                 removed += tree.remove_failed(run, |_, _| false);
-            } else if let Some(now) = mark(&folio) {
+            } else if let Some(now) = mark(folio) {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                left += if marked == Marked::Left { count } else { 0 };
+                // Of who is born dirty the end of each folio says whether it has left.
+                let counts = marked == Marked::Left && matches!(self.dirty, Dirtying::Touched(_));
+                left += if counts { count } else { 0 };
             }
         }
         drop(tree);

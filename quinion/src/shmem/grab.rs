@@ -105,7 +105,11 @@ impl Shmem {
                 break;
             }
             grabbed.truncate(max - pinned.len());
-            for folio in grabbed.folios_mut().filter(|folio| folio.state() != State::Data) {
+            for folio in grabbed.folios_mut() {
+                if folio.state() == State::Data {
+                    folio.touch_all(); // whoever gets the address may store there
+                    continue;
+                }
                 let zeroed = folio.zero(folio.first().first_byte(), folio.order().bytes());
                 zeroed.expect("a folio without bytes refuses none");
             }

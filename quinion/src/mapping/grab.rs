@@ -514,8 +514,8 @@ impl Mapping {
     ) -> Result<Locked<'a>, LockRefused> {
         loop {
             match Locked::lock(held) {
-                Ok(locked) if locked.is_live() => return Ok(locked),
-                Ok(_) => return Err(LockRefused::Left),
+                // If it has left since it is not kept; but who waits for it is woken by those who end the round.
+                Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());
                     room.wait(&**self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));

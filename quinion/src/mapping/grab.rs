@@ -384,6 +384,10 @@ impl Mapping {
             if fruitless == ROUNDS_MAX {
                 return (grabbed, GrabEnd::Contended);
             }
+            if fruitless > 0 {
+                // Who is changing the page has the lock until it is changed, however long he is kept from the processor.
+                drop(self.lock());
+            }
             at = now;
         }
         (grabbed, GrabEnd::All)

@@ -55,7 +55,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::arena::{Flags, LockRefused};
+use crate::arena::{Flags, HoldRefused, LockRefused, Readable};
 use crate::backend::{FillRun, Place, WaitRoom};
 use crate::folio::{Finished, Held, Locked, State};
 use crate::stats::Count;
@@ -254,16 +254,29 @@ impl<'a> Grabbed<'a> {
         self.release(self.folios.len(), Untouched::Allocated)
     }
     /// Ends the work on all of them, and keeps the holds of those that have their bytes: in rising order, up to the
-    /// first that has none.
-    pub fn commit_into_held(mut self) -> Vec<Held<'a>> {
-        let holds = |folio: &Locked<'a>| {
-            Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()).ok()
-        };
-        let held: Vec<_> = self.folios.iter().map_while(holds).collect();
+    /// first that has none, or that has all the holds it can have.
+    ///
+    /// # Errors
+    /// That is so of the first.
+    pub fn commit_into_held(mut self) -> Result<Vec<Held<'a>>, HoldRefused> {
+        let (mut held, mut refused) = (Vec::with_capacity(self.len()), None);
+        for folio in &self.folios {
+            match Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()) {
+                Ok(hold) => held.push(hold),
+                Err(why) => {
+                    refused = Some(why);
+                    break;
+                }
+            }
+        }
         self.release(self.folios.len(), Untouched::TakenOut);
-        let is_there = |held: &Held<'a>| held.is_readable() == crate::arena::Readable::Yes;
+        let is_there = |held: &Held<'a>| held.is_readable() == Readable::Yes;
         let ready = held.iter().take_while(|held| is_there(held)).count();
-        held.into_iter().take(ready).collect()
+        held.truncate(ready);
+        match refused {
+            Some(HoldRefused::TooMany) if held.is_empty() => Err(HoldRefused::TooMany),
+            _ => Ok(held),
+        }
     }
 
     /// Ends the work on the first `count` folios.

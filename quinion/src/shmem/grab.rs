@@ -20,6 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arena::HOLDS_MAX;
 use crate::backend::WakesHeldBack;
 use crate::error::{Error, Repr};
 use crate::filemap::Kept;
@@ -86,8 +87,8 @@ impl Shmem {
     /// that were not there are created, and what has no bytes has zeros.
     ///
     /// # Errors
-    /// There is no memory for all of them, or pins would keep more than they may; nothing is pinned then. Those that
-    /// were created stay.
+    /// There is no memory for all of them, pins would keep more than they may, or a folio has all the holds that it can
+    /// have; nothing is pinned then. Those that were created stay.
     pub(crate) fn pin_folios(
         &self,
         mapping: &Arc<Mapping>,
@@ -114,6 +115,7 @@ impl Shmem {
                 zeroed.expect("a folio without bytes refuses none");
             }
             let held = grabbed.commit_into_held();
+            let held = held.map_err(|_| Error::from(Repr::TooManyPins { holds: HOLDS_MAX }))?;
             let Some(last) = held.last() else { continue }; // taken out meanwhile
             at = last.first().plus(u64::from(last.order().pages())).first_byte();
             held.into_iter().for_each(|held| pinned.add(held));

@@ -525,7 +525,7 @@ fn what_files_have_goes_before_a_memory_file_is_told_that_there_is_none_and_not_
     cache.check().unwrap();
 }
 
-/// Fills that land when somebody waits for them, of a device that seems to have a leader the first time it is looked at.
+/// Fills that land when somebody waits for them, of a device that seems to have a leader when it is first looked at.
 #[derive(Debug)]
 struct Left {
     memory: MemoryFile,

@@ -647,8 +647,8 @@ impl Filemap {
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // One that is led now may be left the next moment, so who has no device waits at another's: nobody would ask him
-        // to lead nothing.
+        // One that is led now may be left the next moment, so who has no device waits at another's: nobody would ask
+        // him to lead nothing.
         let own = || match mapping.spill() {
             Some(spill) => Arc::clone(spill.backend()),
             None if mapping.is_memory() => {

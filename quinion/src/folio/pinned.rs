@@ -95,11 +95,12 @@ impl Pinned {
     /// In a forked child, which does not have the cache's memory.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
-        // SAFETY: every extent is of the zeros, which are constant, or lies in pages that had come and that this value's pins keep: nobody writes them
+        let pieces = self.extents.iter().flat_map(|extent| extent.pieces());
+        // SAFETY: every extent is of the zeros, which are constant,
+        // or lies in pages that had come and that this value's pins keep: nobody writes them
         // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
         // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
         // long as the arena lives, which this value shares.
-        let pieces = self.extents.iter().flat_map(|extent| extent.pieces());
         pieces.map(|(first, len)| unsafe { std::slice::from_raw_parts(first, len) })
     }
 

@@ -24,7 +24,7 @@ use quinion::mapping::{
     Mapping, OnLocked, Purpose, Shape, Taken,
 };
 use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::xarray::Kind;
+use quinion::xarray::{Entry, Kind, Stored, Value};
 use quinion::{Grabbing, NodeReserve, Tuning};
 use stage::{Stage, page, shadow};
 
@@ -653,6 +653,23 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
     let (grabbed, _) = test.grab(5..7, how(0), &mut frames);
     assert_eq!(grabbed.commit_into_held().unwrap().len(), 1);
     drop(holds);
+    stage.check();
+}
+
+#[test]
+fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
+    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
+    let value = Entry::value(Value::spill(1, 40));
+    assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let mut frames = Frames::of(&stage, 0);
+    let (grabbed, end) = test.grab(2..9, born(how(0)), &mut frames);
+    assert_eq!((seen(&grabbed), end), (vec![new(2), new(3)], GrabEnd::Spilled));
+    drop(grabbed);
+    let (grabbed, end) = test.grab(4..9, born(how(0)), &mut frames);
+    assert_eq!((grabbed.len(), end), (0, GrabEnd::Failed("spilled")), "its source was asked");
+    drop(grabbed);
+    stage.tree(|tree| tree.erase(4));
     stage.check();
 }
 

@@ -14,13 +14,14 @@
 //! something was not as the look had it: somebody else has inserted a page, or taken one out. Then the next round
 //! begins there, and finds what is there now; nothing of the prefix is given up for it. What lies behind is, so that
 //! the order below is kept. The whole ends early only if memory does, the file does, or a folio is locked that must
-//! not be waited for.
+//! not be waited for; and before what is spilled, if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
 //! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none of
-//! the mapping's locks but Write. Memory is waited for in the first round only, when nothing is locked yet; later
-//! rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and grabs once more must keep
+//! the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
+//! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and
+//! grabs once more must keep
 //! the order himself, or use [`OnLocked::Again`].)
 //!
 //! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
@@ -119,6 +120,8 @@ pub enum GrabEnd<E> {
     NoFrames,
     /// Where nodes of the tree ended.
     NoNode,
+    /// Before a page that is spilled: it is brought back for who has nothing locked.
+    Spilled,
     /// Others were always there first.
     Contended,
     /// The source has failed.
@@ -168,7 +171,8 @@ pub trait FrameSource {
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
     fn make_nodes(&mut self) -> bool;
-    /// The page at `index` is spilled: brings it back, and what of `to` follows it. As for [`FrameSource::take`].
+    /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
+    /// no lock of the mapping's but Write.
     fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
 }
 
@@ -398,7 +402,7 @@ impl Mapping {
                 return (grabbed, GrabEnd::Contended);
             }
             if fruitless > 0 {
-                // Who is changing the page has the lock until it is changed, however long he is kept from the processor.
+                // Who is changing the page has the lock until he is done, however long he is kept from the processor.
                 drop(self.lock());
             }
             at = now;
@@ -423,7 +427,11 @@ impl Mapping {
         // 1
         let Looked { gaps, end } = self.look_for_gaps(pages.clone());
         if end == pages.start {
-            return source.bring_back(end, pages.end).map_err(GrabEnd::Failed);
+            // Memory is waited for to bring it back, and the device.
+            return match grabbed.is_empty() {
+                true => source.bring_back(end, pages.end).map_err(GrabEnd::Failed),
+                false => Err(GrabEnd::Spilled),
+            };
         }
         // 2
         let mut round = Round { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };

@@ -50,7 +50,7 @@ impl Shmem {
         // To the next multiple, so that the largest folios come out.
         let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
         let pages = pages.start..pages.end.min(behind);
-        // The Write lock keeps the file from being cut meanwhile. Folios of smaller indices may be locked.
+        // The Write lock keeps the file from being cut meanwhile. No folio is locked.
         let bring_back = &mut |index: PageIndex, to: PageIndex| {
             self.filemap.bring_back(mapping, index..to, Kept::ByCaller)
         };

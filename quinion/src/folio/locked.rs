@@ -83,7 +83,8 @@ impl<'a> Locked<'a> {
         Self { held: Some(Held::of_fill(arena, frame)), state: State::New, written: 0..0 }
     }
 
-    fn held(&self) -> &Held<'a> {
+    /// Its hold.
+    pub(crate) fn held(&self) -> &Held<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
     /// What it was when it was locked.

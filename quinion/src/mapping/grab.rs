@@ -291,7 +291,8 @@ impl<'a> Grabbed<'a> {
     fn settle(&self, folios: &[Locked<'a>], untouched: Untouched) -> u64 {
         let mark = |folio: &&Locked<'a>| match self.dirty {
             Dirtying::Touched(now) => folio.is_touched().then_some(now),
-            Dirtying::Born(_) => None,
+            // Dirty from birth, unless it is on its way to the spill file: then that hears that it has to stay.
+            Dirtying::Born(now) => self.has_become_clean(folio).then_some(now),
         };
         let goes = |folio: &Locked<'a>| {
             untouched == Untouched::TakenOut && folio.state() == State::New && !folio.is_touched()
@@ -309,12 +310,20 @@ impl<'a> Grabbed<'a> {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                left += if marked == Marked::Left { count } else { 0 };
+                // Of what is dirty from birth its end tells.
+                let is_counted = marked == Marked::Left && matches!(self.dirty, Dirtying::Touched(_));
+                left += if is_counted { count } else { 0 };
             }
         }
         drop(tree);
         self.mapping.count(Count::Undelivered, removed);
         left
+    }
+
+    /// Whether bytes were put into a folio that had some, and a page of these is not dirty now.
+    fn has_become_clean(&self, folio: &Locked<'a>) -> bool {
+        let was_changed = folio.state() == State::Data && folio.is_touched();
+        was_changed && !self.mapping.is_dirty(folio.held(), folio.touched_pages())
     }
 }
 

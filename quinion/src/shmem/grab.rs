@@ -23,8 +23,8 @@ use std::sync::Arc;
 use crate::backend::WakesHeldBack;
 use crate::error::{Error, Repr};
 use crate::filemap::Kept;
-use crate::folio::{Pinned, PinnedFolios, State};
-use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
+use crate::folio::{Held, Pinned, PinnedFolios, State};
+use crate::mapping::{Backing, GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 
@@ -110,6 +110,7 @@ impl Shmem {
                 zeroed.expect("a folio without bytes refuses none");
             }
             let held = grabbed.commit_into_held();
+            self.keep_from_spill(mapping, &held);
             let Some(last) = held.last() else { continue }; // taken out meanwhile
             at = last.first().plus(u64::from(last.order().pages())).first_byte();
             held.into_iter().for_each(|held| pinned.add(held));
@@ -118,6 +119,19 @@ impl Shmem {
             }
         }
         Ok(pinned)
+    }
+
+    /// What is held now, and was on its way to the spill file, stays, because it may be written to without a word from
+    /// now on. (What is held under the tree's lock sets out no more.)
+    fn keep_from_spill(&self, mapping: &Mapping, held: &[Held<'_>]) {
+        if mapping.backing() != Backing::Spills {
+            return;
+        }
+        let (now, mut tree) = (self.filemap.writeback.now(), mapping.lock());
+        for held in held {
+            let end = held.first().plus(u64::from(held.order().pages()));
+            let _left_or_not = tree.mark_dirty(held, held.first()..end, now);
+        }
     }
 
     /// Whether all of `range`, in bytes, is the file's.

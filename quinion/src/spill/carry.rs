@@ -154,7 +154,7 @@ impl Spill {
         for nth in 0..slots {
             flush.read(nth as usize * SLOT_BYTES, &mut bytes);
             let record = Record::of(checksum(first + nth, &bytes), if nth == 0 { packed_bytes } else { 0 });
-            self.store().records[(first + nth) as usize] = record;
+            self.store().records[(first + nth) as usize] = record.0;
         }
     }
 
@@ -268,7 +268,7 @@ impl Spill {
     fn sorted(&self, parts: &[Part]) -> (Vec<FillRun>, Vec<Packed>) {
         let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<Packed>::new());
         for part in parts {
-            let record = store.records[part.value.payload() as usize];
+            let record = store.record(part.value.payload());
             if record.packed_bytes() > 0 {
                 if packed.last().is_none_or(|last| last.value != part.value) {
                     let slots = Store::slots_of(&store, part.value);
@@ -306,7 +306,7 @@ impl Spill {
     }
 
     fn verify_slot(&self, slot: u32, bytes: &[u8; SLOT_BYTES]) -> io::Result<()> {
-        let known = self.store().records[slot as usize];
+        let known = self.store().record(slot);
         if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
     }
 

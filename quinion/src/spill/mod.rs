@@ -28,7 +28,7 @@
 //! it dirty, it stays in memory, and its slots are given back unread.
 //!
 //! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
-//! work. Cost, on the heap: a bit and eight bytes for each slot that was ever used; twice a folio's bytes while it
+//! work. Cost, on the heap: three bits and eight bytes for each slot that was ever used; twice a folio's bytes while it
 //! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one
 //! entry.
 
@@ -157,7 +157,7 @@ pub struct SpillStats {
 }
 
 /// What is known of a slot that is taken: 32 bits of checksum, and, of the first of a packed folio, its bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Record(u64);
 
 impl Record {
@@ -177,7 +177,8 @@ impl Record {
 #[derive(Debug)]
 struct Store {
     slots: Slots,
-    records: Vec<Record>,
+    /// As numbers, so that the system's zeros do, and memory is used only where slots were.
+    records: Vec<u64>,
 }
 
 /// The spill file of one cache.
@@ -239,7 +240,7 @@ impl Spill {
             return Err(SpillRefused::Size { bytes });
         }
         let slots = Slots::new((bytes / PAGE_SIZE as u64) as u32);
-        let records = vec![Record::default(); slots.slots() as usize]; // zeros: memory where it is used
+        let records = vec![0; slots.slots() as usize];
         backend.attach(room);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -427,12 +428,15 @@ impl Spill {
 }
 
 impl Store {
+    fn record(&self, slot: u32) -> Record {
+        Record(self.records[slot as usize])
+    }
     fn is_packed(&self, value: Value) -> bool {
-        self.records[value.payload() as usize].packed_bytes() > 0
+        self.record(value.payload()).packed_bytes() > 0
     }
     fn slots_of(&self, value: Value) -> Range<u32> {
         let first = value.payload();
-        match self.records[first as usize].packed_bytes() {
+        match self.record(first).packed_bytes() {
             0 => first..first + Order(value.order()).pages(),
             bytes => first..first + bytes.div_ceil(PAGE_SIZE as u32),
         }

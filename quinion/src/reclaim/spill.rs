@@ -77,9 +77,13 @@ impl Reclaim {
         let Some(mut guard) = mapping.lock_as(locks) else { return };
         for victim in group {
             // The first is worth it in any case.
-            let is_alone = departures.is_empty() && out.leaving.is_empty();
-            if is_alone || spill.has_room(self.arena.view().own(victim.frame).settled_word().order()) {
-                departures.extend(guard.begin_spill(victim.index, victim.frame));
+            let order = self.arena.view().own(victim.frame).settled_word().order();
+            if out.pages > 0 && !spill.has_room_beside(order, out.pages) {
+                continue;
+            }
+            if let Some(departure) = guard.begin_spill(victim.index, victim.frame) {
+                out.pages += u64::from(departure.order.pages());
+                departures.push(departure);
             }
         }
         drop(guard);
@@ -108,4 +112,6 @@ impl Reclaim {
 #[derive(Default)]
 pub(super) struct Going {
     leaving: Vec<Arc<Leaving>>,
+    /// Their pages.
+    pages: u64,
 }

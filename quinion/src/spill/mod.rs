@@ -20,7 +20,8 @@
 //!
 //! Invariants:
 //!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
-//!  2. Pages under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that is alone.
+//!  2. Pages that one thread has under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that
+//!     is alone. (Who begins at the same moment as others does not see theirs.)
 //!  3. Each folio that was handed over is told of once, whether it is there or not.
 //!  4. What could not be written takes no slot.
 //!
@@ -292,7 +293,12 @@ impl Spill {
 
     /// Whether a folio of `order` may be handed over now, as far as can be told; a hint.
     pub fn has_room(&self, order: Order) -> bool {
-        let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed));
+        self.has_room_beside(order, 0)
+    }
+
+    /// The same, beside so many pages that are about to be handed over.
+    pub fn has_room_beside(&self, order: Order, others: u64) -> bool {
+        let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed) + others);
         let may_begin = in_flight == 0 || in_flight + u64::from(pages) <= self.in_flight_max();
         may_begin && pages < self.missing_run.load(Ordering::Relaxed)
     }

@@ -88,7 +88,8 @@ pub enum OnLocked {
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dirtying {
-    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back.
+    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back. Those
+    /// that were touched again, if they are not dirty: they are on their way to the spill file.
     Born(Millis),
     /// Those that were touched, before they are unlocked, at this moment.
     Touched(Millis),

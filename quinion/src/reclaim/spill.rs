@@ -13,7 +13,8 @@
 //!
 //! The invalidate lock is not taken: who has it alone may be waiting for this very memory. Who cuts the file meets
 //! folios on their way as he meets others that are written, and takes them out; their slots are given back at the end.
-//! Who zeroes a part of one marks it dirty, as writers do, and it stays.
+//! Who zeroes a part of one, or populates it, marks it dirty, as writers do, and who wants its address marks all of it:
+//! it stays.
 //!
 //! Invariants:
 //!  1. Nothing is waited for here, and nothing is allocated from the arena.

@@ -1,4 +1,7 @@
 //! Host: our side of a restore: a snapshot in a file, a cache for it, and a page-fault server.
+//!
+//! A cold one is made for each restore, cache and server. A warm one keeps its cache, and where the image is
+//! mapped also the server, whose image it is; only the guest is new then.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -71,8 +74,8 @@ impl Host {
         Ok(self.warm.get_or_init(|| cache).clone())
     }
 
-    /// A server over `cache` with these options, until a guest that is made so has done its work; and the order in which
-    /// that wanted its memory, if the options want that.
+    /// A server over `cache` with these options, until a guest that is made so has done its work; and the order
+    /// in which that wanted its memory, if the options want that.
     pub fn serve<T>(
         &self,
         cache: &Cache,

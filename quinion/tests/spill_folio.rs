@@ -57,7 +57,7 @@ impl Stage {
         let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
         let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitRoom::new()));
         let backend = Arc::clone(&disk) as Arc<dyn Backend>;
-        let spill = Spill::with_backend(backend, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
+        let spill = Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &room).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
         let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
@@ -65,7 +65,7 @@ impl Stage {
             Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
         let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
         let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
-        mapping.set_size(1 << 20);
+        mapping.set_size(8 << 20);
         reclaim.add_mapping(Arc::clone(&mapping));
         let stage = Self { mapping, reclaim, spill, disk, arena };
         stage.add();
@@ -74,13 +74,17 @@ impl Stage {
 
     /// Puts the folio in: data, and the only thing in a ring.
     fn add(&self) {
+        self.add_at(FIRST);
+    }
+
+    fn add_at(&self, index: PageIndex) {
         let frame = self.arena.alloc(ORDER).unwrap();
         let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
         let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
-        let folio = NewFolio { index: FIRST, frame, order: ORDER };
+        let folio = NewFolio { index, frame, order: ORDER };
         let added = self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
-        let run = FillRun { index: FIRST, frame, pages: ORDER.pages() };
+        let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
         self.reclaim.list([(frame, Came::Asked)], promise.with_charge(charge));
         self.arena.view().own(frame).complete(true);
@@ -145,6 +149,19 @@ fn a_folio_goes_and_its_frames_are_free() {
     assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
     assert_eq!(stage.reclaim.weights().total(), 0);
     assert_eq!(stage.mapping.lock().pages(), 0);
+}
+
+#[test]
+fn no_more_sets_out_at_once_than_may_be_under_way() {
+    let stage = Stage::new(WriteFaults::default());
+    (2..64).for_each(|nth| stage.add_at(PageIndex(16 * nth)));
+    let max = stage.spill.in_flight_max();
+    assert!(max < 63 * 16, "there are more than {max}");
+    assert_eq!(stage.reclaim.reclaim(1000, Locks::Wait), 0);
+    let under_way = stage.spill.under_way().0;
+    assert!(under_way <= max && under_way > max / 2, "{under_way} pages, and {max} may be");
+    stage.spill.drain();
+    stage.check();
 }
 
 #[test]

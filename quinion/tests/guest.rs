@@ -431,6 +431,31 @@ fn pins_in_the_way_are_an_error_and_not_a_wait() {
     cache.guest_memory(16 * MIB).unwrap();
 }
 
+/// Half of what a guest leaves, not half of all: else the pins could have every page that there is to read into.
+#[test]
+fn pins_beside_a_guest_leave_room_to_read() {
+    let (_folder, path) = snapshot(48 * MIB);
+    let cache = cache(64 * MIB);
+    let _memory = cache.guest_memory(40 * MIB).unwrap();
+    let file = cache.open(&path).unwrap();
+    let (mut pins, mut at) = (Vec::new(), 0);
+    let refused = loop {
+        match file.pin(at, MIB as usize) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+        at += MIB;
+    };
+    assert!((8..=12).contains(&pins.len()), "{} MiB: {refused}", pins.len());
+    let mut buffer = vec![0; MIB as usize];
+    for at in (0..48).map(|mib| mib * MIB) {
+        file.read_exact_at(&mut buffer, at).unwrap();
+        assert!(buffer[..100] == bytes(1, at..at + 100));
+    }
+    drop(pins);
+    cache.check().unwrap();
+}
+
 #[test]
 fn a_cache_is_not_resized_below_its_guests() {
     let cache = Cache::builder().memory(64 * MIB).memory_max(96 * MIB).build().unwrap();

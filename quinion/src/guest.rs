@@ -20,8 +20,13 @@
 //! fill the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the
 //! image is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is
 //! so recent that another one could carry the same time is waited for when it is opened. That its inode changes, by a
-//! new name or a removal, says nothing of its bytes, and breaks nothing. (Stores through a mapping of the snapshot show
-//! late, as anywhere; a device's content has no times at all.)
+//! new name or a removal, says nothing of its bytes, and breaks nothing.
+//!
+//! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
+//! seen whom an ordinary file of the cache may see: who writes in place and then sets the time of modification back;
+//! and who stores through a mapping of the snapshot, until the kernel notes the time, which may be after his bytes can
+//! be read. A device's content has no times at all, and that of a [`Backend`] of the user's as many as he gives it. In
+//! all of these what was ready stays what it was, and what is brought later is what the file has then.
 //!
 //! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
@@ -32,7 +37,8 @@
 //! touched by us, before, by a call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
-//!  1. A page that is ready holds the bytes that the snapshot had there when it was opened, zeros behind its end.
+//!  1. A page that is ready holds the bytes that the snapshot had there when it was opened (but for what is not found
+//!     out, above), zeros behind its end.
 //!  2. No page of an image leaves, and none that is ready is written, as long as it lives.
 //!  3. No call touches a page of a guest that was not given memory.
 //!

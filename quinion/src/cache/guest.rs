@@ -12,7 +12,8 @@
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the
-//!     image lives, here and in every mapping of its descriptor that nobody has written to.
+//!     image lives, here and in every mapping of its descriptor that nobody has written to. That the snapshot was
+//!     changed meanwhile is found out by its size and its time of modification, and by these alone.
 //!  2. No call of a forked child reaches the arena or a lock.
 
 use std::fmt;
@@ -38,7 +39,17 @@ const COPIED: u64 = 1 << 20;
 /// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. What is not
 /// resident yet it must not see: either register the mapping with userfaultfd, for missing *and* minor faults, and have
 /// each answered by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the
-/// machine starts. (Where a page is missing without that, the kernel shows zeros.)
+/// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its bytes
+/// are not, whatever has come.)
+///
+/// **The snapshot must not be written while it is served.** If it is, that is found out by its size and its time of
+/// modification, before what was read is shown: an error, and nothing more of it is brought. Not found out is who sets
+/// that time back after he wrote, and, until the kernel notes the time, who stores through a mapping of the file; and
+/// nothing is of a block device. To rename or remove the snapshot, or to put another file in its place by a rename, is
+/// no change of it.
+///
+/// What virtual machines have mapped stays theirs when the last handle is dropped, as long as they map it; it does not
+/// count against the cache's bound any more then. So keep a handle as long as there are machines.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -270,7 +281,8 @@ impl fmt::Debug for Image {
 
 /// The memory of one virtual machine: one file, in one piece of whole 2 MiB, all zeros at first. The machine maps
 /// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the
-/// cache when this is dropped; a machine that still maps it keeps what it has.
+/// cache when this is dropped; a machine that still maps it keeps what it has, which does not count against the cache's
+/// bound any more.
 ///
 /// Reads and writes here copy between a buffer and what the machine has, as it is at that moment: no page of it is
 /// cached, and nothing is promised of bytes that the machine writes meanwhile.

@@ -48,6 +48,7 @@
 //! that is ready: a load for each 64 pages.
 
 use std::fmt;
+use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -466,6 +467,38 @@ impl Memory {
         Ok(())
     }
 
+    /// Fills `range`, in bytes, with what `source` writes into each [`GuestSlice`] of it, one after the other; how many
+    /// bytes came before it ended or failed, or memory did.
+    ///
+    /// # Errors
+    /// The range does not lie inside; or, if no byte came, `source`'s error, or that the machine has no memory.
+    pub fn populate(
+        &self,
+        range: Range<u64>,
+        source: &mut dyn FnMut(&mut GuestSlice<'_>) -> io::Result<()>,
+    ) -> Result<u64, Error> {
+        let mut at = range.start;
+        let range = self.range(at, range.end.saturating_sub(at))?;
+        while at < range.end {
+            let end = (at / EXTENT_SIZE as u64 + 1).saturating_mul(EXTENT_SIZE as u64).min(range.end);
+            let mut slice = GuestSlice { memory: self, at, end, failed: None };
+            let outcome = match self.give_memory(at, end - at) {
+                Ok(()) => source(&mut slice).map_err(|source| {
+                    let (position, len) = (slice.at, (range.end - slice.at) as usize);
+                    slice.failed.take().unwrap_or_else(|| Repr::Write { position, len, source }.into())
+                }),
+                Err(error) => Err(error),
+            };
+            at = slice.at;
+            match outcome {
+                Err(error) if at == range.start => return Err(error),
+                Ok(()) if at == end => {}
+                _ => break,
+            }
+        }
+        Ok(at - range.start)
+    }
+
     /// Copies bytes from `position` on into `to`; as [`Memory::write`].
     ///
     /// # Errors
@@ -529,6 +562,48 @@ impl Memory {
         let start: NonNull<u8> = self.extents.address();
         // SAFETY: the position lies in the guest's extents, which are mapped for as long as it lives.
         unsafe { start.as_ptr().add(position as usize) }
+    }
+}
+
+/// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write).
+///
+/// What is not written when it is given back ends the populate there.
+#[derive(Debug)]
+pub struct GuestSlice<'m> {
+    memory: &'m Memory,
+    /// The position of the next byte.
+    at: u64,
+    /// Where it ends.
+    end: u64,
+    /// Why a write of it failed.
+    failed: Option<Error>,
+}
+
+impl GuestSlice<'_> {
+    /// The position in the guest memory, in bytes, of the next byte that is put.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+    /// How many bytes it takes before it is full.
+    pub fn left(&self) -> usize {
+        (self.end - self.at) as usize
+    }
+}
+
+impl io::Write for GuestSlice<'_> {
+    /// Puts `bytes`, as many as it takes; how many; 0 if it is full. Fails where the machine has no memory, since
+    /// somebody has taken away what was given.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = bytes.len().min(self.left());
+        if let Err(error) = self.memory.write(self.at, &bytes[..len]) {
+            self.failed = Some(error);
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.at += len as u64;
+        Ok(len)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@
 //!  2. No call of a forked child reaches the arena or a lock.
 
 use std::fmt;
+use std::io::{self, Read, Write as _};
 use std::ops::{ControlFlow, Range};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -24,11 +25,14 @@ use std::sync::Arc;
 
 use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr, Result};
-use crate::guest::{Frozen, Memory};
+use crate::guest::{Frozen, GuestSlice, Memory};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::{Cache, File, Shared};
 
+/// Bytes of the buffer between a reader and guest memory, of which no slice is lent, because machines may be writing
+/// there: a part of a processor's own cache.
+const BUFFER_BYTES: usize = 128 << 10;
 /// Bytes of a file that are lent at a time to be copied into guest memory.
 const COPIED: u64 = 1 << 20;
 
@@ -401,6 +405,43 @@ impl GuestMemory {
             }
         }
         Ok(())
+    }
+
+    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, up to 2 MiB each,
+    /// which has its memory before `source` is asked. Returns how many bytes came: all, or fewer if `source` left a
+    /// slice before it was full, or failed, or memory ended (a next call tells); what lies behind them is as it was.
+    /// No lock is held while `source` runs. Threads that fill different ranges do so side by side.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::allocate`], if no byte came; or [`ErrorKind::Write`](crate::ErrorKind::Write) with what
+    /// `source` returned, if none did.
+    pub fn populate_with(
+        &self,
+        range: Range<u64>,
+        mut source: impl FnMut(&mut GuestSlice<'_>) -> io::Result<()>,
+    ) -> Result<u64> {
+        self.check_process()?;
+        self.memory.populate(range, &mut source)
+    }
+
+    /// As [`GuestMemory::populate_with`], with the bytes of `reader`, until it ends.
+    ///
+    /// # Errors
+    /// As there; `reader`'s, if it gave none.
+    pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        self.populate_with(range, |slice| {
+            while slice.left() > 0 {
+                let wanted = slice.left().min(buffer.len());
+                match reader.read(&mut buffer[..wanted]) {
+                    Ok(0) => break,
+                    Ok(bytes) => slice.write_all(&buffer[..bytes])?,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Makes `range`, in bytes, zeros for all who map it, and gives the memory of whole pages back to the machine. It

@@ -75,6 +75,7 @@ mod residency;
 mod write;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
+pub use crate::guest::GuestSlice;
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;

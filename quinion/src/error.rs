@@ -99,8 +99,8 @@ pub(crate) enum Repr {
     Resize(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
         "cannot have {bytes} bytes of guest memory: the cache may have {memory} in all, of which so much is not to be \
-         had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or with \
-         a memory_max that is larger than memory by as much"
+         had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or \
+         with a memory_max that is larger than memory by as much"
     )]
     NoRoomForGuest { bytes: u64, memory: u64 },
     #[error("cannot have {bytes} bytes of guest memory: {source}")]

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The pairs live in caches in which everything fits, in such as are full before the file is as long as it may be,
-//! and in such as spill what does not fit; with folios of a page and with large ones. A list that was printed can be run again: put it into a test that
-//! calls [`check`] with the setting beside it.
+//! and in such as spill what does not fit; with folios of a page and with large ones. A list that was printed can be
+//! run again: put it into a test that calls [`check`] with the setting beside it.
 //!
 //! Then several threads change and read one file at once, each its own part of it, by two handles.
 //!

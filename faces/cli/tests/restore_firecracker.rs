@@ -1,8 +1,8 @@
-//! A real Firecracker, if `$FIRECRACKER_BIN` names one: it makes a snapshot of a guest of ours, and goes on from it with
-//! its memory served by `quinion restore`.
+//! A real Firecracker, if `$FIRECRACKER_BIN` names one: it makes a snapshot of a guest of ours, and goes on from it
+//! with its memory served by `quinion restore`.
 //!
 //! ```text
-//!   first    boots the guest, which fills 16 MiB and checks them for ever:  F V V V   --pause, snapshot-->  memory, state
+//!   first    boots the guest, which fills 16 MiB and checks them for ever:  F V V V   --pause--> memory, state
 //!   second   loads the state, with a page-fault server for its memory:          V V V, and never an X
 //! ```
 //!

@@ -122,7 +122,7 @@ impl Mapping {
         self.backing() != Backing::Device
     }
 
-    /// How its pages are kept now. Takes the tree lock for [`LOOKED_AT_MAX`] entries at a time: while others change it,
+    /// How its pages are kept now. Takes the tree lock for some thousand entries at a time: while others change it,
     /// the numbers are of no one moment.
     pub fn memory_pages(&self) -> MemoryPages {
         let (mut pages, mut from) = (MemoryPages::default(), Some(PageIndex(0)));

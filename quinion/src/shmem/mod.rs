@@ -75,8 +75,8 @@ impl Shmem {
     }
 
     /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
-    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool is
-    /// charged when they come back. `None` if there is no cell for its record.
+    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool
+    /// is charged when they come back. `None` if there is no cell for its record.
     pub fn new_mapping(
         &self,
         id: MappingId,

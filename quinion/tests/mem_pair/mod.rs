@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Our file lives in a cache that is wide; or so tight that writes meet its end: then what was not written of ours
-//! is not written to the twin either, and an error must have changed nothing; or in as tight a one with a spill file, in
-//! which there is room for all of it. What the kernel's file does with its memory when it runs out is nobody's question
-//! here.
+//! is not written to the twin either, and an error must have changed nothing; or in as tight a one with a spill file,
+//! in which there is room for all of it. What the kernel's file does with its memory when it runs out is nobody's
+//! question here.
 //!
 //! Where data is: both say so, of pages that somebody wrote to. With folios of a page both must say the same. With
 //! larger ones data may be where the twin has a hole, but what is called a hole is zeros in both.

@@ -7,8 +7,8 @@
 //!   port 16        its answer
 //! ```
 //!
-//! It can do two things: sum words of each line of a range of pages, in a way that minds their order; and write eight bytes to
-//! the head of each page of one.
+//! It can do two things: sum words of each line of a range of pages, in a way that minds their order; and write eight
+//! bytes to the head of each page of one.
 
 #![allow(unsafe_code, reason = "system calls, and what the kernel shares")]
 
@@ -46,7 +46,8 @@ pub const PROGRAM: [u8; 49] = [
 ];
 
 /// What [`PROGRAM`] answers for pages of these bytes: of each 64 the first word, where the guest writes, and one that
-/// depends on all that a line tells. Some KVMs run such a guest instruction by instruction, so it is not asked for more.
+/// depends on all that a line tells. Some KVMs run such a guest instruction by instruction, so it is not asked for
+/// more.
 pub fn sum(so_far: u32, page: &[u8]) -> u32 {
     let word = |line: &[u8], at: usize| u32::from_le_bytes(line[at..at + 4].try_into().expect("four bytes"));
     let add =

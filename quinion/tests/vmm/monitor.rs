@@ -16,8 +16,8 @@
 //!   idle                         ends when the test does
 //! ```
 //!
-//! It answers each with a line: `done`, or what is wrong. A test file that uses it has a test named `be_the_monitor` which
-//! calls [`be_the_monitor`], and is otherwise nothing.
+//! It answers each with a line: `done`, or what is wrong. A test file that uses it has a test named `be_the_monitor`
+//! which calls [`be_the_monitor`], and is otherwise nothing.
 
 #![allow(unsafe_code, reason = "forks")]
 

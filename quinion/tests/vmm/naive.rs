@@ -162,7 +162,8 @@ impl Served {
         };
         let mut bytes = bytes.to_vec();
         if wrong == Wrong::Byte(page) {
-            bytes[4095] ^= 1;
+            // In a word that guests sum, too.
+            bytes[24] ^= 1;
         }
         self.userfault.copy(address, &bytes)?;
         if wrong == Wrong::RemovedBeside && self.page(address + PAGE as u64) == Some(page + 1) {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The kernel's patch that did this for guests gained a tenth of the whole, and of the lookup alone nothing to be
-//! seen. Ours in folios of a page, of which there are most, and in folios of 2 MiB: given memory only, where the index is
-//! most of the work; and filled, where the copy is. In memory that the cache had before.
+//! seen. Ours in folios of a page, of which there are most, and in folios of 2 MiB: given memory only, where
+//! the index is most of the work; and filled, where the copy is. In memory that the cache had before.
 
 use std::cell::OnceCell;
 use std::rc::Rc;

@@ -29,8 +29,8 @@ const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "m
 /// A full run's repetitions: one takes most of a minute.
 const REPEAT: usize = 5;
 
-/// What is wanted of ours at least, of the kernel's best: in a cache that has just been built, by one thread and by two,
-/// and in one that had as much memory before.
+/// What is wanted of ours at least, of the kernel's best: in a cache that has just been built, by one thread
+/// and by two, and in one that had as much memory before.
 const GOALS: [(&str, f64); 3] = [(ours::ONE, 0.75), (ours::TWO, 1.0), (ours::GROWN, 1.3)];
 /// And of all three, of what page-fault servers do.
 const COPY_GOAL: f64 = 1.5;

@@ -6,9 +6,9 @@
 //!   MAP_PRIVATE      ten private mappings of a file that the kernel has cached
 //! ```
 //!
-//! Each way works in a process of its own, which is what can be asked for its memory: what the image's file takes, once,
-//! and the pages that are private; and beside it the process's share of all that it has mapped (PSS), in which a
-//! page that ten mappings show counts once.
+//! Each way works in a process of its own, which is what can be asked for its memory: what the image's file
+//! takes, once, and the pages that are private; and beside it the process's share of all that it has mapped (PSS),
+//! in which a page that ten mappings show counts once.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

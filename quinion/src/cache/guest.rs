@@ -43,8 +43,8 @@ const COPIED: u64 = 1 << 20;
 /// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. What is not
 /// resident yet it must not see: either register the mapping with userfaultfd, for missing *and* minor faults, and have
 /// each answered by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the
-/// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its bytes
-/// are not, whatever has come.)
+/// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its
+/// bytes are not, whatever has come.)
 ///
 /// **The snapshot must not be written while it is served.** If it is, that is found out by its size and its time of
 /// modification, before what was read is shown: an error, and nothing more of it is brought. Not found out is who sets
@@ -285,8 +285,8 @@ impl fmt::Debug for Image {
 
 /// The memory of one virtual machine: one file, in one piece of whole 2 MiB, all zeros at first. The machine maps
 /// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the
-/// cache when this is dropped; a machine that still maps it keeps what it has, which does not count against the cache's
-/// bound any more.
+/// cache when this is dropped; a machine that still maps it keeps what it has, which does not count against the
+/// cache's bound any more.
 ///
 /// Reads and writes here copy between a buffer and what the machine has, as it is at that moment: no page of it is
 /// cached, and nothing is promised of bytes that the machine writes meanwhile.

@@ -57,7 +57,7 @@ pub enum Backing {
     Clone(PathBuf),
     /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,
-    /// The same, of which the monitor has only so many kinds of fault told; what it did not ask for the server has told.
+    /// The same, of which the monitor has one kind of fault told; the other the server has told.
     OfferedFor(u64),
 }
 

@@ -407,7 +407,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, up to 2 MiB each,
+    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, 2 MiB at most,
     /// which has its memory before `source` is asked. Returns how many bytes came: all, or fewer if `source` left a
     /// slice before it was full, or failed, or memory ended (a next call tells); what lies behind them is as it was.
     /// No lock is held while `source` runs. Threads that fill different ranges do so side by side.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, Faults, FillRun, MemoryFile, Simulated, WaitRoom, WriteFaults};
 use quinion::mapping::{
-    AddedFolio, At, Backing, Content, Mapping, NewFolio, Parted, Purpose, Restored, Seek, Shape,
+    AddedFolio, At, Backing, Content, Dirtying, ForMemory, FrameSource, Grab, GrabEnd, Grabbed, Mapping,
+    NewFolio, OnLocked, Parted, Purpose, Restored, Seek, Shape, Taken,
 };
 use quinion::policy::Came;
 use quinion::reclaim::Reclaim;
@@ -28,6 +29,23 @@ struct Stage {
     spill: Arc<Spill>,
     disk: Arc<Simulated>,
     arena: Arc<Arena>,
+}
+
+/// For a grab of what is there.
+struct NoFrames;
+
+impl FrameSource for NoFrames {
+    type Error = ();
+    fn take(&mut self, _: &[(PageIndex, u32)], _: ForMemory) -> Result<Taken, ()> {
+        Err(())
+    }
+    fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}
+    fn make_nodes(&mut self) -> bool {
+        false
+    }
+    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
+        Err(())
+    }
 }
 
 const FIRST: PageIndex = PageIndex(16);
@@ -83,6 +101,16 @@ impl Stage {
         assert_eq!(stage.at(), At::Spilled { first: FIRST, order: ORDER, value });
         stage.check();
         stage
+    }
+
+    /// The folio, grabbed: locked and held.
+    fn grab<'a>(&'a self, room: &'a WaitRoom) -> Grabbed<'a> {
+        let orders = Orders { min: Order(0), max: Order(9) };
+        let shape = Shape { purpose: Purpose::Write, ..Shape::of(orders) };
+        let how = Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Born(Millis(3)) };
+        let (grabbed, end) = self.mapping.grab(room, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
+        assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
+        grabbed
     }
 
     fn at(&self) -> At {
@@ -160,6 +188,41 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     descriptor.unlock();
     drop(held);
     stage.stays();
+}
+
+#[test]
+fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    let mut grabbed = stage.grab(&room);
+    let page = FIRST.plus(3);
+    grabbed.front_mut().unwrap().write(page.first_byte() + 5, &[9; 10]).unwrap();
+    let ended = grabbed.commit();
+    assert_eq!((ended.pages, ended.left), (16, 0));
+    stage.stays();
+    let mut bytes = [0; 10];
+    let held = stage.mapping.try_hold(page).unwrap();
+    assert_eq!((held.copy_out(page.first_byte() + 5, &mut bytes), bytes), (10, [9; 10]));
+}
+
+#[test]
+fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    let mut grabbed = stage.grab(&room);
+    grabbed.front_mut().unwrap().touch_all();
+    drop(grabbed.commit_into_held());
+    stage.stays();
+}
+
+#[test]
+fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    drop(stage.grab(&room));
+    stage.spill.drain();
+    assert_eq!(stage.mapping.spilled_pages(), 16);
+    stage.check();
 }
 
 #[test]

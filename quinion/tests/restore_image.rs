@@ -92,6 +92,25 @@ fn clones_share_an_image_and_keep_what_they_write() {
     stage.cache.check().unwrap();
 }
 
+/// Told of one kind of fault alone, a machine would see zeros where the image has no memory yet, or where it has some
+/// and nothing has come: it is told of both, whatever it asked for.
+#[test]
+fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
+    let test = "a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same";
+    if !vmm::has(test, &[Need::Userfault(FEATURES)]) {
+        return;
+    }
+    for (number, mode) in [(54, kernel::MINOR), (55, kernel::MISSING)] {
+        let stage = Stage::new(Image::new(number, 1500));
+        let server = stage.serve(options(|o| o.minor = true));
+        let plan = stage.plan();
+        // The memory of the first 2 MiB is there by that, and most of its pages have not come.
+        Monitor::start(&plan).does("touch 0 1 1");
+        Monitor::start(&plan.backing(Backing::OfferedFor(mode))).does("touch 0 1500 2");
+        server.stop();
+    }
+}
+
 #[test]
 fn a_clones_memory_that_is_given_back_is_the_image_again() {
     let test = "a_clones_memory_that_is_given_back_is_the_image_again";

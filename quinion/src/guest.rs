@@ -20,8 +20,13 @@
 //! fill the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the
 //! image is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is
 //! so recent that another one could carry the same time is waited for when it is opened. That its inode changes, by a
-//! new name or a removal, says nothing of its bytes, and breaks nothing. (Stores through a mapping of the snapshot show
-//! late, as anywhere; a device's content has no times at all.)
+//! new name or a removal, says nothing of its bytes, and breaks nothing.
+//!
+//! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
+//! seen whom an ordinary file of the cache may see: who writes in place and then sets the time of modification back;
+//! and who stores through a mapping of the snapshot, until the kernel notes the time, which may be after his bytes can
+//! be read. A device's content has no times at all, and that of a [`Backend`] of the user's as many as he gives it. In
+//! all of these what was ready stays what it was, and what is brought later is what the file has then.
 //!
 //! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
@@ -32,7 +37,8 @@
 //! touched by us, before, by a call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
-//!  1. A page that is ready holds the bytes that the snapshot had there when it was opened, zeros behind its end.
+//!  1. A page that is ready holds the bytes that the snapshot had there when it was opened (but for what is not found
+//!     out, above), zeros behind its end.
 //!  2. No page of an image leaves, and none that is ready is written, as long as it lives.
 //!  3. No call touches a page of a guest that was not given memory.
 //!
@@ -42,6 +48,7 @@
 //! that is ready: a load for each 64 pages.
 
 use std::fmt;
+use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -460,6 +467,38 @@ impl Memory {
         Ok(())
     }
 
+    /// Fills `range`, in bytes, with what `source` writes into each [`GuestSlice`] of it, one after the other; how many
+    /// bytes came before it ended or failed, or memory did.
+    ///
+    /// # Errors
+    /// The range does not lie inside; or, if no byte came, `source`'s error, or that the machine has no memory.
+    pub fn populate(
+        &self,
+        range: Range<u64>,
+        source: &mut dyn FnMut(&mut GuestSlice<'_>) -> io::Result<()>,
+    ) -> Result<u64, Error> {
+        let mut at = range.start;
+        let range = self.range(at, range.end.saturating_sub(at))?;
+        while at < range.end {
+            let end = (at / EXTENT_SIZE as u64 + 1).saturating_mul(EXTENT_SIZE as u64).min(range.end);
+            let mut slice = GuestSlice { memory: self, at, end, failed: None };
+            let outcome = match self.give_memory(at, end - at) {
+                Ok(()) => source(&mut slice).map_err(|source| {
+                    let (position, len) = (slice.at, (range.end - slice.at) as usize);
+                    slice.failed.take().unwrap_or_else(|| Repr::Write { position, len, source }.into())
+                }),
+                Err(error) => Err(error),
+            };
+            at = slice.at;
+            match outcome {
+                Err(error) if at == range.start => return Err(error),
+                Ok(()) if at == end => {}
+                _ => break,
+            }
+        }
+        Ok(at - range.start)
+    }
+
     /// Copies bytes from `position` on into `to`; as [`Memory::write`].
     ///
     /// # Errors
@@ -523,6 +562,48 @@ impl Memory {
         let start: NonNull<u8> = self.extents.address();
         // SAFETY: the position lies in the guest's extents, which are mapped for as long as it lives.
         unsafe { start.as_ptr().add(position as usize) }
+    }
+}
+
+/// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write).
+///
+/// What is not written when it is given back ends the populate there.
+#[derive(Debug)]
+pub struct GuestSlice<'m> {
+    memory: &'m Memory,
+    /// The position of the next byte.
+    at: u64,
+    /// Where it ends.
+    end: u64,
+    /// Why a write of it failed.
+    failed: Option<Error>,
+}
+
+impl GuestSlice<'_> {
+    /// The position in the guest memory, in bytes, of the next byte that is put.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+    /// How many bytes it takes before it is full.
+    pub fn left(&self) -> usize {
+        (self.end - self.at) as usize
+    }
+}
+
+impl io::Write for GuestSlice<'_> {
+    /// Puts `bytes`, as many as it takes; how many; 0 if it is full. Fails where the machine has no memory, since
+    /// somebody has taken away what was given.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = bytes.len().min(self.left());
+        if let Err(error) = self.memory.write(self.at, &bytes[..len]) {
+            self.failed = Some(error);
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.at += len as u64;
+        Ok(len)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

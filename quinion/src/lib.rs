@@ -140,9 +140,10 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, Image, ImageStats, MemFile,
-    MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions, PoolStats,
-    ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats, WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, GuestSlice, Image, ImageStats,
+    MemFile, MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions,
+    PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
+    WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

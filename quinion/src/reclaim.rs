@@ -328,6 +328,13 @@ impl Reclaim {
         all.into_iter().find(|backend| backend.wants_leader()).cloned()
     }
 
+    /// The backend of some file, if there is one: for who has none of his own, and may have to fetch what others wait
+    /// for.
+    pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
+        let mappings = self.mappings.read();
+        mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| Arc::clone(mapping.backend()))
+    }
+
     /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
     pub fn collect_spare_nodes(&self) {
         self.mappings().iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));

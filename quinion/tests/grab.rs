@@ -12,10 +12,11 @@ mod stage;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use quinion::arena::{Arena, Flags, LockRefused, Readable};
+use quinion::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, Readable};
 use quinion::backend::{FillRun, WaitRoom};
 use quinion::folio::State;
 use quinion::mapping::{
@@ -23,7 +24,7 @@ use quinion::mapping::{
     Mapping, OnLocked, Purpose, Shape, Taken,
 };
 use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::xarray::Kind;
+use quinion::xarray::{Entry, Kind, Stored, Value};
 use quinion::{Grabbing, NodeReserve, Tuning};
 use stage::{Stage, page, shadow};
 
@@ -620,13 +621,13 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
                 ended
             }
             6 => {
-                let held = grabbed.commit_into_held();
+                let held = grabbed.commit_into_held().unwrap();
                 assert_eq!(held.len(), 0, "the first has no bytes");
                 Committed::default()
             }
             _ => {
                 fill_all(&mut grabbed, 7);
-                let held = grabbed.commit_into_held();
+                let held = grabbed.commit_into_held().unwrap();
                 assert_eq!(held.len(), folios);
                 assert!(held.iter().all(|held| stage.word(held.frame()).holds() == 1));
                 drop(held);
@@ -636,6 +637,74 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
         println!("{nth}: {ended:?}");
         nothing_leaks(&stage, free);
     }
+}
+
+#[test]
+fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
+    let stage = stage();
+    put(&stage, 5, 0);
+    let mut holds: Vec<_> = (1..HOLDS_MAX).map(|_| stage.mapping.try_hold(page(5)).unwrap()).collect();
+    let (room, mut frames) = (WaitRoom::new(), Frames::of(&stage, 0));
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (grabbed, end) = test.grab(5..7, how(0), &mut frames);
+    assert_eq!((grabbed.len(), end), (2, GrabEnd::All), "its hold is the last");
+    assert_eq!(grabbed.commit_into_held().unwrap_err(), HoldRefused::TooMany);
+    holds.pop();
+    let (grabbed, _) = test.grab(5..7, how(0), &mut frames);
+    assert_eq!(grabbed.commit_into_held().unwrap().len(), 1);
+    drop(holds);
+    stage.check();
+}
+
+#[test]
+fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
+    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
+    let value = Entry::value(Value::spill(1, 40));
+    assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let mut frames = Frames::of(&stage, 0);
+    let (grabbed, end) = test.grab(2..9, born(how(0)), &mut frames);
+    assert_eq!((seen(&grabbed), end), (vec![new(2), new(3)], GrabEnd::Spilled));
+    drop(grabbed);
+    let (grabbed, end) = test.grab(4..9, born(how(0)), &mut frames);
+    assert_eq!((grabbed.len(), end), (0, GrabEnd::Failed("spilled")), "its source was asked");
+    drop(grabbed);
+    stage.tree(|tree| tree.erase(4));
+    stage.check();
+}
+
+/// Somebody has the tree's lock, and the page neither there nor gone, for as long as it takes.
+#[test]
+fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
+    let (stage, room) = (stage(), WaitRoom::new());
+    let frame = put(&stage, 5, 0);
+    let test = Test { mapping: &stage.mapping, room: &room };
+    let (rounds, has_begun) = (AtomicU32::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stage.tree(|tree| {
+                assert!(stage.arena.view().own(frame).try_retire().is_some());
+                has_begun.store(true, Ordering::Release);
+                // The other comes by once, or he comes by in vain until he gives up; if he is slow that proves nothing.
+                let begun = Instant::now();
+                while rounds.load(Ordering::Relaxed) < 2000 && begun.elapsed() < Duration::from_millis(50) {
+                    std::thread::yield_now();
+                }
+                tree.erase(5);
+            });
+        });
+        while !has_begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let mut frames = Frames::of(&stage, 0);
+        let mut count = |step| {
+            if step == GrabStep::Framed {
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let (grabbed, end) = test.watched(5..6, how(0), &mut frames, &mut count);
+        assert_eq!((seen(&grabbed), end), (vec![new(5)], GrabEnd::All));
+    });
 }
 
 #[test]

@@ -431,6 +431,31 @@ fn pins_in_the_way_are_an_error_and_not_a_wait() {
     cache.guest_memory(16 * MIB).unwrap();
 }
 
+/// Half of what a guest leaves, not half of all: else the pins could have every page that there is to read into.
+#[test]
+fn pins_beside_a_guest_leave_room_to_read() {
+    let (_folder, path) = snapshot(48 * MIB);
+    let cache = cache(64 * MIB);
+    let _memory = cache.guest_memory(40 * MIB).unwrap();
+    let file = cache.open(&path).unwrap();
+    let (mut pins, mut at) = (Vec::new(), 0);
+    let refused = loop {
+        match file.pin(at, MIB as usize) {
+            Ok(pin) => pins.push(pin),
+            Err(error) => break error,
+        }
+        at += MIB;
+    };
+    assert!((8..=12).contains(&pins.len()), "{} MiB: {refused}", pins.len());
+    let mut buffer = vec![0; MIB as usize];
+    for at in (0..48).map(|mib| mib * MIB) {
+        file.read_exact_at(&mut buffer, at).unwrap();
+        assert!(buffer[..100] == bytes(1, at..at + 100));
+    }
+    drop(pins);
+    cache.check().unwrap();
+}
+
 #[test]
 fn a_cache_is_not_resized_below_its_guests() {
     let cache = Cache::builder().memory(64 * MIB).memory_max(96 * MIB).build().unwrap();
@@ -520,6 +545,62 @@ fn threads_fill_it_from_a_file_side_by_side() {
     assert!(read(&memory, 0..12 * MIB) == bytes(1, 0..12 * MIB));
     let behind = memory.populate_from_file(0, &file, 12 * MIB - 10, 20).unwrap_err();
     assert_eq!(behind.kind(), ErrorKind::InvalidInput);
+}
+
+/// A reader that gives a few bytes at a time, and now and then is interrupted; at its end it fails, or not.
+struct Dribble {
+    at: u64,
+    end: u64,
+    fails: bool,
+    calls: u32,
+}
+
+impl std::io::Read for Dribble {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.calls += 1;
+        if self.calls.is_multiple_of(5) {
+            return Err(std::io::ErrorKind::Interrupted.into());
+        }
+        if self.at == self.end && self.fails {
+            return Err(std::io::Error::other("the pipe broke"));
+        }
+        let len = (self.end - self.at).min(buffer.len() as u64).min(70_001);
+        buffer[..len as usize].copy_from_slice(&bytes(4, self.at..self.at + len));
+        self.at += len;
+        Ok(len as usize)
+    }
+}
+
+#[test]
+fn it_is_filled_from_a_reader_and_says_how_far() {
+    let cache = cache(32 * MIB);
+    let memory = cache.guest_memory(9 * MIB).unwrap();
+    let dribble = |at, end, fails| Dribble { at, end, fails, calls: 0 };
+    let machine = Mapped::new(memory.as_fd(), MapFlags::SHARED);
+    machine.put(8 * MIB, b"the machine's");
+    // It ends, fails, or has more than is wanted.
+    let came = |range: Range<u64>, reader| memory.populate_from_reader(range, reader);
+    assert_eq!(came(100..8 * MIB, dribble(100, 5 * MIB + 7, false)).unwrap(), 5 * MIB - 93);
+    assert_eq!(came(5 * MIB + 7..8 * MIB, dribble(5 * MIB + 7, 6 * MIB, true)).unwrap(), MIB - 7);
+    assert_eq!(came(6 * MIB..8 * MIB, dribble(6 * MIB, 9 * MIB, false)).unwrap(), 2 * MIB);
+    assert!(machine.get(100..8 * MIB) == bytes(4, 100..8 * MIB), "as the machine sees it");
+    assert!(read(&memory, 8 * MIB..8 * MIB + 13) == b"the machine's", "and nothing behind");
+    let failed = came(0..10, dribble(0, 0, true)).unwrap_err();
+    assert!(failed.kind() == ErrorKind::Write && failed.to_string().contains("the pipe broke"), "{failed}");
+    let outside = came(9 * MIB..9 * MIB + 1, dribble(0, 9, false)).unwrap_err();
+    assert_eq!(outside.kind(), ErrorKind::InvalidInput);
+
+    // A closure puts what it likes into each piece.
+    let mut pieces = Vec::new();
+    let put = memory.populate_with(MIB..5 * MIB, |slice| {
+        pieces.push((slice.position(), slice.left() as u64));
+        slice.write_all(&vec![9; slice.left()])?;
+        assert_eq!(slice.write(b"more")?, 0);
+        Ok(())
+    });
+    assert_eq!(put.unwrap(), 4 * MIB);
+    assert_eq!(pieces, [(MIB, MIB), (2 * MIB, 2 * MIB), (4 * MIB, MIB)]);
+    assert!(read(&memory, MIB..5 * MIB).iter().all(|byte| *byte == 9));
 }
 
 /// A child that was forked has neither: its calls say so, and its drops leave its address space alone.

@@ -7,10 +7,12 @@ mod common;
 
 use std::io::{IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use common::{Dice, PAGE as PAGE_BYTES, fill_content, generations, page_content, verify};
+use quinion::backend::{Attributes, Backend, Fill, MemoryFile, Reap, Reaped};
 use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, OnPinned, Pinned, PoolOptions};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -254,6 +256,24 @@ fn r16_a_pin_of_a_hole_lends_shared_zeros_and_allocates_nothing() {
     drop((pinned, holes));
     assert_eq!(cache.stats().pinned_bytes, 0);
     cache.check().unwrap();
+}
+
+#[test]
+fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
+    let cache = cache(16);
+    let file = sized(&cache, 1 << 60);
+    file.write_all_at(&[7], 1 << 50).unwrap();
+    let pinned = file.pin(4096, 1 << 59).unwrap();
+    assert_eq!((pinned.len(), cache.stats().pinned_bytes), (1 << 59, PAGE));
+    let first = pinned.chunks().next().unwrap();
+    assert!(first.len() >= PAGE_BYTES && first.iter().all(|&byte| byte == 0));
+    assert_eq!(first.as_ptr() as usize % PAGE_BYTES, 0, "as aligned as it is in the file");
+    drop(pinned);
+    // In the middle of pages, with data between.
+    let pinned = file.pin((1 << 50) - 200_001, 500_000).unwrap();
+    let bytes = bytes_of(&pinned);
+    assert_eq!((bytes.len(), bytes[200_001]), (500_000, 7));
+    assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 1);
 }
 
 #[test]
@@ -502,6 +522,65 @@ fn what_files_have_goes_before_a_memory_file_is_told_that_there_is_none_and_not_
     assert_eq!(pages(&memory), (512, 0), "a scan takes nothing of a memory file");
     memory.write_all_at(&[4; 4 << 20], 2 * MIB).unwrap();
     assert_eq!(read(&memory, 0, 6 << 20), [vec![3; 2 << 20], vec![4; 4 << 20]].concat());
+    cache.check().unwrap();
+}
+
+/// Fills that land when somebody waits for them, of a device that seems to have a leader when it is first looked at.
+#[derive(Debug)]
+struct Left {
+    memory: MemoryFile,
+    kept: Mutex<Vec<Fill>>,
+    seems_led: AtomicBool,
+}
+
+impl Backend for Left {
+    fn name(&self) -> &'static str {
+        "left"
+    }
+    fn attributes(&self) -> std::io::Result<Attributes> {
+        self.memory.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.kept.lock().unwrap().extend(fills);
+    }
+    fn reap(&self, how: Reap, _done: &mut dyn FnMut() -> bool) -> Reaped {
+        let fills =
+            if how == Reap::Wait { std::mem::take(&mut *self.kept.lock().unwrap()) } else { Vec::new() };
+        match fills.len() {
+            0 => Reaped::Elsewhere,
+            some => {
+                self.memory.submit(fills);
+                Reaped::Some(some)
+            }
+        }
+    }
+    fn wants_leader(&self) -> bool {
+        !self.kept.lock().unwrap().is_empty() && !self.seems_led.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// What is left in flight has no other to fetch it, when its leader has gone and only he wants memory.
+#[test]
+fn who_wants_memory_for_a_memory_file_fetches_what_nobody_else_waits_for() {
+    let piece = vec![3; 1 << 18];
+    let fill = |file: &MemFile| (0..).find(|&at| file.write_all_at(&piece, at << 18).is_err()).unwrap();
+    let most = fill(&file(&cache(16)));
+    let cache = cache(16);
+    let memory = file(&cache);
+    let left = Left {
+        memory: MemoryFile::new(vec![7; 4 << 20]),
+        kept: Mutex::default(),
+        seems_led: AtomicBool::new(false),
+    };
+    let left = Arc::new(left);
+    let other = cache.open_backend(Arc::clone(&left) as Arc<dyn Backend>).unwrap();
+    let ahead = other.will_need(0, 2 << 20).unwrap();
+    assert!(!left.kept.lock().unwrap().is_empty(), "it is under way: {ahead:?}");
+    left.seems_led.store(true, Ordering::Relaxed);
+    let written = fill(&memory);
+    assert!(left.kept.lock().unwrap().is_empty(), "it has landed");
+    assert!(written + 4 > most, "and gone: {written} pieces were written, where {most} can be");
+    assert_eq!(read(&memory, 0, 1 << 18), piece);
     cache.check().unwrap();
 }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, Faults, FillRun, MemoryFile, Simulated, WaitRoom, WriteFaults};
 use quinion::mapping::{
-    AddedFolio, At, Backing, Content, Mapping, NewFolio, Parted, Purpose, Restored, Seek, Shape,
+    AddedFolio, At, Backing, Content, Dirtying, ForMemory, FrameSource, Grab, GrabEnd, Grabbed, Mapping,
+    NewFolio, OnLocked, Parted, Purpose, Restored, Seek, Shape, Taken,
 };
 use quinion::policy::Came;
 use quinion::reclaim::Reclaim;
@@ -30,6 +31,23 @@ struct Stage {
     arena: Arc<Arena>,
 }
 
+/// For a grab of what is there.
+struct NoFrames;
+
+impl FrameSource for NoFrames {
+    type Error = ();
+    fn take(&mut self, _: &[(PageIndex, u32)], _: ForMemory) -> Result<Taken, ()> {
+        Err(())
+    }
+    fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}
+    fn make_nodes(&mut self) -> bool {
+        false
+    }
+    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
+        Err(())
+    }
+}
+
 const FIRST: PageIndex = PageIndex(16);
 const ORDER: Order = Order(4);
 
@@ -39,7 +57,7 @@ impl Stage {
         let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
         let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitRoom::new()));
         let backend = Arc::clone(&disk) as Arc<dyn Backend>;
-        let spill = Spill::with_backend(backend, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
+        let spill = Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &room).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
         let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
@@ -47,7 +65,7 @@ impl Stage {
             Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
         let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
         let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
-        mapping.set_size(1 << 20);
+        mapping.set_size(8 << 20);
         reclaim.add_mapping(Arc::clone(&mapping));
         let stage = Self { mapping, reclaim, spill, disk, arena };
         stage.add();
@@ -56,13 +74,17 @@ impl Stage {
 
     /// Puts the folio in: data, and the only thing in a ring.
     fn add(&self) {
+        self.add_at(FIRST);
+    }
+
+    fn add_at(&self, index: PageIndex) {
         let frame = self.arena.alloc(ORDER).unwrap();
         let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
         let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
-        let folio = NewFolio { index: FIRST, frame, order: ORDER };
+        let folio = NewFolio { index, frame, order: ORDER };
         let added = self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
-        let run = FillRun { index: FIRST, frame, pages: ORDER.pages() };
+        let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
         self.reclaim.list([(frame, Came::Asked)], promise.with_charge(charge));
         self.arena.view().own(frame).complete(true);
@@ -83,6 +105,16 @@ impl Stage {
         assert_eq!(stage.at(), At::Spilled { first: FIRST, order: ORDER, value });
         stage.check();
         stage
+    }
+
+    /// The folio, grabbed: locked and held.
+    fn grab<'a>(&'a self, room: &'a WaitRoom) -> Grabbed<'a> {
+        let orders = Orders { min: Order(0), max: Order(9) };
+        let shape = Shape { purpose: Purpose::Write, ..Shape::of(orders) };
+        let how = Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Born(Millis(3)) };
+        let (grabbed, end) = self.mapping.grab(room, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
+        assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
+        grabbed
     }
 
     fn at(&self) -> At {
@@ -117,6 +149,19 @@ fn a_folio_goes_and_its_frames_are_free() {
     assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
     assert_eq!(stage.reclaim.weights().total(), 0);
     assert_eq!(stage.mapping.lock().pages(), 0);
+}
+
+#[test]
+fn no_more_sets_out_at_once_than_may_be_under_way() {
+    let stage = Stage::new(WriteFaults::default());
+    (2..64).for_each(|nth| stage.add_at(PageIndex(16 * nth)));
+    let max = stage.spill.in_flight_max();
+    assert!(max < 63 * 16, "there are more than {max}");
+    assert_eq!(stage.reclaim.reclaim(1000, Locks::Wait), 0);
+    let under_way = stage.spill.under_way().0;
+    assert!(under_way <= max && under_way > max / 2, "{under_way} pages, and {max} may be");
+    stage.spill.drain();
+    stage.check();
 }
 
 #[test]
@@ -160,6 +205,41 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     descriptor.unlock();
     drop(held);
     stage.stays();
+}
+
+#[test]
+fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    let mut grabbed = stage.grab(&room);
+    let page = FIRST.plus(3);
+    grabbed.front_mut().unwrap().write(page.first_byte() + 5, &[9; 10]).unwrap();
+    let ended = grabbed.commit();
+    assert_eq!((ended.pages, ended.left), (16, 0));
+    stage.stays();
+    let mut bytes = [0; 10];
+    let held = stage.mapping.try_hold(page).unwrap();
+    assert_eq!((held.copy_out(page.first_byte() + 5, &mut bytes), bytes), (10, [9; 10]));
+}
+
+#[test]
+fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    let mut grabbed = stage.grab(&room);
+    grabbed.front_mut().unwrap().touch_all();
+    drop(grabbed.commit_into_held());
+    stage.stays();
+}
+
+#[test]
+fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    stage.send();
+    drop(stage.grab(&room));
+    stage.spill.drain();
+    assert_eq!(stage.mapping.spilled_pages(), 16);
+    stage.check();
 }
 
 #[test]

@@ -155,7 +155,10 @@ impl Segment {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         match self.madvise(offset, bytes, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14 does not know the advice; the file system can do most of it.
-            Err(Errno::INVAL) => Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)?),
+            // Unlike the advice, that ends early where the thread has a signal to handle.
+            Err(Errno::INVAL) => Ok(rustix::io::retry_on_intr(|| {
+                rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)
+            })?),
             done => Ok(done?),
         }
     }

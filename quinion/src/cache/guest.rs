@@ -12,10 +12,12 @@
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the
-//!     image lives, here and in every mapping of its descriptor that nobody has written to.
+//!     image lives, here and in every mapping of its descriptor that nobody has written to. That the snapshot was
+//!     changed meanwhile is found out by its size and its time of modification, and by these alone.
 //!  2. No call of a forked child reaches the arena or a lock.
 
 use std::fmt;
+use std::io::{self, Read, Write as _};
 use std::ops::{ControlFlow, Range};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -23,11 +25,14 @@ use std::sync::Arc;
 
 use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr, Result};
-use crate::guest::{Frozen, Memory};
+use crate::guest::{Frozen, GuestSlice, Memory};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::{Cache, File, Shared};
 
+/// Bytes of the buffer between a reader and guest memory, of which no slice is lent, because machines may be writing
+/// there: a part of a processor's own cache.
+const BUFFER_BYTES: usize = 128 << 10;
 /// Bytes of a file that are lent at a time to be copied into guest memory.
 const COPIED: u64 = 1 << 20;
 
@@ -38,7 +43,17 @@ const COPIED: u64 = 1 << 20;
 /// A machine maps [`Image::fd`] with `MAP_PRIVATE`: it shares with all others what it does not write. What is not
 /// resident yet it must not see: either register the mapping with userfaultfd, for missing *and* minor faults, and have
 /// each answered by `UFFDIO_CONTINUE` after [`Image::ensure`] of its range; or call [`Image::populate`] before the
-/// machine starts. (Where a page is missing without that, the kernel shows zeros.)
+/// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its
+/// bytes are not, whatever has come.)
+///
+/// **The snapshot must not be written while it is served.** If it is, that is found out by its size and its time of
+/// modification, before what was read is shown: an error, and nothing more of it is brought. Not found out is who sets
+/// that time back after he wrote, and, until the kernel notes the time, who stores through a mapping of the file; and
+/// nothing is of a block device. To rename or remove the snapshot, or to put another file in its place by a rename, is
+/// no change of it.
+///
+/// What virtual machines have mapped stays theirs when the last handle is dropped, as long as they map it; it does not
+/// count against the cache's bound any more then. So keep a handle as long as there are machines.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -270,7 +285,8 @@ impl fmt::Debug for Image {
 
 /// The memory of one virtual machine: one file, in one piece of whole 2 MiB, all zeros at first. The machine maps
 /// [`GuestMemory::as_fd`] with `MAP_SHARED` and does with it what it likes. It is not evicted, and goes back to the
-/// cache when this is dropped; a machine that still maps it keeps what it has.
+/// cache when this is dropped; a machine that still maps it keeps what it has, which does not count against the
+/// cache's bound any more.
 ///
 /// Reads and writes here copy between a buffer and what the machine has, as it is at that moment: no page of it is
 /// cached, and nothing is promised of bytes that the machine writes meanwhile.
@@ -389,6 +405,43 @@ impl GuestMemory {
             }
         }
         Ok(())
+    }
+
+    /// Fills `range`, in bytes, by what `source` writes into one [`GuestSlice`] of it after the other, 2 MiB at most,
+    /// which has its memory before `source` is asked. Returns how many bytes came: all, or fewer if `source` left a
+    /// slice before it was full, or failed, or memory ended (a next call tells); what lies behind them is as it was.
+    /// No lock is held while `source` runs. Threads that fill different ranges do so side by side.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::allocate`], if no byte came; or [`ErrorKind::Write`](crate::ErrorKind::Write) with what
+    /// `source` returned, if none did.
+    pub fn populate_with(
+        &self,
+        range: Range<u64>,
+        mut source: impl FnMut(&mut GuestSlice<'_>) -> io::Result<()>,
+    ) -> Result<u64> {
+        self.check_process()?;
+        self.memory.populate(range, &mut source)
+    }
+
+    /// As [`GuestMemory::populate_with`], with the bytes of `reader`, until it ends.
+    ///
+    /// # Errors
+    /// As there; `reader`'s, if it gave none.
+    pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        self.populate_with(range, |slice| {
+            while slice.left() > 0 {
+                let wanted = slice.left().min(buffer.len());
+                match reader.read(&mut buffer[..wanted]) {
+                    Ok(0) => break,
+                    Ok(bytes) => slice.write_all(&buffer[..bytes])?,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Makes `range`, in bytes, zeros for all who map it, and gives the memory of whole pages back to the machine. It

@@ -37,8 +37,9 @@ impl MemFile {
     /// the file is as it was, but that the page in which the source ended, and the folio around it, is filled up with
     /// zeros if it had no bytes.
     ///
-    /// While `source` runs, readers and writers of its slice wait for it; so it must not use that part of the file
-    /// itself. No lock of the cache is held. Threads that fill different ranges of one file do so side by side.
+    /// While `source` runs, readers and writers of its slice wait for it, and so does who cuts or punches the file
+    /// there, for whom others wait in turn: so it must not use this file itself, nor wait for somebody who does. No
+    /// lock of the cache is held. Threads that fill different ranges of one file do so side by side.
     ///
     /// # Errors
     /// As [`MemFile::write_at`] (the range must lie inside the file), or what `source` returned; no byte came then.
@@ -53,7 +54,7 @@ impl MemFile {
         came.map_err(|error| self.explain(error))
     }
 
-    /// As [`MemFile::populate_with`], with the bytes of `reader`, until it ends.
+    /// As [`MemFile::populate_with`], with the bytes of `reader`, until it ends. It must not read from this file.
     ///
     /// # Errors
     /// As there; `reader`'s, if it gave none.

@@ -75,6 +75,7 @@ mod residency;
 mod write;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
+pub use crate::guest::GuestSlice;
 pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
@@ -202,7 +203,7 @@ impl Builder {
     /// The most memory that pins may keep, in bytes; a pin that reaches beyond fails at once with
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory). A folio counts whole, and once however many pins it has.
     /// The default is half of `memory`; more than `memory` means all of it, and then readers may find no page to read
-    /// into. A resize keeps the share.
+    /// into. A resize keeps the share, and of what guests take (guest memory and images) pins have none.
     #[must_use]
     pub fn pinned_max(mut self, bytes: u64) -> Self {
         self.pinned_max = Some(bytes);

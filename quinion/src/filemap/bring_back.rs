@@ -300,7 +300,8 @@ impl Filemap {
         Ok(Restored::Done)
     }
 
-    /// Whether the page at `index` is in the spill file. Takes the tree lock only if anything of the file is.
+    /// Whether the page at `index` is in the spill file; a hint. Takes the tree lock only if anything of the file seems
+    /// to be there: the first that goes is counted when it is gone.
     pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
         mapping.spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
     }

@@ -647,8 +647,16 @@ impl Filemap {
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        let own = || mapping.spill().map_or(mapping.backend(), |spill| spill.backend());
-        let backend = idle.unwrap_or_else(|| Arc::clone(own()));
+        // One that is led now may be left the next moment, so who has no device waits at another's: nobody would ask
+        // him to lead nothing.
+        let own = || match mapping.spill() {
+            Some(spill) => Arc::clone(spill.backend()),
+            None if mapping.is_memory() => {
+                self.reclaim.some_backend().unwrap_or_else(|| Arc::clone(mapping.backend()))
+            }
+            None => Arc::clone(mapping.backend()),
+        };
+        let backend = idle.unwrap_or_else(own);
         backend.reap(Reap::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);

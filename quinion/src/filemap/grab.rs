@@ -79,7 +79,7 @@ impl Filemap {
             _ if !grabbed.is_empty() => Ok(grabbed),
             GrabEnd::All | GrabEnd::Size => Ok(grabbed),
             GrabEnd::Locked => Err(Repr::WouldBlock { position: first }.into()),
-            GrabEnd::NoFrames | GrabEnd::NoNode | GrabEnd::Contended => {
+            GrabEnd::NoFrames | GrabEnd::NoNode | GrabEnd::Contended | GrabEnd::Spilled => {
                 Err(frames.refused.unwrap_or_else(|| self.no_memory(first)))
             }
             GrabEnd::Failed(error) => Err(error),

@@ -232,10 +232,12 @@ impl Filemap {
         self.pages_max() / UNPROTECTED_SHARE * (UNPROTECTED_SHARE - 1)
     }
 
-    /// The most pages that users' pins may keep, by the bound in force.
+    /// The most pages that users' pins may keep, by the bound in force: a share of what guests leave of it, or pins
+    /// could have all that there is for readers.
     pub(crate) fn pinned_pages_max(&self) -> u64 {
         let (part, whole) = self.pinned_share;
-        (u128::from(self.arena.bound()) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
+        let left = self.arena.bound().saturating_sub(self.arena.guest_pages() * PAGE_SIZE as u64);
+        (u128::from(left) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
     }
 
     /// The error of a wish to pin `asked` bytes more than may be.

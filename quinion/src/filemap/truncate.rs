@@ -58,7 +58,7 @@ use crate::arena::{Flags, HOLDS_MAX, HoldRefused, Readable, WriteRefused};
 use crate::backend::{Backend, Version, WakesHeldBack};
 use crate::error::{Error, Repr};
 use crate::folio::Held;
-use crate::mapping::{Content, Copied, Divided, InFlight, Mapping};
+use crate::mapping::{At, Content, Copied, Divided, InFlight, Mapping};
 use crate::stats::Count;
 use crate::sync::{Locks, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
@@ -433,12 +433,25 @@ impl Filemap {
         while at < range.end {
             let index = PageIndex::of_byte(at);
             let page_end = index.plus(1).first_byte().min(range.end);
-            let Ok(held) = mapping.try_hold(index) else {
-                match self.is_spilled(mapping, index) {
-                    true => self.bring_back(mapping, index..index.plus(1), Kept::ByCaller)?,
-                    false => at = page_end, // not cached, and nothing comes in meanwhile
+            let held = match mapping.try_hold(index) {
+                Ok(held) => held,
+                Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+                // It may be on its way to the spill file or back in this very moment: the lock tells.
+                Err(_) if mapping.spill().is_some() => {
+                    let found = mapping.lock().at(index, index.plus(1));
+                    match found {
+                        At::Spilled { .. } => {
+                            self.bring_back(mapping, index..index.plus(1), Kept::ByCaller)?;
+                        }
+                        At::Folio => {}
+                        At::Hole { .. } => at = page_end,
+                    }
+                    continue;
                 }
-                continue;
+                Err(_) => {
+                    at = page_end; // not cached, and nothing comes in meanwhile that is not zero there
+                    continue;
+                }
             };
             match zero_page(&held, at, (page_end - at) as usize) {
                 Ok(()) => {

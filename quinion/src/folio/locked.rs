@@ -83,7 +83,8 @@ impl<'a> Locked<'a> {
         Self { held: Some(Held::of_fill(arena, frame)), state: State::New, written: 0..0 }
     }
 
-    fn held(&self) -> &Held<'a> {
+    /// The folio, as its holder knows it.
+    pub fn held(&self) -> &Held<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
     /// What it was when it was locked.
@@ -159,6 +160,15 @@ impl<'a> Locked<'a> {
         self.zero_raw(&at);
         self.touch(at);
         Ok(())
+    }
+
+    /// Others will store to it, by its address, when it is unlocked and still held: all of it counts as touched.
+    ///
+    /// # Panics
+    /// If it has no bytes yet.
+    pub fn touch_all(&mut self) {
+        assert_eq!(self.state, State::Data, "what has no bytes is written first");
+        self.touch(0..self.order().bytes());
     }
 
     /// Sets to zero what lies between what is written and `at`, so that the two become one range.

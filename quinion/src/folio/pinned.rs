@@ -27,8 +27,12 @@ pub struct Pinned {
     after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
 }
 
-/// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares. It
+/// begins with a page, as the bytes of files do, so that who hands chunks to a device finds them aligned alike.
+static ZEROS: Zeros = Zeros([0; 64 << 10]);
+
+#[repr(align(4096))]
+struct Zeros([u8; 64 << 10]);
 
 /// Who waits for pins to be given back. Handed down by the paths.
 pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
@@ -36,7 +40,7 @@ pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
     fn unpinned(&self, pages: Range<PageIndex>);
 }
 
-/// Consecutive bytes of a pinned range.
+/// Consecutive bytes of a pinned range; of the shared zeros as many as there are to be, however few these are.
 #[derive(Clone, Copy)]
 struct Extent {
     first: *const u8,
@@ -44,10 +48,18 @@ struct Extent {
 }
 
 impl Extent {
+    fn is_zeros(&self) -> bool {
+        std::ptr::eq(self.first, ZEROS.0.as_ptr())
+    }
     /// Whether bytes from `first` on, of a folio, are more of the same. Those that lie behind the shared zeros are not,
     /// whatever stands there.
     fn is_followed_by(&self, first: *const u8) -> bool {
-        !std::ptr::eq(self.first, ZEROS.as_ptr()) && std::ptr::eq(self.first.wrapping_add(self.len), first)
+        !self.is_zeros() && std::ptr::eq(self.first.wrapping_add(self.len), first)
+    }
+    /// Its bytes, as (address, length): at once, or the shared zeros as often as it takes.
+    fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> {
+        let most = if self.is_zeros() { ZEROS.0.len() } else { self.len.max(1) };
+        (0..self.len).step_by(most).map(move |at| (self.first, most.min(self.len - at)))
     }
 }
 
@@ -83,11 +95,13 @@ impl Pinned {
     /// In a forked child, which does not have the cache's memory.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
-        // SAFETY: every extent lies in pages that had come and that this value's pins keep: nobody writes them
+        let pieces = self.extents.iter().flat_map(|extent| extent.pieces());
+        // SAFETY: every extent is of the zeros, which are constant,
+        // or lies in pages that had come and that this value's pins keep: nobody writes them
         // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
         // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
         // long as the arena lives, which this value shares.
-        self.extents.iter().map(|extent| unsafe { std::slice::from_raw_parts(extent.first, extent.len) })
+        pieces.map(|(first, len)| unsafe { std::slice::from_raw_parts(first, len) })
     }
 
     /// Has `after` told when these pins of folios in `pages` are gone.
@@ -112,13 +126,11 @@ impl Pinned {
         bytes
     }
 
-    /// Adds `len` zeros, of shared pages that are nobody's.
+    /// Adds `len` zeros, of shared pages that are nobody's; what that takes does not depend on how many they are.
     pub(crate) fn add_zeros(&mut self, len: usize) {
-        let mut left = len;
-        while left > 0 {
-            let some = left.min(ZEROS.len());
-            self.extents.push(Extent { first: ZEROS.as_ptr(), len: some });
-            left -= some;
+        match self.extents.last_mut() {
+            Some(last) if last.is_zeros() => last.len += len,
+            _ => self.extents.push(Extent { first: ZEROS.0.as_ptr(), len }),
         }
         self.len += len;
     }

@@ -14,13 +14,14 @@
 //! something was not as the look had it: somebody else has inserted a page, or taken one out. Then the next round
 //! begins there, and finds what is there now; nothing of the prefix is given up for it. What lies behind is, so that
 //! the order below is kept. The whole ends early only if memory does, the file does, or a folio is locked that must
-//! not be waited for.
+//! not be waited for; and before what is spilled, if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
 //! overlap meet at the first folio of both, and one is through before the other goes on. While it waits it has none of
-//! the mapping's locks but Write. Memory is waited for in the first round only, when nothing is locked yet; later
-//! rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and grabs once more must keep
+//! the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
+//! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and
+//! grabs once more must keep
 //! the order himself, or use [`OnLocked::Again`].)
 //!
 //! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
@@ -34,7 +35,7 @@
 //! |---|---|---|
 //! | new | zeros around them, up to date | taken out again; or left allocated, by [`Grabbed::leave_allocated`] |
 //! | allocated | the same | as it was |
-//! | with data | they are changed | as it was |
+//! | with data | they are changed, and dirty | as it was |
 //!
 //! Invariants:
 //!  1. The folios of a [`Grabbed`] follow each other without a gap; the first covers the first page asked for.
@@ -55,7 +56,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::arena::{Flags, LockRefused};
+use crate::arena::{Flags, HoldRefused, LockRefused, Readable};
 use crate::backend::{FillRun, Place, WaitRoom};
 use crate::folio::{Finished, Held, Locked, State};
 use crate::stats::Count;
@@ -88,7 +89,8 @@ pub enum OnLocked {
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dirtying {
-    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back.
+    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back. Those
+    /// that were there are dirty; if they were touched on their way to the spill file they are so again.
     Born(Millis),
     /// Those that were touched, before they are unlocked, at this moment.
     Touched(Millis),
@@ -118,6 +120,8 @@ pub enum GrabEnd<E> {
     NoFrames,
     /// Where nodes of the tree ended.
     NoNode,
+    /// Before a page that is spilled: it is brought back for who has nothing locked.
+    Spilled,
     /// Others were always there first.
     Contended,
     /// The source has failed.
@@ -167,7 +171,8 @@ pub trait FrameSource {
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
     fn make_nodes(&mut self) -> bool;
-    /// The page at `index` is spilled: brings it back, and what of `to` follows it. As for [`FrameSource::take`].
+    /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
+    /// no lock of the mapping's but Write.
     fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
 }
 
@@ -253,16 +258,29 @@ impl<'a> Grabbed<'a> {
         self.release(self.folios.len(), Untouched::Allocated)
     }
     /// Ends the work on all of them, and keeps the holds of those that have their bytes: in rising order, up to the
-    /// first that has none.
-    pub fn commit_into_held(mut self) -> Vec<Held<'a>> {
-        let holds = |folio: &Locked<'a>| {
-            Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()).ok()
-        };
-        let held: Vec<_> = self.folios.iter().map_while(holds).collect();
+    /// first that has none, or that has all the holds it can have.
+    ///
+    /// # Errors
+    /// That is so of the first.
+    pub fn commit_into_held(mut self) -> Result<Vec<Held<'a>>, HoldRefused> {
+        let (mut held, mut refused) = (Vec::with_capacity(self.len()), None);
+        for folio in &self.folios {
+            match Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()) {
+                Ok(hold) => held.push(hold),
+                Err(why) => {
+                    refused = Some(why);
+                    break;
+                }
+            }
+        }
         self.release(self.folios.len(), Untouched::TakenOut);
-        let is_there = |held: &Held<'a>| held.is_readable() == crate::arena::Readable::Yes;
+        let is_there = |held: &Held<'a>| held.is_readable() == Readable::Yes;
         let ready = held.iter().take_while(|held| is_there(held)).count();
-        held.into_iter().take(ready).collect()
+        held.truncate(ready);
+        match refused {
+            Some(HoldRefused::TooMany) if held.is_empty() => Err(HoldRefused::TooMany),
+            _ => Ok(held),
+        }
     }
 
     /// Ends the work on the first `count` folios.
@@ -289,14 +307,20 @@ impl<'a> Grabbed<'a> {
     /// What has to be done under the tree's lock before `folios` are unlocked: dirty marks for what was touched, and
     /// the way out for what was not wanted. Returns the touched pages whose folios have left.
     fn settle(&self, folios: &[Locked<'a>], untouched: Untouched) -> u64 {
-        let mark = |folio: &&Locked<'a>| match self.dirty {
-            Dirtying::Touched(now) => folio.is_touched().then_some(now),
-            Dirtying::Born(_) => None,
+        // A memory file's pages are dirty from birth, unless one is on its way to the spill file: what was changed of
+        // it since has to be marked, or other bytes come back.
+        let mark = |folio: &Locked<'a>| match self.dirty {
+            _ if !folio.is_touched() => None,
+            Dirtying::Touched(now) => Some(now),
+            Dirtying::Born(_) if folio.state() != State::Data => None,
+            Dirtying::Born(now) => {
+                (!self.mapping.is_dirty(folio.held(), folio.touched_pages())).then_some(now)
+            }
         };
         let goes = |folio: &Locked<'a>| {
             untouched == Untouched::TakenOut && folio.state() == State::New && !folio.is_touched()
         };
-        if !folios.iter().any(|folio| mark(&folio).is_some() || goes(folio)) {
+        if !folios.iter().any(|folio| mark(folio).is_some() || goes(folio)) {
             return 0;
         }
         let (mut tree, mut left, mut removed) = (self.mapping.lock(), 0, 0);
@@ -305,11 +329,13 @@ impl<'a> Grabbed<'a> {
                 let run =
                     FillRun { index: folio.first(), frame: folio.frame(), pages: folio.order().pages() };
                 removed += tree.remove_failed(run, |_, _| false);
-            } else if let Some(now) = mark(&folio) {
+            } else if let Some(now) = mark(folio) {
                 let pages = folio.touched_pages();
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
-                left += if marked == Marked::Left { count } else { 0 };
+                // Of who is born dirty the end of each folio says whether it has left.
+                let counts = marked == Marked::Left && matches!(self.dirty, Dirtying::Touched(_));
+                left += if counts { count } else { 0 };
             }
         }
         drop(tree);
@@ -375,6 +401,10 @@ impl Mapping {
             if fruitless == ROUNDS_MAX {
                 return (grabbed, GrabEnd::Contended);
             }
+            if fruitless > 0 {
+                // Who is changing the page has the lock until he is done, however long he is kept from the processor.
+                drop(self.lock());
+            }
             at = now;
         }
         (grabbed, GrabEnd::All)
@@ -397,7 +427,11 @@ impl Mapping {
         // 1
         let Looked { gaps, end } = self.look_for_gaps(pages.clone());
         if end == pages.start {
-            return source.bring_back(end, pages.end).map_err(GrabEnd::Failed);
+            // Memory is waited for to bring it back, and the device.
+            return match grabbed.is_empty() {
+                true => source.bring_back(end, pages.end).map_err(GrabEnd::Failed),
+                false => Err(GrabEnd::Spilled),
+            };
         }
         // 2
         let mut round = Round { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
@@ -505,8 +539,8 @@ impl Mapping {
     ) -> Result<Locked<'a>, LockRefused> {
         loop {
             match Locked::lock(held) {
-                Ok(locked) if locked.is_live() => return Ok(locked),
-                Ok(_) => return Err(LockRefused::Left),
+                // If it has left since it is not kept; but who waits for it is woken by those who end the round.
+                Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());
                     room.wait(&**self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));

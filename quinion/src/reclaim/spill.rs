@@ -13,7 +13,8 @@
 //!
 //! The invalidate lock is not taken: who has it alone may be waiting for this very memory. Who cuts the file meets
 //! folios on their way as he meets others that are written, and takes them out; their slots are given back at the end.
-//! Who zeroes a part of one marks it dirty, as writers do, and it stays.
+//! Who zeroes a part of one, or populates it, marks it dirty, as writers do, and who wants its address marks all of it:
+//! it stays.
 //!
 //! Invariants:
 //!  1. Nothing is waited for here, and nothing is allocated from the arena.
@@ -77,9 +78,13 @@ impl Reclaim {
         let Some(mut guard) = mapping.lock_as(locks) else { return };
         for victim in group {
             // The first is worth it in any case.
-            let is_alone = departures.is_empty() && out.leaving.is_empty();
-            if is_alone || spill.has_room(self.arena.view().own(victim.frame).settled_word().order()) {
-                departures.extend(guard.begin_spill(victim.index, victim.frame));
+            let order = self.arena.view().own(victim.frame).settled_word().order();
+            if out.pages > 0 && !spill.has_room_beside(order, out.pages) {
+                continue;
+            }
+            if let Some(departure) = guard.begin_spill(victim.index, victim.frame) {
+                out.pages += u64::from(departure.order.pages());
+                departures.push(departure);
             }
         }
         drop(guard);
@@ -108,4 +113,6 @@ impl Reclaim {
 #[derive(Default)]
 pub(super) struct Going {
     leaving: Vec<Arc<Leaving>>,
+    /// Their pages.
+    pages: u64,
 }

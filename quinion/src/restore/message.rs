@@ -5,6 +5,7 @@
 //!   ours, first    {"quinion_restore":1,"want":"image"}                                     and nothing
 //!     our answer   {"quinion_restore":1,"size":BYTES,"page_size":4096}                      and the image's memory
 //!   ours, then     the same regions, as places in the image that we sent                    and a userfaultfd
+//!     our answer   {"quinion_restore":1,"ready":true}                                       and nothing
 //! ```
 //!
 //! The first is what Firecracker sends when a snapshot is loaded with the memory backend `Uffd` (its public
@@ -131,6 +132,11 @@ pub fn parse(bytes: &[u8]) -> Result<Said, BadMessage> {
 pub fn offer(image_bytes: u64) -> String {
     let (version, page) = (VERSION, PAGE_SIZE);
     format!("{{\"quinion_restore\":{version},\"size\":{image_bytes},\"page_size\":{page}}}\n")
+}
+
+/// What is said to who has mapped the image when all of its faults are told.
+pub fn ready() -> String {
+    format!("{{\"quinion_restore\":{VERSION},\"ready\":true}}\n")
 }
 
 /// The one value that `bytes` are; `None` if its end is missing.

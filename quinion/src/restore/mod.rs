@@ -22,9 +22,17 @@
 //! ```text
 //!   VMM -> us    {"quinion_restore":1,"want":"image"}
 //!   us -> VMM    {"quinion_restore":1,"size":BYTES,"page_size":4096}     and the image's memory, for reading only
-//!   VMM          maps it privately; registers that for minor faults (missing ones it may, too: there are none)
+//!   VMM          maps it privately, and touches none of it
 //!   VMM -> us    the regions as Firecracker's, `offset` being the offset in what was mapped; and the userfaultfd
+//!   us -> VMM    {"quinion_restore":1,"ready":true}
 //! ```
+//!
+//! What the image has no memory for yet would be zeros to who maps it, and what is on its way whatever has come of it,
+//! without a fault, unless both missing **and** minor faults are told. So that is not left to the VMM: we register the
+//! regions for both, with the descriptor that it sent, and say so. A VMM that registered them itself for both need not
+//! wait for that word; any other must, before it touches its memory. (One that has write protection told besides
+//! registers for all three itself: what is registered for both is left as it is.) Regions that cannot be registered,
+//! since nothing of the kind is mapped there, are the VM's end.
 //!
 //! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end
 //! of the connection, in this dialect and in the other.
@@ -119,8 +127,7 @@ pub struct RestoreOptions {
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
     /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
-    /// cache's memory at once, and all of that is cleared before anybody is served; who sends regions of memory of
-    /// its own is served as ever beside it.
+    /// cache's memory at once; who sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
     /// Who is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
@@ -219,6 +226,11 @@ pub enum PeerError {
     Kernel { address: u64, source: io::Error },
     #[error("a fault at {address:#x} is in none of its regions; send all regions that are registered")]
     OutsideRegions { address: u64 },
+    #[error(
+        "the region at {address:#x} cannot be registered for missing and minor faults: {source}; map the image there, \
+         privately, and send the one userfaultfd that it is registered with, if any"
+    )]
+    NotRegistered { address: u64, source: io::Error },
     #[error(transparent)]
     CutUp(#[from] TooManyPieces),
     #[error("the VM was forked more than {0} times; end some of them")]

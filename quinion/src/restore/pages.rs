@@ -191,6 +191,11 @@ impl Pages {
         self.unit
     }
 
+    /// The addresses of each region.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.regions.iter().map(|region| region.base..region.end(self.unit))
+    }
+
     /// The region that has `address`, and which unit of it that is.
     fn find(&self, address: u64) -> Option<(usize, usize)> {
         let number = self.regions.partition_point(|region| region.base <= address).checked_sub(1)?;

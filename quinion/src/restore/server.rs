@@ -56,7 +56,7 @@ use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
 use crate::units::PAGE_SIZE;
 
-use super::message::{BadMessage, Region, Said, check, offer};
+use super::message::{BadMessage, Region, Said, check, offer, ready};
 use super::peer::{Greeting, Peer, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
@@ -631,6 +631,10 @@ impl Shared {
         self.table().vms_total += 1;
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
+        if vm.guard_image()? {
+            // Who does not listen did not have to wait.
+            let _ = say(connection.socket.as_fd(), &ready(), None);
+        }
         self.watch(connection, vm.spaces())?;
         if connection.peer.alive().is_some() {
             // Its process tells of its end; that it closes the connection means nothing.

@@ -89,7 +89,7 @@ impl Snapshot {
         self.identity
     }
 
-    /// The image of it, for VMMs to map, without a hole; `path` is where it was opened.
+    /// The image of it, for VMMs to map; `path` is where it was opened.
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
@@ -98,8 +98,6 @@ impl Snapshot {
         if let Some((raw, _)) = &self.outside {
             let raw = raw.metadata().map_err(wrong)?;
             if (opened.device, opened.inode) == (raw.dev(), raw.ino()) && image.len() == self.identity.bytes {
-                // A hole of it would be zeros, and no fault, for a VMM that has registered for minor faults alone.
-                image.allocate()?;
                 return Ok(image);
             }
         }

@@ -195,6 +195,18 @@ impl Vm {
         self.spaces[0].pages.bytes()
     }
 
+    /// Sees to it that no page of the image is seen before it came: has both kinds of fault told, whatever was asked
+    /// for. Whether there was something to see to: a VM that is copied to has no image to see.
+    pub(super) fn guard_image(&self) -> Result<bool, PeerError> {
+        let Source::Mapped(_) = self.source else { return Ok(false) };
+        let Space { uffd, pages, .. } = &self.spaces[0];
+        for range in pages.ranges() {
+            let address = range.start;
+            uffd.watch(range).map_err(|source| PeerError::NotRegistered { address, source })?;
+        }
+        Ok(true)
+    }
+
     /// Its address spaces; the first is the one it began with.
     pub(super) fn spaces(&mut self) -> &mut [Space] {
         &mut self.spaces

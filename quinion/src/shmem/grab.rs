@@ -20,6 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arena::HOLDS_MAX;
 use crate::backend::WakesHeldBack;
 use crate::error::{Error, Repr};
 use crate::filemap::Kept;
@@ -49,7 +50,7 @@ impl Shmem {
         // To the next multiple, so that the largest folios come out.
         let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
         let pages = pages.start..pages.end.min(behind);
-        // The Write lock keeps the file from being cut meanwhile. Folios of smaller indices may be locked.
+        // The Write lock keeps the file from being cut meanwhile. No folio is locked.
         let bring_back = &mut |index: PageIndex, to: PageIndex| {
             self.filemap.bring_back(mapping, index..to, Kept::ByCaller)
         };
@@ -86,8 +87,8 @@ impl Shmem {
     /// that were not there are created, and what has no bytes has zeros.
     ///
     /// # Errors
-    /// There is no memory for all of them, or pins would keep more than they may; nothing is pinned then. Those that
-    /// were created stay.
+    /// There is no memory for all of them, pins would keep more than they may, or a folio has all the holds that it can
+    /// have; nothing is pinned then. Those that were created stay.
     pub(crate) fn pin_folios(
         &self,
         mapping: &Arc<Mapping>,
@@ -105,11 +106,16 @@ impl Shmem {
                 break;
             }
             grabbed.truncate(max - pinned.len());
-            for folio in grabbed.folios_mut().filter(|folio| folio.state() != State::Data) {
+            for folio in grabbed.folios_mut() {
+                if folio.state() == State::Data {
+                    folio.touch_all(); // whoever gets the address may store there
+                    continue;
+                }
                 let zeroed = folio.zero(folio.first().first_byte(), folio.order().bytes());
                 zeroed.expect("a folio without bytes refuses none");
             }
             let held = grabbed.commit_into_held();
+            let held = held.map_err(|_| Error::from(Repr::TooManyPins { holds: HOLDS_MAX }))?;
             let Some(last) = held.last() else { continue }; // taken out meanwhile
             at = last.first().plus(u64::from(last.order().pages())).first_byte();
             held.into_iter().for_each(|held| pinned.add(held));

@@ -20,8 +20,8 @@
 //!  1. No ranked lock is held while the source is asked. Folios are: who wants their bytes waits for the source.
 //!  2. A byte that was put is in the file when the call returns, or somebody has cut or punched it since.
 //!
-//! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: it may read
-//! elsewhere, but where its own pages are locked it would wait for itself.
+//! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: where its
+//! own pages are locked it would wait for itself, and elsewhere for who cuts the file and waits for these pages.
 //!
 //! Cost: a copy, and for 2 MiB one hold each of the locks above. The device's or the reader's bytes go through a buffer
 //! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent,

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use crate::arena::{Arena, ArenaOptions, Completed, Readable};
-use crate::backend::{FillRun, Place, WaitRoom};
+use crate::backend::{Faults, FillRun, MemoryFile, Place, Simulated, WaitRoom};
 use crate::filemap::{Filemap, OnPinned, Touched};
 use crate::folio::{Fresh, Held, Pinned};
 use crate::mapping::{At, End, Mapping, MemoryPages, NewFolio, Purpose, ReadBatch, Seek};
+use crate::spill::{Spill, SpillOptions};
 use crate::sync::Locks;
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -33,13 +34,27 @@ impl Stage {
     /// A memory file of so many pages, in a cache of 32 MiB.
     fn of(pages: u64) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
+        Self::with(pages, (arena, Arc::new(WaitRoom::new()), None))
+    }
+
+    /// The same, of a cache with a spill file, which holds what it was given until somebody waits for it.
+    fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
+        let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
+        let (disk, room) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitRoom::new()));
+        let disk = Arc::new(Simulated::of_memory(disk, Faults::default()));
+        let spill = Spill::with_backend(disk, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
+        (Self::with(pages, (arena, room, Some(Arc::clone(&spill)))), spill)
+    }
+
+    fn with(pages: u64, (arena, room, spill): (Arc<Arena>, Arc<WaitRoom>, Option<Arc<Spill>>)) -> Self {
         let orders = Orders { min: Order(0), max: Order(9) };
-        let filemap = Filemap::new(arena, Arc::new(WaitRoom::new()), orders, Tuning::default());
+        let spills = spill.as_ref().map(|_| PoolNumber::DEFAULT);
+        let filemap = Filemap::new(arena, room, orders, Tuning::default()).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
-        let new = |id| {
-            shmem.new_mapping(MappingId(id), Order(9), None, ForkGuard::new(), Tuning::default()).unwrap()
+        let new = |id, spills| {
+            shmem.new_mapping(MappingId(id), Order(9), spills, ForkGuard::new(), Tuning::default()).unwrap()
         };
-        let (mapping, scratch) = (new(1), new(2));
+        let (mapping, scratch) = (new(1, spills), new(2, None));
         mapping.set_size(pages * BYTES);
         let stage = Self { shmem, mapping, scratch, touched: Touched::default() };
         stage.write_to(&stage.scratch, 0, &[JUNK; PAGE_SIZE]);
@@ -375,5 +390,43 @@ fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
     let run = stage.begin(4, 0);
     stage.end(run, false);
     stage.punch(0, 3 * BYTES);
+    stage.check();
+}
+
+/// A file of 16 pages, all of them on their way to the spill file.
+fn on_its_way() -> (Stage, Arc<Spill>) {
+    let (stage, spill) = Stage::that_spills(16);
+    stage.write(0, &[1; 16 * PAGE_SIZE]);
+    assert_eq!(stage.shmem.filemap.reclaim().reclaim(16, Locks::Wait), 0);
+    assert_eq!(spill.under_way().0, 16);
+    (stage, spill)
+}
+
+#[test]
+fn what_is_populated_on_its_way_to_the_spill_file_stays() {
+    let (stage, spill) = on_its_way();
+    let populator = (PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
+    let put = stage.shmem.populate(&stage.mapping, populator, 3 * BYTES..5 * BYTES, &mut |slice| {
+        assert_eq!(slice.put(&[2; 2 * PAGE_SIZE]), 2 * PAGE_SIZE);
+        Ok(())
+    });
+    assert_eq!(put.unwrap(), 2 * BYTES);
+    spill.drain();
+    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
+    let wanted: Vec<u8> =
+        [(3, 1), (2, 2), (11, 1)].map(|(pages, byte)| vec![byte; pages * PAGE_SIZE]).concat();
+    assert!(stage.read(0, 16 * PAGE_SIZE) == wanted);
+    stage.check();
+}
+
+#[test]
+fn what_had_an_address_on_its_way_to_the_spill_file_stays() {
+    let (stage, spill) = on_its_way();
+    let folios =
+        stage.shmem.pin_folios(&stage.mapping, PoolNumber::DEFAULT, 0..BYTES, 9, ForkGuard::new()).unwrap();
+    assert_eq!(folios.len(), 1);
+    drop(folios); // and somebody may have stored there
+    spill.drain();
+    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
     stage.check();
 }

@@ -17,6 +17,7 @@
 //!  3. No page is handed on whose checksum was not looked at.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -154,7 +155,7 @@ impl Spill {
         for nth in 0..slots {
             flush.read(nth as usize * SLOT_BYTES, &mut bytes);
             let record = Record::of(checksum(first + nth, &bytes), if nth == 0 { packed_bytes } else { 0 });
-            self.store().records[(first + nth) as usize] = record;
+            self.store().records[(first + nth) as usize] = record.0;
         }
     }
 
@@ -232,7 +233,8 @@ impl Spill {
     pub unsafe fn fetch(&self, parts: &[Part]) -> io::Result<()> {
         let room = Arc::clone(&self.room);
         let (plain, packed) = self.sorted(parts);
-        let mut packed: Vec<Packed> = packed;
+        // Should a backend panic, somebody may still be reading into these: then they are nobody's for ever.
+        let mut packed = ManuallyDrop::new(packed);
         let left = AtomicUsize::new(plain.len() + packed.len());
         let fetching = Arc::new(Fetching { left, failed: Mutex::default(), room });
         let sink = || Arc::clone(&fetching) as Arc<dyn FillSink>;
@@ -243,18 +245,19 @@ impl Spill {
             // SAFETY: the frames are the caller's alone until this returns, and so until all fills have ended.
             fills.push(unsafe { Fill::new(run, buffer, sink()) });
         }
-        for Packed { value, buffer, .. } in &mut packed {
+        for Packed { value, buffer, .. } in packed.iter_mut() {
             let run = FillRun {
                 index: PageIndex(u64::from(value.payload())),
                 frame: Frame(0), // nobody looks at it
                 pages: buffer.0.len() as u32,
             };
-            // SAFETY: the buffer is ours and is not touched until all fills have ended, below.
+            // SAFETY: the buffer is ours, and is neither touched nor freed until all fills have ended, below.
             fills.push(unsafe { Fill::new(run, buffer.start(), sink()) });
         }
         self.backend.submit_with_reap(fills);
         // Acquire, partner: the Release in `fill_completed`.
         self.room.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
+        let packed = ManuallyDrop::into_inner(packed);
         let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let outcome = failed
             .map_or(Ok(()), Err)
@@ -268,7 +271,7 @@ impl Spill {
     fn sorted(&self, parts: &[Part]) -> (Vec<FillRun>, Vec<Packed>) {
         let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<Packed>::new());
         for part in parts {
-            let record = store.records[part.value.payload() as usize];
+            let record = store.record(part.value.payload());
             if record.packed_bytes() > 0 {
                 if packed.last().is_none_or(|last| last.value != part.value) {
                     let slots = Store::slots_of(&store, part.value);
@@ -306,7 +309,7 @@ impl Spill {
     }
 
     fn verify_slot(&self, slot: u32, bytes: &[u8; SLOT_BYTES]) -> io::Result<()> {
-        let known = self.store().records[slot as usize];
+        let known = self.store().record(slot);
         if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
     }
 

@@ -20,7 +20,8 @@
 //!
 //! Invariants:
 //!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
-//!  2. Pages under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that is alone.
+//!  2. Pages that one thread has under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that
+//!     is alone. (Who begins at the same moment as others does not see theirs.)
 //!  3. Each folio that was handed over is told of once, whether it is there or not.
 //!  4. What could not be written takes no slot.
 //!
@@ -28,7 +29,7 @@
 //! it dirty, it stays in memory, and its slots are given back unread.
 //!
 //! Locks: the mutex of the slots is a leaf, and may be taken under a tree's lock. None is held while a device is at
-//! work. Cost, on the heap: a bit and eight bytes for each slot that was ever used; twice a folio's bytes while it
+//! work. Cost, on the heap: three bits and eight bytes for each slot that was ever used; twice a folio's bytes while it
 //! is packed or unpacked. Kernel cousin: `mm/swapfile.c`, zswap. We differ: a checksum, and what is large stays one
 //! entry.
 
@@ -157,7 +158,7 @@ pub struct SpillStats {
 }
 
 /// What is known of a slot that is taken: 32 bits of checksum, and, of the first of a packed folio, its bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Record(u64);
 
 impl Record {
@@ -177,7 +178,8 @@ impl Record {
 #[derive(Debug)]
 struct Store {
     slots: Slots,
-    records: Vec<Record>,
+    /// As numbers, so that the system's zeros do, and memory is used only where slots were.
+    records: Vec<u64>,
 }
 
 /// The spill file of one cache.
@@ -239,7 +241,7 @@ impl Spill {
             return Err(SpillRefused::Size { bytes });
         }
         let slots = Slots::new((bytes / PAGE_SIZE as u64) as u32);
-        let records = vec![Record::default(); slots.slots() as usize]; // zeros: memory where it is used
+        let records = vec![0; slots.slots() as usize];
         backend.attach(room);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -291,7 +293,12 @@ impl Spill {
 
     /// Whether a folio of `order` may be handed over now, as far as can be told; a hint.
     pub fn has_room(&self, order: Order) -> bool {
-        let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed));
+        self.has_room_beside(order, 0)
+    }
+
+    /// The same, beside so many pages that are about to be handed over.
+    pub fn has_room_beside(&self, order: Order, others: u64) -> bool {
+        let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed) + others);
         let may_begin = in_flight == 0 || in_flight + u64::from(pages) <= self.in_flight_max();
         may_begin && pages < self.missing_run.load(Ordering::Relaxed)
     }
@@ -427,12 +434,15 @@ impl Spill {
 }
 
 impl Store {
+    fn record(&self, slot: u32) -> Record {
+        Record(self.records[slot as usize])
+    }
     fn is_packed(&self, value: Value) -> bool {
-        self.records[value.payload() as usize].packed_bytes() > 0
+        self.record(value.payload()).packed_bytes() > 0
     }
     fn slots_of(&self, value: Value) -> Range<u32> {
         let first = value.payload();
-        match self.records[first as usize].packed_bytes() {
+        match self.record(first).packed_bytes() {
             0 => first..first + Order(value.order()).pages(),
             bytes => first..first + bytes.div_ceil(PAGE_SIZE as u32),
         }

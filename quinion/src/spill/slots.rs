@@ -20,8 +20,9 @@
 //!
 //! Not an invariant: that a run is found whenever so many slots are free. They may lie apart.
 //!
-//! Cost: a bit for each slot, so 2 KiB for 64 MiB. A search looks at a word for each 64 slots that it passes, and at
-//! two bits for each change from free to taken.
+//! Cost: three bits for each slot, so 6 KiB for 64 MiB. A search looks at a word for each 64 slots that it passes, and
+//! at two bits for each change from free to taken. All else is a step for each slot that is named, however many are
+//! being read.
 
 use std::ops::Range;
 
@@ -34,17 +35,29 @@ pub struct Slots {
     taken: u32,
     /// Where the next search begins.
     next: u32,
-    /// What is being read; a few.
-    reading: Vec<Range<u32>>,
-    /// What was freed while it was being read.
-    condemned: Vec<Range<u32>>,
+    /// What is being read.
+    reading: Vec<u64>,
+    /// What was freed while it was being read, and how many these are.
+    condemned_words: Vec<u64>,
+    condemned: u32,
+}
+
+fn has(words: &[u64], slot: u32) -> bool {
+    words[slot as usize / 64] >> (slot % 64) & 1 == 1
+}
+fn set(words: &mut [u64], slot: u32) {
+    words[slot as usize / 64] |= 1 << (slot % 64);
+}
+fn clear(words: &mut [u64], slot: u32) {
+    words[slot as usize / 64] &= !(1 << (slot % 64));
 }
 
 impl Slots {
     /// So many slots, all free.
     pub fn new(slots: u32) -> Self {
-        let words = vec![0; slots.div_ceil(64) as usize];
-        Self { words, slots, taken: 0, next: 0, reading: Vec::new(), condemned: Vec::new() }
+        let words = || vec![0; slots.div_ceil(64) as usize];
+        let (reading, condemned_words) = (words(), words());
+        Self { words: words(), slots, taken: 0, next: 0, reading, condemned_words, condemned: 0 }
     }
 
     /// How many there are.
@@ -67,7 +80,7 @@ impl Slots {
             // A run that begins before that place may end behind it.
             self.find(0..(self.next.saturating_add(run - 1)).min(self.slots), run)
         })?;
-        self.set(found..found + run);
+        (found..found + run).for_each(|slot| set(&mut self.words, slot));
         self.taken += run;
         self.next = if found + run == self.slots { 0 } else { found + run };
         Some(found)
@@ -77,7 +90,7 @@ impl Slots {
     pub fn take_this(&mut self, slot: u32) -> bool {
         let free = !self.is_taken(slot);
         if free {
-            self.set(slot..slot + 1);
+            set(&mut self.words, slot);
             self.taken += 1;
         }
         free
@@ -88,15 +101,15 @@ impl Slots {
     /// # Panics
     /// If one of them is free.
     pub fn free(&mut self, slots: Range<u32>) {
-        for slot in slots.clone() {
-            let condemned = self.condemned.iter().any(|range| range.contains(&slot));
-            assert!(self.is_taken(slot) && !condemned, "slot {slot} is freed twice");
-        }
-        if self.is_read(&slots) {
-            self.condemned.extend(slots.map(|slot| slot..slot + 1));
-            self.settle();
-        } else {
-            self.release(slots);
+        for slot in slots {
+            let is_condemned = self.is_taken(slot) && has(&self.condemned_words, slot);
+            assert!(self.is_taken(slot) && !is_condemned, "slot {slot} is freed twice");
+            if has(&self.reading, slot) {
+                set(&mut self.condemned_words, slot);
+                self.condemned += 1;
+            } else {
+                self.release(slot);
+            }
         }
     }
 
@@ -106,7 +119,7 @@ impl Slots {
         debug_assert!(slots.clone().all(|slot| self.is_taken(slot)), "{slots:?} are read, and free");
         let free = !self.is_read(&slots);
         if free {
-            self.reading.push(slots);
+            slots.for_each(|slot| set(&mut self.reading, slot));
         }
         free
     }
@@ -114,26 +127,32 @@ impl Slots {
     /// Who began to read `slots` is done.
     ///
     /// # Panics
-    /// If nobody began just that.
+    /// If nobody reads one of them.
     pub fn end_read(&mut self, slots: Range<u32>) {
-        let place = self.reading.iter().position(|other| *other == slots);
-        self.reading.swap_remove(place.expect("what is ended was begun"));
-        self.settle();
+        for slot in slots {
+            assert!(has(&self.reading, slot), "slot {slot} is being read until that ends");
+            clear(&mut self.reading, slot);
+            if has(&self.condemned_words, slot) {
+                clear(&mut self.condemned_words, slot);
+                self.condemned -= 1;
+                self.release(slot);
+            }
+        }
     }
 
     /// Whether one of these is being read.
     pub fn is_read(&self, slots: &Range<u32>) -> bool {
-        self.reading.iter().any(|other| other.start < slots.end && slots.start < other.end)
+        slots.clone().any(|slot| has(&self.reading, slot))
     }
 
     /// Whether a slot is taken.
     pub fn is_taken(&self, slot: u32) -> bool {
-        slot < self.slots && self.words[slot as usize / 64] >> (slot % 64) & 1 == 1
+        slot < self.slots && has(&self.words, slot)
     }
 
     /// How many were freed and are still being read.
     pub fn condemned(&self) -> u32 {
-        self.condemned.iter().map(|range| range.end - range.start).sum()
+        self.condemned
     }
 
     /// What is wrong, if anything. Cost: a step for each 64 slots.
@@ -142,32 +161,28 @@ impl Slots {
         if counted != self.taken || self.taken > self.slots {
             return Err(format!("{counted} of {} slots are taken, and {} counted", self.slots, self.taken));
         }
-        for range in self.reading.iter().chain(&self.condemned) {
-            if let Some(slot) = range.clone().find(|&slot| !self.is_taken(slot)) {
-                return Err(format!("slot {slot} is being read, or was, and is free"));
+        let condemned: u32 = self.condemned_words.iter().map(|word| word.count_ones()).sum();
+        if condemned != self.condemned {
+            return Err(format!(
+                "{condemned} slots were freed while they are read, and {} counted",
+                self.condemned
+            ));
+        }
+        for (nth, &taken) in self.words.iter().enumerate() {
+            let (reading, condemned) = (self.reading[nth], self.condemned_words[nth]);
+            if reading & !taken != 0 {
+                return Err(format!("of the slots from {} on one is being read, and is free", nth * 64));
+            }
+            if condemned & !reading != 0 {
+                return Err(format!("of the slots from {} on one was freed, and nobody reads it", nth * 64));
             }
         }
-        match self.condemned.iter().find(|range| !self.is_read(range)) {
-            Some(range) => Err(format!("slots {range:?} were freed, and nobody reads them")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
-    /// Frees what was condemned and is not being read any more.
-    fn settle(&mut self) {
-        let (still, now): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.condemned).into_iter().partition(|range| self.is_read(range));
-        self.condemned = still;
-        now.into_iter().for_each(|range| self.release(range));
-    }
-
-    fn release(&mut self, slots: Range<u32>) {
-        self.taken -= slots.end - slots.start;
-        slots.for_each(|slot| self.words[slot as usize / 64] &= !(1 << (slot % 64)));
-    }
-
-    fn set(&mut self, slots: Range<u32>) {
-        slots.for_each(|slot| self.words[slot as usize / 64] |= 1 << (slot % 64));
+    fn release(&mut self, slot: u32) {
+        self.taken -= 1;
+        clear(&mut self.words, slot);
     }
 
     /// The first run of free slots within `range`.

@@ -267,6 +267,19 @@ impl Uffd {
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 
+    /// Has missing and minor faults told in a range of whoever made the descriptor and handed it over for that range.
+    /// What is registered for both already, and perhaps for more, stays as it is.
+    ///
+    /// # Errors
+    /// Nothing that has minor faults is mapped there, or it is registered with another descriptor; `ENOMEM`: the
+    /// process is no more.
+    pub fn watch(&self, range: Range<u64>) -> io::Result<()> {
+        // SAFETY: the descriptor acts on the memory of the process that made it, whoever uses it: who waits there, and
+        // for what, is that process's own affair, and it asked for this. If it is ours, then who made it here and
+        // registered, or named, the range with it has promised what `register` wants.
+        unsafe { self.register(range, Modes::MissingAndMinor) }
+    }
+
     /// Gives the pages from `to` on the bytes `from`, whole pages both, and wakes who waits for them.
     pub fn copy(&self, to: u64, from: &[u8]) -> Moved {
         let mut words = [to, from.as_ptr().addr() as u64, from.len() as u64, 0, 0];

@@ -57,8 +57,8 @@ pub enum Backing {
     Clone(PathBuf),
     /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,
-    /// The same, and MISSING faults are not told.
-    OfferedMinor,
+    /// The same, of which the monitor has one kind of fault told; the other the server has told.
+    OfferedFor(u64),
 }
 
 /// A monitor that is to be.
@@ -111,7 +111,8 @@ impl Plan {
             Backing::Anonymous => "anonymous",
             Backing::Shared => "shared",
             Backing::Offered => "offered",
-            Backing::OfferedMinor => "offered_minor",
+            Backing::OfferedFor(kernel::MINOR) => "offered-minor",
+            Backing::OfferedFor(_) => "offered-missing",
             Backing::Clone(path) => path.to_str().expect("a path of plain letters"),
         };
         let socket = self.socket.to_str().expect("a path of plain letters");
@@ -331,15 +332,16 @@ fn begin(words: &[&str]) -> Result<State, String> {
         "anonymous" => (None, kernel::MISSING),
         "shared" => (Some(kernel::memfd(image.bytes())), kernel::MISSING),
         "offered" => {
-            // Were there holes in the image, a fault would not be a minor one.
+            // Where the image has holes yet, a fault is not a minor one.
             (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MISSING | kernel::MINOR)
         }
-        "offered_minor" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
+        "offered-minor" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MINOR),
+        "offered-missing" => (Some(ask_for_the_image(&stream, image.bytes())?), kernel::MISSING),
         path => (Some(std::fs::File::open(path).map_err(failed("image"))?.into()), kernel::MINOR),
     };
     let of = match &file {
         None => Of::Anonymous,
-        Some(file) if mode == kernel::MISSING => Of::Shared(file),
+        Some(file) if words[5] == "shared" => Of::Shared(file),
         Some(file) => Of::Private(file),
     };
     let userfault = Userfault::open(number(6)).map_err(failed("userfaultfd"))?;
@@ -354,6 +356,9 @@ fn begin(words: &[&str]) -> Result<State, String> {
         descriptors.extend(file.as_ref().map(OwnedFd::as_fd));
     }
     kernel::send(&stream, message(&regions).as_bytes(), &descriptors).map_err(failed("send"))?;
+    if matches!(words[5], "offered-minor" | "offered-missing") {
+        wait_until_ready(&stream)?;
+    }
     listen(&stream);
     Ok(State { memory: Memory::new(image, regions), _userfault: userfault, stream })
 }
@@ -380,6 +385,13 @@ fn ask_for_the_image(stream: &UnixStream, bytes: u64) -> Result<OwnedFd, String>
         Ok([image]) if answer == expected => Ok(image),
         other => Err(format!("the server answers {answer:?} with {other:?}, and not {expected:?}")),
     }
+}
+
+/// Until the server sees all faults.
+fn wait_until_ready(stream: &UnixStream) -> Result<(), String> {
+    let (answer, _) = kernel::receive(stream).map_err(|error| format!("the server's word: {error}"))?;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    if answer == "{\"quinion_restore\":1,\"ready\":true}\n" { Ok(()) } else { Err(answer) }
 }
 
 /// A message that is not true, with a descriptor that is.

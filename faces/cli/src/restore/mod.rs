@@ -53,8 +53,9 @@ connection. The socket is removed, and the report printed on standard output. Wh
 meanwhile is on standard error, a line for each VM.
 
 Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
-and page_size, and comes with a descriptor. Map that privately, register it for minor
-faults, and send the regions as Firecracker does, with the userfaultfd.
+and page_size, and comes with a descriptor. Map that privately, touch none of it, and send
+the regions as Firecracker does, with the userfaultfd. The answer
+{"quinion_restore":1,"ready":true} says that they are registered.
 
 Exit status: 0 ended by a signal; 1 it could not begin, or the record could not be
 written; 2 the command line is wrong."#;
@@ -85,7 +86,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<Where>,
     /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for
-    /// it, and all of that is taken at once.
+    /// it, and all of that counts at once.
     #[arg(long)]
     minor: bool,
     /// What is done with a VM that cannot be served any more.

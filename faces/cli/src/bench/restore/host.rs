@@ -6,8 +6,8 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use quinion::Cache;
 use quinion::restore::{OnFailure, RestoreOptions, Server, Trace};
+use quinion::{Cache, File};
 
 use super::guest::touch_all;
 use super::vmm::Guest;
@@ -22,8 +22,9 @@ const STEP: usize = 2 << 20;
 /// A snapshot, and where its server is met.
 pub struct Host {
     pub scratch: Scratch,
-    /// A cache in which all of it is, once somebody wanted one.
-    warm: OnceCell<Cache>,
+    /// A cache in which all of it is, once somebody wanted one, and what keeps it there: the file has no name, and what
+    /// is cached of such a one goes with its last handle.
+    warm: OnceCell<(Cache, File)>,
     /// A server whose image is all there, once somebody wanted one.
     resident: OnceCell<(Server, PathBuf)>,
     folder: ScratchFolder,
@@ -62,7 +63,7 @@ impl Host {
 
     /// One that has all of it.
     pub fn warm_cache(&self) -> Result<Cache, Unmeasured> {
-        if let Some(cache) = self.warm.get() {
+        if let Some((cache, _)) = self.warm.get() {
             return Ok(cache.clone());
         }
         let cache = self.cache()?;
@@ -71,7 +72,7 @@ impl Host {
         while let bytes @ 1.. = file.read_at(&mut buffer, position)? {
             position += bytes as u64;
         }
-        Ok(self.warm.get_or_init(|| cache).clone())
+        Ok(self.warm.get_or_init(|| (cache, file)).0.clone())
     }
 
     /// A server over `cache` with these options, until a guest that is made so has done its work; and the order

@@ -14,16 +14,19 @@
 //! nothing from before a change is found after it, but a page that is made ready while somebody writes stays
 //! until the file is looked at again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::ArenaShare;
+use crate::arena::{ArenaShare, Trust};
 use crate::arena::control::Manners;
-use crate::cache::{Cache, File, OpenOptions, Outside};
+use crate::cache::{Cache, Claim, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
-use crate::serve::{Attached, Owner};
+use crate::lease::NoLease;
+use crate::serve::{Attached, FileMode, Owner, Writers};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
 use crate::viewer::sys::Errno;
@@ -37,17 +40,33 @@ use polite::{Polite, Verdict};
 pub struct CacheOwner {
     cache: Cache,
     outside: Outside,
-    files: RankedMutex<HashMap<u64, Arc<File>>>,
+    files: RankedMutex<HashMap<u64, Attachment>>,
+    /// What was done about others, by device and inode.
+    modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
     last: AtomicU64,
     /// If what the kernel holds is left to it.
     polite: Option<Polite>,
 }
 
+/// A file as one viewer attached it.
+#[derive(Clone, Debug)]
+struct Attachment {
+    file: Arc<File>,
+    inode: (u64, u64),
+    path: PathBuf,
+    /// Whether it counts among those that can write.
+    can_write: bool,
+}
+
+/// Of so many files it is remembered what was done about others.
+const MODES_MAX: usize = 1000;
+
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
+        let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
+        Self { cache, outside: Outside::default(), files, modes, last: AtomicU64::new(0), polite: None }
     }
 
     /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
@@ -73,7 +92,39 @@ impl CacheOwner {
     }
 
     fn file(&self, handle: u64) -> Result<Arc<File>, Errno> {
-        self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))
+        self.files.lock().get(&handle).map(|known| Arc::clone(&known.file)).ok_or(Errno(libc::EBADF))
+    }
+
+    /// A handle's file, unless its viewer is not to believe what it would find.
+    fn trusted(&self, handle: u64) -> Result<Arc<File>, Errno> {
+        let file = self.file(handle)?;
+        if file.trust() == Trust::Kernel { Err(Errno::TXTBSY) } else { Ok(file) }
+    }
+
+    /// A handle of that file, if it is attached.
+    fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
+        let files = self.files.lock();
+        files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
+    }
+
+    fn note_mode(&self, known: &Attachment, trust: Trust, why: String) {
+        let mut modes = self.modes.lock();
+        if modes.len() < MODES_MAX || modes.contains_key(&known.inode) {
+            modes.insert(known.inode, FileMode { path: known.path.clone(), trust, why });
+        }
+    }
+}
+
+/// Why viewers went to the kernel where somebody writes.
+const WRITTEN: &str = "somebody writes the file, or has it open for writing";
+
+/// Why no more was done than was.
+fn why(trust: Trust, no_lease: NoLease, claim: Claim) -> String {
+    match (trust, no_lease) {
+        (Trust::Sure, _) => String::new(),
+        (Trust::Kernel, _) => WRITTEN.into(),
+        (Trust::Looked, _) if claim == Claim::CanWrite => "the program has the file open for writing".into(),
+        (_, no_lease) => no_lease.to_string(),
     }
 }
 
@@ -93,6 +144,7 @@ impl Owner for CacheOwner {
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
         let options = OpenOptions::new().outside(self.outside);
         let path = format!("/proc/{process}/fd/{descriptor}");
+        let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
         let file = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
@@ -102,8 +154,44 @@ impl Owner for CacheOwner {
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
-        self.files.lock().insert(handle, Arc::new(file));
+        let inode = (device, inode);
+        let known = Attachment { file: Arc::new(file), inode, path: name, can_write: false };
+        self.files.lock().insert(handle, known);
         Ok(Attached { handle, cell, id })
+    }
+
+    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
+        let known = self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))?;
+        let claim = match viewers {
+            Writers::None => Claim::Reads,
+            Writers::Silent => Claim::CanWrite,
+            Writers::Writing => Claim::Writes,
+        };
+        let (trust, no_lease) = known.file.admit(claim).map_err(|e| errno(&e))?;
+        self.note_mode(&known, trust, why(trust, no_lease, claim));
+        if trust == Trust::Kernel {
+            return Err(Errno::TXTBSY);
+        }
+        if let Some(known) = self.files.lock().get_mut(&handle) {
+            known.can_write = claim == Claim::CanWrite;
+        }
+        Ok(())
+    }
+
+    fn writer_opened(&self, device: u64, inode: u64) {
+        if let Some(file) = self.of_inode((device, inode)) {
+            file.expect_writer();
+        }
+    }
+
+    fn writing(&self, device: u64, inode: u64) {
+        if let Some(file) = self.of_inode((device, inode)) {
+            file.give_way_to_writer();
+        }
+    }
+
+    fn modes(&self) -> Vec<FileMode> {
+        self.modes.lock().values().cloned().collect()
     }
 
     fn manners(&self) -> Manners {
@@ -121,7 +209,9 @@ impl Owner for CacheOwner {
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let Some(polite) = &self.polite else { return };
         while let Some(wish) = polite.next_wish() {
-            let done = self.cache.adopt(wish.file()).and_then(|file| {
+            let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
+            let options = OpenOptions::new().outside(self.outside);
+            let done = self.cache.open_with(path, options).and_then(|file| {
                 file.read_by_kernels_cache();
                 wish.steps().take_while(|_| go_on()).try_for_each(|step| {
                     file.make_ready(step.start, (step.end - step.start) as usize)
@@ -133,23 +223,29 @@ impl Owner for CacheOwner {
 
     fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-        self.file(handle)?.make_ready(position, len).map_err(|e| errno(&e))
+        self.trusted(handle)?.make_ready(position, len).map_err(|e| errno(&e))
     }
 
     fn advance(&self, handle: u64, page: PageIndex) {
-        if let Ok(file) = self.file(handle) {
+        if let Ok(file) = self.trusted(handle) {
             file.advance(page);
         }
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
-        let file = self.file(handle)?;
+        let file = self.trusted(handle)?;
         file.revalidate().map_err(|e| errno(&e))?;
         Ok(file.len())
     }
 
     fn detach(&self, handle: u64) {
-        let gone = self.files.lock().remove(&handle);
+        let Some(gone) = self.files.lock().remove(&handle) else { return };
+        if gone.file.trust() == Trust::Kernel {
+            self.note_mode(&gone, Trust::Kernel, WRITTEN.into());
+        }
+        if gone.can_write {
+            gone.file.opener_left();
+        }
         drop(gone); // outside the lock: it may be the file's last handle
     }
 

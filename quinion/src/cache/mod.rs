@@ -84,6 +84,7 @@ pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
 use outside::Watch;
+pub(crate) use outside::Claim;
 pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};

@@ -141,7 +141,7 @@ fn run(arguments: RunArguments) -> ExitCode {
         Ok(cache) => cache,
         Err(error) => return complain(&error),
     };
-    let owner = quinion::CacheOwner::new(cache.clone());
+    let owner = quinion::CacheOwner::new(cache.clone()).with_outside(quinion::Outside::Lease);
     let owner = Arc::new(match arguments.attach {
         Attach::Auto => owner.polite(),
         Attach::AtOnce => owner,

@@ -114,11 +114,11 @@ pub fn run(
 
     // From here on a signal is meant for us.
     drop(signals);
-    let stats = session.owner.arena().stats();
+    let (stats, owner) = (session.owner.arena().stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
         let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
+            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers(), modes: owner.modes() };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)

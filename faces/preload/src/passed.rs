@@ -7,7 +7,8 @@
 //! a cancelled thread or never coming back, is not our business.
 //!
 //! The hooks do one thing: whoever is about to use or share the kernel's offset
-//! finds it right, because the descriptor went back to the kernel for good.
+//! finds it right, because the descriptor went back to the kernel for good; and
+//! whoever is about to write has said so (`written.rs`).
 
 use core::arch::naked_asm;
 use core::ffi::c_int;
@@ -17,7 +18,7 @@ use quinion::arena::control::Reason;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{process, table};
+use crate::{process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -48,6 +49,52 @@ macro_rules! before {
 }
 
 before! {
+    /// Writes.
+    write = write => writes;
+    /// As `write`.
+    __write = write => writes;
+    /// As `write`.
+    pwrite = pwrite64 => writes;
+    /// As `write`.
+    pwrite64 = pwrite64 => writes;
+    /// As `write`.
+    __pwrite64 = pwrite64 => writes;
+    /// As `write`.
+    writev = writev => writes;
+    /// As `write`.
+    pwritev = pwritev64 => writes;
+    /// As `write`.
+    pwritev64 = pwritev64 => writes;
+    /// As `write`.
+    pwritev2 = pwritev64v2 => writes;
+    /// As `write`.
+    pwritev64v2 = pwritev64v2 => writes;
+    /// As `write`.
+    ftruncate = ftruncate64 => writes;
+    /// As `write`.
+    ftruncate64 = ftruncate64 => writes;
+    /// As `write`.
+    fallocate = fallocate64 => writes;
+    /// As `write`.
+    fallocate64 = fallocate64 => writes;
+    /// As `write`.
+    posix_fallocate = posix_fallocate64 => writes;
+    /// As `write`.
+    posix_fallocate64 = posix_fallocate64 => writes;
+    /// Writes inside the C library.
+    vdprintf = vdprintf => writes;
+    /// As `vdprintf`.
+    __vdprintf_chk = __vdprintf_chk => writes;
+    /// Writes by a thread of the C library.
+    aio_write = aio_write64 => writes_later;
+    /// As `aio_write`.
+    aio_write64 = aio_write64 => writes_later;
+    /// Reads and writes by threads of the C library.
+    lio_listio = lio_listio64 => all_write;
+    /// As `lio_listio`.
+    lio_listio64 = lio_listio64 => all_write;
+    /// Reads and writes in the kernel.
+    io_submit = io_submit => all_write;
     /// The two share their offset.
     dup = dup => duplicated;
     /// The two share their offset; the second is closed first.
@@ -138,6 +185,49 @@ before! {
     syscall = syscall => called;
 }
 
+/// As `before`, for functions that take floating numbers, too: the registers that carry these are kept as well.
+macro_rules! before_floats {
+    ($($(#[$doc:meta])* $name:ident => $hook:path;)*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function of this name.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "sub rsp, 128",
+                "movups [rsp], xmm0", "movups [rsp + 16], xmm1", "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
+                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5", "movups [rsp + 96], xmm6",
+                "movups [rsp + 112], xmm7",
+                "call {hook}",
+                "mov rax, qword ptr [rip + {real}]",
+                "test rax, rax",
+                "jnz 2f",
+                "lea rdi, [rip + {real}]",
+                "call {find}",
+                "2:",
+                "mov r11, rax",
+                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]", "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
+                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]", "movups xmm6, [rsp + 96]",
+                "movups xmm7, [rsp + 112]",
+                "add rsp, 128",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                hook = sym $hook, real = sym real::$name, find = sym find_for_trampoline,
+            )
+        }
+    )* };
+}
+
+before_floats! {
+    /// Writes inside the C library.
+    dprintf => writes;
+    /// As `dprintf`.
+    __dprintf_chk => writes;
+}
+
 /// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
 /// is kept in a register over the call, and the child and the parent return from it one after the other.
 ///
@@ -185,13 +275,43 @@ fn back(fd: usize, reason: Reason) {
     }
 }
 
+extern "C" fn writes(fd: usize) {
+    written::before_write(fd as c_int);
+}
+
+extern "C" fn writes_later(control: usize) {
+    if control != 0 && process::viewer().is_some() {
+        // SAFETY: the program's control block, which begins with its descriptor; a wrong address is a fault here
+        // instead of in the C library.
+        written::shared(unsafe { (control as *const c_int).read() });
+    }
+}
+
+extern "C" fn all_write() {
+    if process::viewer().is_some() {
+        written::shared_all();
+    }
+}
+
+/// A second number will mean the same description, which writes unseen if it is not said now.
+fn share(fd: usize) {
+    if process::viewer().is_some() {
+        written::shared(fd as c_int);
+    }
+}
+
 extern "C" fn duplicated(fd: usize) {
+    share(fd);
     back(fd, Reason::Duplicated);
 }
 
 extern "C" fn duplicated_onto(fd: usize, onto: usize) {
+    share(fd);
     back(fd, Reason::Duplicated);
     if onto != fd {
+        if process::viewer().is_some() {
+            written::replaced(onto as c_int);
+        }
         back(onto, Reason::Duplicated); // not forgotten: the call may fail, and then it stays open
     }
 }
@@ -205,9 +325,9 @@ extern "C" fn controlled(fd: usize, command: usize) {
     const F_OFD_SETLKW: c_int = 38;
     const F_DUPFD_CLOEXEC: c_int = 1030;
     match command as c_int {
-        F_DUPFD | F_DUPFD_CLOEXEC => back(fd, Reason::Duplicated),
+        F_DUPFD | F_DUPFD_CLOEXEC => duplicated(fd),
         F_SETFL => back(fd, Reason::Flags),
-        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => back(fd, Reason::Locked),
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => locked(fd),
         _ => {}
     }
 }
@@ -216,38 +336,51 @@ extern "C" fn io_controlled(fd: usize, command: usize) {
     /// What terminals are asked, and what does not touch the offset: isatty, the window's size, close-on-exec.
     const HARMLESS: [usize; 5] = [0x5401, 0x5413, 0x5450, 0x5451, 0x5421];
     if !HARMLESS.contains(&(command & 0xffff_ffff)) {
+        writes(fd); // one of them clones a range of another file into this
         back(fd, Reason::Passed);
     }
 }
 
-extern "C" fn sent_file(_to: usize, from: usize, position: usize) {
+extern "C" fn sent_file(to: usize, from: usize, position: usize) {
+    writes(to);
     if position == 0 {
         back(from, Reason::Passed);
     }
 }
 
-extern "C" fn spliced(from: usize, position: usize) {
+extern "C" fn spliced(from: usize, position: usize, to: usize) {
+    writes(to);
     if position == 0 {
         back(from, Reason::Passed);
     }
 }
 
 extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: usize, fd: usize) {
+    const MAP_SHARED: usize = 1; // a bit of MAP_SHARED_VALIDATE, too
     const MAP_ANONYMOUS: usize = 0x20;
     if flags & MAP_ANONYMOUS == 0 {
+        if flags & MAP_SHARED != 0 {
+            share(fd); // it can be made writable whenever the program likes
+        }
         back(fd, Reason::Mapped);
     }
 }
 
 extern "C" fn passed(fd: usize) {
+    share(fd);
     back(fd, Reason::Passed);
 }
 
+/// What others wrote before is to be seen from here on; and the lock may begin at the offset.
 extern "C" fn locked(fd: usize) {
-    back(fd, Reason::Locked);
+    if process::viewer().is_some() {
+        written::locks();
+        table::carry_over(fd as c_int);
+    }
 }
 
 fn passed_on(fd: c_int) {
+    written::shared(fd);
     table::detach(fd, Reason::Passed);
 }
 
@@ -268,10 +401,8 @@ extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
 }
 
 extern "C" fn truncated(path: usize) {
-    if process::viewer().is_some()
-        && let Some(stat) = kernel::stat(path)
-    {
-        table::file_is_written(stat.device, stat.inode);
+    if process::viewer().is_some() {
+        written::before_truncate(path);
     }
 }
 
@@ -297,12 +428,14 @@ extern "C" fn closed_from(first: usize) {
 
 extern "C" fn inherited() {
     if process::viewer().is_some() {
+        written::shared_all();
         table::detach_all(Reason::Forked);
     }
 }
 
 extern "C" fn everything_passed() {
     if process::viewer().is_some() {
+        written::shared_all();
         table::detach_all(Reason::Passed);
     }
 }
@@ -360,7 +493,6 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         | number::OPENAT
         | number::OPENAT2
         | number::CREAT
-        | number::TRUNCATE
         | number::OPEN_BY_HANDLE_AT => process::stop(Reason::Writable),
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
@@ -371,9 +503,16 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),
         number::MMAP => mapped(a, b, c, d, e),
+        number::TRUNCATE => truncated(a),
+        number::FLOCK => locked(a),
+        number::FCNTL => controlled(a, b),
+        number::DUP2 | number::DUP3 => duplicated_onto(a, b),
         // Anything else that might name a served descriptor takes it back. A number that only looks like
         // one costs that descriptor its speed.
-        _ => [a, b, c, d, e].into_iter().for_each(|argument| back(argument, Reason::Passed)),
+        _ => [a, b, c, d, e].into_iter().for_each(|argument| {
+            written::shared_if_any(argument);
+            back(argument, Reason::Passed);
+        }),
     }
 }
 

@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use quinion::arena::control::Reason;
 use quinion::viewer::Viewer;
 
-use crate::{kernel, table};
+use crate::{kernel, table, written};
 
 const INERT: u32 = 0;
 const SERVING: u32 = 1;
@@ -98,6 +98,7 @@ pub fn start(viewer: Viewer, process: u32) -> Option<()> {
 pub fn stop(reason: Reason) {
     if viewer().is_some() {
         switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
+        written::shared_all();
         table::detach_all(reason);
     }
 }
@@ -123,6 +124,7 @@ pub fn begin_fork() -> bool {
         return false;
     }
     FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partner: `forked_since`
+    written::shared_all();
     table::detach_all(Reason::Forked);
     true
 }

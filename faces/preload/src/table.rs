@@ -43,7 +43,7 @@
 //!  5. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
-//! against forking, attaching against opening for writing, attaching against stopping. In their one order
+//! against forking, attaching against writing (`written.rs`), attaching against stopping. In their one order
 //! the second sees the first.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -159,6 +159,8 @@ struct File {
     touched: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
+    /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
+    seen: AtomicU64,
 }
 
 /// What [`publish`] is told.
@@ -183,6 +185,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         touched: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
+        seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
 /// One more than the highest descriptor that ever was a candidate.
@@ -230,6 +233,15 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
         marker_told: &file.marker_told,
         touched: &file.touched,
     }
+}
+
+/// Whether what is cached was right when the file was as `stat` says.
+pub fn was_seen(fd: i32, stat: &kernel::Stat) -> bool {
+    FILES[fd as usize].seen.load(Ordering::Relaxed) == stat.digest()
+}
+/// What is cached is no older than that.
+pub fn note_seen(fd: i32, stat: &kernel::Stat) {
+    FILES[fd as usize].seen.store(stat.digest(), Ordering::Relaxed); // one word: two that note at once do not mix
 }
 
 /// The word of `fd` once nobody is moving it.
@@ -288,6 +300,7 @@ pub fn settle(fd: i32, from: Word, state: State) {
 /// The descriptor is about to be closed.
 #[inline]
 pub fn forget(fd: i32) {
+    written::closed(fd);
     while let Some(word) = look_settled(fd) {
         if word.state() == State::Unknown {
             return;
@@ -363,10 +376,11 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.touched.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
+        file.seen.store(0, Ordering::Relaxed);
         from.with_state(State::Served).with_offset(offset)
     })
     .is_ok();
-    if published && written::contains(to.device, to.inode) {
+    if published && written::is_said(fd) {
         detach(fd, Reason::Writable);
     } else if published && !process::may_serve_more() {
         detach(fd, Reason::Passed);
@@ -390,6 +404,19 @@ pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<i
     })
     .ok()
     .map(|()| answer)
+}
+
+/// Puts the kernel's offset of a served descriptor right for a call that looks at it; it stays served.
+pub fn carry_over(fd: i32) {
+    while let Some(word) = look_settled(fd).filter(|word| word.state() == State::Served) {
+        let carry = || {
+            let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
+            word
+        };
+        if moving(fd, word, carry).is_ok() {
+            return;
+        }
+    }
 }
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
@@ -443,14 +470,15 @@ pub fn detach_all(reason: Reason) {
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     // SeqCst, partner: the `fetch_max` in `opened`.
-    for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
+    let end = END.load(Ordering::SeqCst).max(written::end());
+    for fd in first..end.min(last.saturating_add(1)) {
         forget(fd as i32);
     }
 }
 
-/// The file is open for writing in this process from now on: no descriptor of it is served any more.
+/// The file is written from now on: no descriptor of it is served any more. The owner has heard so before, and tells
+/// who attaches it after this look.
 pub fn file_is_written(device: u64, inode: u64) {
-    written::add(device, inode);
     // SeqCst, partner: the `fetch_max` in `opened`.
     for fd in 0..END.load(Ordering::SeqCst) {
         let served = look_settled(fd as i32).is_some_and(|word| word.state() == State::Served);

@@ -18,6 +18,12 @@
 //!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
+//!   others            {lease, looked_at, checked, kernel, files: [{path, mode, why}]}
+//!                     files by what was done last about others who may change them; of the first 1000
+//!                       lease      nobody changed it without our having heard before
+//!                       looked_at  its times were looked at before each read
+//!                       checked    they were when it was opened, where it ended, and after the program took a lock
+//!                       kernel     somebody wrote it, and the kernel read
 //!   notes             [strings]
 //! ```
 
@@ -30,7 +36,8 @@ use std::path::Path;
 use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
 use quinion::arena::control::Reason;
-use quinion::serve::ViewerTotals;
+use quinion::arena::Trust;
+use quinion::serve::{FileMode, ViewerTotals};
 
 use super::{Ended, Kind};
 use crate::report::{Form, Report, Value};
@@ -70,6 +77,18 @@ pub struct RunReport<'a> {
     pub stats: ArenaStats,
     /// What the owner did.
     pub owner: OwnerNumbers,
+    /// What it did about others who may change files.
+    pub modes: Vec<FileMode>,
+}
+
+/// The name of a mode in reports.
+fn mode_name(trust: Trust) -> &'static str {
+    match trust {
+        Trust::Sure => "lease",
+        Trust::Looked => "looked_at",
+        Trust::Checked => "checked",
+        Trust::Kernel => "kernel",
+    }
 }
 
 impl RunReport<'_> {
@@ -160,8 +179,28 @@ impl RunReport<'_> {
             ),
         );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        if !self.modes.is_empty() {
+            line("others", self.others_text());
+        }
         for note in self.notes() {
             line("note", note);
+        }
+        text
+    }
+
+    fn files_by(&self, trust: Trust) -> u64 {
+        self.modes.iter().filter(|mode| mode.trust == trust).count() as u64
+    }
+
+    fn others_text(&self) -> String {
+        let [lease, looked, checked, kernel] =
+            [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel].map(|trust| self.files_by(trust));
+        let mut text = format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
+        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Checked) {
+            write!(text, " ({})", mode.why).expect("a string takes it");
+        }
+        if kernel > 0 {
+            write!(text, "; {kernel} left to the kernel because somebody writes").expect("a string takes it");
         }
         text
     }
@@ -188,6 +227,7 @@ impl RunReport<'_> {
             .add("evicted", "evicted", self.evicted())
             .add("memory", "memory", self.memory())
             .add("kernel", "kernel", self.kernel())
+            .add("others", "others", self.others())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
     }
@@ -245,6 +285,24 @@ impl RunReport<'_> {
         kernel.add("reads", "reads", Value::Number(self.totals.kernel_reads));
         kernel.add("reasons", "descriptors left to it", Value::Group(reasons));
         Value::Group(kernel)
+    }
+
+    fn others(&self) -> Value {
+        let mut others = Report::new();
+        for trust in [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel] {
+            let name = mode_name(trust);
+            others.add(name, name, Value::Number(self.files_by(trust)));
+        }
+        let files = self.modes.iter().map(|file| {
+            let mut report = Report::new();
+            report
+                .add("path", "path", Value::Text(file.path.to_string_lossy().into_owned()))
+                .add("mode", "mode", Value::Text(mode_name(file.trust).into()))
+                .add("why", "why", Value::Text(file.why.clone()));
+            Value::Group(report)
+        });
+        others.add("files", "files", Value::List(files.collect()));
+        Value::Group(others)
     }
 }
 

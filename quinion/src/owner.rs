@@ -15,13 +15,13 @@
 //! until the file is looked at again.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::{ArenaShare, Trust};
 use crate::arena::control::Manners;
+use crate::arena::{ArenaShare, Trust};
 use crate::cache::{Cache, Claim, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
@@ -213,9 +213,9 @@ impl Owner for CacheOwner {
             let options = OpenOptions::new().outside(self.outside);
             let done = self.cache.open_with(path, options).and_then(|file| {
                 file.read_by_kernels_cache();
-                wish.steps().take_while(|_| go_on()).try_for_each(|step| {
-                    file.make_ready(step.start, (step.end - step.start) as usize)
-                })
+                wish.steps()
+                    .take_while(|_| go_on())
+                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
             });
             polite.end(&wish, done.is_ok());
         }

@@ -33,8 +33,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -43,8 +43,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, CAN_WRITE, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request, Tally,
-    VIEWERS_MAX, ViewerPage, WRITING_PLACES, place_of, state,
+    ABANDONED, ATTACHED_PLACES, CAN_WRITE, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES,
+    Reason, Request, Tally, VIEWERS_MAX, ViewerPage, WRITING_PLACES, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};

@@ -32,8 +32,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
-    Tally, ViewerPage, WRITING_PLACES, place_of, state,
+    ABANDONED, ATTACHED_PLACES, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS,
+    RING_ENTRIES, Reason, Request, Tally, ViewerPage, WRITING_PLACES, place_of, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Grown, LayoutError, Trust, View};

@@ -117,8 +117,15 @@ pub fn run(
     let (stats, owner) = (session.owner.arena().stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
-        let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers(), modes: owner.modes() };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            totals,
+            stats,
+            owner: numbers(),
+            modes: owner.modes(),
+        };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::serve::{Owner, ViewerTotals};
-use quinion::{Cache, CacheOwner};
+use quinion::{Cache, CacheOwner, Outside};
 use quinion_cli::run::Session;
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
@@ -88,7 +88,7 @@ fn owner(room: Room) -> Arc<dyn Owner> {
         Room::FewPages => NaiveOwner::new(6),
         Room::Cache => {
             let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-            Arc::new(CacheOwner::new(cache))
+            Arc::new(CacheOwner::new(cache).with_outside(Outside::Lease))
         }
     }
 }
@@ -190,7 +190,6 @@ fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
         ("fork", Reason::Forked),
         ("mapped", Reason::Mapped),
         ("sendfile", Reason::Passed),
-        ("locks", Reason::Locked),
         ("write", Reason::Writable),
         ("errors", Reason::NotRegular),
         ("reuse", Reason::Foreign),

@@ -123,7 +123,8 @@ impl Stat {
         let now = coarse_time();
         let [written, written_part, changed, changed_part] = self.times;
         let step = if changed_part == 0 { STEP_OF_SECONDS } else { STEP };
-        let nanoseconds = |[seconds, part]: [i64; 2]| seconds.saturating_mul(1_000_000_000).saturating_add(part);
+        let nanoseconds =
+            |[seconds, part]: [i64; 2]| seconds.saturating_mul(1_000_000_000).saturating_add(part);
         let last = nanoseconds([written, written_part]).max(nanoseconds([changed, changed_part]));
         nanoseconds(now).saturating_sub(last) > step
     }
@@ -166,7 +167,9 @@ pub fn coarse_time() -> [i64; 2] {
     const CLOCK_REALTIME_COARSE: usize = 5;
     let mut now = [0i64; 2];
     // SAFETY: the kernel's structure is two numbers of 64 bits.
-    let _ = unsafe { call(number::CLOCK_GETTIME, [CLOCK_REALTIME_COARSE, now.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let _ = unsafe {
+        call(number::CLOCK_GETTIME, [CLOCK_REALTIME_COARSE, now.as_mut_ptr() as usize, 0, 0, 0, 0])
+    };
     now
 }
 

@@ -489,11 +489,9 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::EXECVE | number::EXECVEAT => inherited(),
         number::OPEN if is_for_reading(b) => opened_unseen(),
         number::OPENAT if is_for_reading(c) => opened_unseen(),
-        number::OPEN
-        | number::OPENAT
-        | number::OPENAT2
-        | number::CREAT
-        | number::OPEN_BY_HANDLE_AT => process::stop(Reason::Writable),
+        number::OPEN | number::OPENAT | number::OPENAT2 | number::CREAT | number::OPEN_BY_HANDLE_AT => {
+            process::stop(Reason::Writable)
+        }
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),

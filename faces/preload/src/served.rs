@@ -67,7 +67,11 @@ enum Start {
 fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     let viewer = process::viewer()?;
     let word = table::look(fd)?;
-    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word, to, start) }
+    if word.state() == State::Served {
+        Some((viewer, word))
+    } else {
+        not_served_yet(viewer, fd, word, to, start)
+    }
 }
 
 #[cold]
@@ -140,9 +144,8 @@ fn whose_turn(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
 
 /// The first read of a candidate: how large is it?
 fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small = |stat: kernel::Stat| {
-        stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes
-    };
+    let is_small =
+        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
     if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
         return Turn::Ours;
     }
@@ -207,6 +210,7 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
             }
             table::give_credit(fd, word, bytes, true);
         }
+        Ok(Answer::Empty) => table::give_credit(fd, word, 1, word.is_owners_credit()),
         Ok(Answer::Attached(to)) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
@@ -224,12 +228,17 @@ enum Answer {
     Attached(Attachment),
     /// Ask again when the kernel has read so many bytes.
     AfterMore(u64),
+    /// There is nothing to serve yet: look again at the next read.
+    Empty,
 }
 
 fn ask_to_attach(viewer: &Viewer, fd: c_int, spent: bool) -> Result<Answer, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
-    if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
+    if !stat.is_regular() || stat.size < 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
+    }
+    if stat.size == 0 {
+        return Ok(Answer::Empty);
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
     if flags & kernel::O_ACCMODE == kernel::O_WRONLY || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {

@@ -42,8 +42,8 @@ use quinion::arena::control::Operation;
 use quinion::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::table::{self, DESCRIPTORS};
 use crate::process;
+use crate::table::{self, DESCRIPTORS};
 
 const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
@@ -222,7 +222,9 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     const NEW: c_int = kernel::O_CREAT | kernel::O_EXCL;
     let (writes, cuts) = (flags & kernel::O_ACCMODE != 0, flags & kernel::O_TRUNC != 0);
     let concerns = (writes || cuts) && flags & kernel::O_PATH == 0 && flags & NEW != NEW;
-    let Some(viewer) = process::viewer().filter(|viewer| concerns && viewer.has_attached_files()) else { return };
+    let Some(viewer) = process::viewer().filter(|viewer| concerns && viewer.has_attached_files()) else {
+        return;
+    };
     let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) else { return };
     if !viewer.is_attached(stat.device, stat.inode) {
         return;

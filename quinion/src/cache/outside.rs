@@ -185,7 +185,8 @@ pub(crate) enum Claim {
 
 impl Watch {
     pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
-        let state = State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None, openers: 0 };
+        let state =
+            State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None, openers: 0 };
         Arc::new(Self {
             mapping: Arc::clone(mapping),
             filemap: Arc::clone(filemap),

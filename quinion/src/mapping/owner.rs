@@ -33,8 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, Trust, View, Word,
-    referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, Trust, View,
+    Word, referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;

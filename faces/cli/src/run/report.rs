@@ -35,8 +35,8 @@ use std::path::Path;
 
 use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
-use quinion::arena::control::Reason;
 use quinion::arena::Trust;
+use quinion::arena::control::Reason;
 use quinion::serve::{FileMode, ViewerTotals};
 
 use super::{Ended, Kind};
@@ -195,7 +195,8 @@ impl RunReport<'_> {
     fn others_text(&self) -> String {
         let [lease, looked, checked, kernel] =
             [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel].map(|trust| self.files_by(trust));
-        let mut text = format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
+        let mut text =
+            format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
         if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Checked) {
             write!(text, " ({})", mode.why).expect("a string takes it");
         }

@@ -59,7 +59,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::CellNumber;
-use quinion::arena::control::{Operation, Reason};
+use quinion::arena::control::{Advice, Operation, Reason};
 use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 
@@ -192,6 +192,11 @@ struct File {
     place: AtomicU64,
     marker_told: AtomicU64,
     touched: AtomicU64,
+    /// The page of the last read that was refused for want of it and whose page the owner was told of, plus one.
+    refused: AtomicU64,
+    /// What the program said of how it will read, plus one: for when it is attached. The only one that changes in any
+    /// state; what a race mixes up there costs speed.
+    advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -216,6 +221,8 @@ static FILES: [File; DESCRIPTORS] = [const {
         place: AtomicU64::new(0),
         marker_told: AtomicU64::new(0),
         touched: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+        advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
     }
@@ -265,6 +272,23 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
         marker_told: &file.marker_told,
         touched: &file.touched,
     }
+}
+
+/// Keeps what the program said of how it will read a descriptor that is not attached yet.
+pub fn keep_advice(fd: i32, advice: Advice) {
+    if let Some(file) = usize::try_from(fd).ok().and_then(|fd| FILES.get(fd)) {
+        file.advice.store(advice as u64 + 1, Ordering::Relaxed);
+    }
+}
+
+/// What was kept.
+pub fn advice(fd: i32) -> Option<Advice> {
+    Advice::of(FILES[fd as usize].advice.load(Ordering::Relaxed).checked_sub(1)?)
+}
+
+/// Whether a read that was refused at this page is the first of such in a row.
+pub fn is_first_refusal(fd: i32, page: u64) -> bool {
+    FILES[fd as usize].refused.swap(page + 1, Ordering::Relaxed) != page + 1
 }
 
 /// The word of `fd` once nobody is moving it.
@@ -328,6 +352,7 @@ fn set_opened(fd: i32, state: State) {
     while let Some(word) = look_settled(fd) {
         let handle = file(fd).handle;
         if exchange(fd, word, word.opened(state)).is_ok() {
+            FILES[fd as usize].advice.store(0, Ordering::Relaxed);
             if word.state().is_attached() {
                 // It was closed by means we do not see, so no number is safe any more.
                 give_back(handle);
@@ -429,6 +454,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.place.store(to.place, Ordering::Relaxed);
         file.marker_told.store(0, Ordering::Relaxed);
         file.touched.store(0, Ordering::Relaxed);
+        file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
         word

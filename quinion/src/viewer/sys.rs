@@ -14,6 +14,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// "Bad file descriptor": a handle that was not given to who uses it.
     pub const BADF: Errno = Errno(9);
+    /// It would have to wait.
+    pub const AGAIN: Errno = Errno(11);
     /// "Input/output error".
     pub const IO: Errno = Errno(5);
     /// "Invalid argument".

@@ -83,8 +83,6 @@ pub const O_CLOEXEC: i32 = 0o2000000;
 pub const O_PATH: i32 = 0o10000000;
 pub const O_TMPFILE_BIT: i32 = 0o20000000;
 pub const AT_FDCWD: i32 = -100;
-/// Read what is missing into the kernel's page cache.
-pub const FADV_WILLNEED: i32 = 3;
 pub const SEEK_SET: i32 = 0;
 pub const SEEK_CUR: i32 = 1;
 pub const F_GETFL: usize = 3;

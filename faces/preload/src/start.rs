@@ -23,10 +23,12 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
-    let Some(viewer) = place.and_then(Place::parse).and_then(|place| attach(&place)) else { return };
+    let Some((viewer, mapped)) = place.and_then(Place::parse).and_then(|place| attach(&place)) else {
+        return;
+    };
     viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
-    if process::start(viewer, kernel::process()).is_some() {
-        inherited_writers();
+    if process::start(viewer, mapped, kernel::process()).is_some() {
+        adopt_inherited();
     }
 }
 
@@ -77,7 +79,7 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-fn attach(place: &Place) -> Option<Viewer> {
+fn attach(place: &Place) -> Option<(Viewer, process::Place)> {
     let arena = map_file(place.process, place.arena, Access::Read)?;
     let Some(control) = map_file(place.process, place.control, Access::ReadWrite) else {
         kernel::unmap(arena.base, arena.bytes as usize);
@@ -89,7 +91,7 @@ fn attach(place: &Place) -> Option<Viewer> {
         kernel::unmap(arena.base, arena.bytes as usize);
         kernel::unmap(control.base, control.bytes as usize);
     }
-    viewer.ok()
+    Some((viewer.ok()?, process::Place { arena, control, token: place.token }))
 }
 
 fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
@@ -143,8 +145,9 @@ fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {
     put(&digits[first..]);
 }
 
-/// Descriptors the program was born with may write: their files are not served.
-fn inherited_writers() {
+/// Descriptors the program was born with: somebody else may have them too, and the files of those that may write
+/// are not served.
+fn adopt_inherited() {
     let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };
     let mut entries = [0u64; 128];
     loop {

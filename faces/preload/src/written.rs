@@ -163,11 +163,15 @@ pub fn shared_all() {
 /// Says that the file is written by `fd`, if it is one that can be.
 #[cold]
 fn say(fd: c_int, to: u8) {
-    let Some(viewer) = process::viewer() else { return };
+    if !process::is_on() {
+        return;
+    }
     let before = state(fd);
     let writes = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
     match kernel::fstat(fd).filter(|stat| writes && stat.is_regular()) {
         Some(stat) => {
+            // A forked child becomes a viewer by that, or nobody hears it but the lease.
+            let Some(viewer) = process::join() else { return };
             say_of(viewer, &stat);
             // Only now, so that another thread that writes by it does not take it for said too early.
             if to == SAYS && !set(fd, before, SAYS) {
@@ -179,6 +183,18 @@ fn say(fd: c_int, to: u8) {
         // What can be read only may be opened anew for writing under the same number; it is looked at again.
         None if writes => drop(set(fd, before, NEVER)),
         None => {}
+    }
+}
+
+/// In a forked child, by its only thread that looks: what its parent said was said by the parent, which may end before
+/// us. The next call that writes says it anew.
+pub fn settle_child() {
+    for fd in 0..end() {
+        if matches!(state(fd as c_int), SAYS | SHARED)
+            && let Some(place) = place(fd as c_int)
+        {
+            place.store(CAN, Ordering::SeqCst);
+        }
     }
 }
 
@@ -200,21 +216,24 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat) {
     }
 }
 
-/// A file is cut off by its name, or by an open for reading: nothing of it that is cached is believed, before and after.
-fn cut(stat: Option<Stat>) {
-    if let (Some(viewer), Some(stat)) = (process::viewer(), stat.filter(Stat::is_regular)) {
-        let must_ask = viewer.begin_writing(stat.device, stat.inode);
-        if must_ask {
-            ask(viewer, Operation::Writing, &stat);
-            table::file_is_written(stat.device, stat.inode);
-        }
+/// Nobody believes what was cached of a file, if it is attached.
+fn distrust(stat: &Stat) {
+    if process::is_attached(stat.device, stat.inode)
+        && let Some(viewer) = process::join()
+    {
+        ask(viewer, Operation::Writing, stat);
+        table::file_is_written(stat.device, stat.inode);
     }
 }
 
-/// Before `truncate`: who attaches it while that is under way is told for good that it is written, or has a lease that
-/// the call waits for.
+/// Before `truncate`: who attaches the file while that is under way is told for good that it is written, or has a lease
+/// that the call waits for.
 pub fn before_truncate(path: usize) {
-    cut(kernel::stat(path));
+    if let Some(stat) = kernel::stat(path).filter(Stat::is_regular)
+        && let Some(viewer) = process::join()
+    {
+        say_of(viewer, &stat);
+    }
 }
 
 /// Before an open that may write, or cut.
@@ -222,23 +241,26 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     const NEW: c_int = kernel::O_CREAT | kernel::O_EXCL;
     let (writes, cuts) = (flags & kernel::O_ACCMODE != 0, flags & kernel::O_TRUNC != 0);
     let concerns = (writes || cuts) && flags & kernel::O_PATH == 0 && flags & NEW != NEW;
-    let Some(viewer) = process::viewer().filter(|viewer| concerns && viewer.has_attached_files()) else {
-        return;
-    };
-    let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) else { return };
-    if !viewer.is_attached(stat.device, stat.inode) {
+    if !concerns || !process::is_on() || !process::has_attached_files() {
         return;
     }
+    let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) else { return };
     if cuts {
-        cut(Some(stat));
-    } else {
+        distrust(&stat);
+    } else if process::is_attached(stat.device, stat.inode)
+        && let Some(viewer) = process::join()
+    {
         ask(viewer, Operation::WriterOpened, &stat);
     }
 }
 
-/// After an open that cut a file.
+/// After an open that cut a file: again, for who attached it meanwhile.
 pub fn after_cut(fd: c_int) {
-    cut(kernel::fstat(fd));
+    if process::has_attached_files()
+        && let Some(stat) = kernel::fstat(fd)
+    {
+        distrust(&stat);
+    }
 }
 
 // ---- locks --------------------------------------------------------------------------------------------

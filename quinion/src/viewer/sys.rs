@@ -16,6 +16,8 @@ impl Errno {
     pub const BADF: Errno = Errno(9);
     /// Somebody writes the file.
     pub const TXTBSY: Errno = Errno(26);
+    /// It would have to wait.
+    pub const AGAIN: Errno = Errno(11);
     /// "Input/output error".
     pub const IO: Errno = Errno(5);
     /// "Invalid argument".

@@ -470,8 +470,6 @@ impl Arena {
         let mut growth = self.growth.lock();
         let first =
             self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
-        let fresh = self.view.frames_grown()..(first + extents) * EXTENT_PAGES;
-        self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
@@ -481,6 +479,8 @@ impl Arena {
             GuestUse::Frozen => Sharing::ReadOnly,
         };
         let file = create_sized(name, bytes, sharing)?;
+        let fresh = self.view.frames_grown()..(first + extents) * EXTENT_PAGES;
+        self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
         // 3 over the extents. Who is past his first look there throws away what he sees (head of this file).
         let offset = first as usize * EXTENT_SIZE;
         if let Err(source) = self.arena_segment.lay_over(offset, bytes, file.as_fd()) {

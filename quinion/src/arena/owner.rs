@@ -1192,6 +1192,22 @@ mod tests {
         assert!(matches!(build(u64::MAX), Err(ArenaError::TooLarge { max, .. }) if max <= MEMORY_MAX));
     }
 
+    /// The tables have entries for all frames there may be, and memory for those there are.
+    #[test]
+    fn a_large_arena_takes_little_before_it_is_used() {
+        let arena = arena(8 << 30);
+        let (at_first, meta) = (taken(&arena), arena.stats().meta_bytes);
+        assert!(at_first < 2 << 20 && meta > 70 << 20, "{at_first} bytes taken, {meta} set aside");
+        let frame = arena.alloc(Order(0)).unwrap();
+        let grown = taken(&arena) - at_first;
+        assert!(grown < 16 << 20, "{grown} bytes for one frame and its entries");
+        let stats = arena.stats();
+        let backed = stats.extents_huge + stats.extents_small;
+        assert!(backed * EXTENT_SIZE as u64 <= 16 << 20, "{backed} extents are said to have memory");
+        arena.free(frame, Order(0));
+        arena.check().unwrap();
+    }
+
     #[test]
     fn it_grows_to_its_bound_and_not_a_byte_further() {
         // The second is no whole number of extents, nor of pages.

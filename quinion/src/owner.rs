@@ -23,7 +23,7 @@ use crate::arena::control::Manners;
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
-use crate::serve::{Attached, FirstRead, Owner};
+use crate::serve::{Attached, Owner};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
 use crate::viewer::sys::Errno;
@@ -50,9 +50,9 @@ impl CacheOwner {
         Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
     }
 
-    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, files that
-    /// are read in large pieces, and files that are in its page cache already. These are taken over when they have been
-    /// read some times again, and then filled from there.
+    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
+    /// that are in its page cache already. These are taken over when they have been read some times again, and then
+    /// filled from there.
     #[must_use]
     pub fn polite(mut self) -> Self {
         self.polite = Some(Polite::new());
@@ -110,15 +110,9 @@ impl Owner for CacheOwner {
         self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
     }
 
-    fn leaves_to_kernel(
-        &self,
-        process: u32,
-        descriptor: i32,
-        file: (u64, u64),
-        read: FirstRead,
-    ) -> Option<u64> {
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let room = self.cache.arena().bound() / 4;
-        match self.polite.as_ref()?.judge(process, descriptor, file, read, room) {
+        match self.polite.as_ref()?.judge(process, descriptor, file, spent, room) {
             Verdict::Attach => None,
             Verdict::Kernels(credit) => Some(credit),
         }
@@ -129,9 +123,9 @@ impl Owner for CacheOwner {
         while let Some(wish) = polite.next_wish() {
             let done = self.cache.adopt(wish.file()).and_then(|file| {
                 file.read_by_kernels_cache();
-                wish.steps()
-                    .take_while(|_| go_on())
-                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
+                wish.steps().take_while(|_| go_on()).try_for_each(|step| {
+                    file.make_ready(step.start, (step.end - step.start) as usize)
+                })
             });
             polite.end(&wish, done.is_ok());
         }

@@ -37,7 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, CREDIT_SPENT, Control, Counter, LARGE_READ, Manners, Operation, RING_ENTRIES, Reason, Request,
+    ABANDONED, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
     VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
@@ -64,15 +64,6 @@ pub struct Attached {
     pub id: MappingId,
 }
 
-/// The read for which a viewer asks for a file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FirstRead {
-    /// It follows others, which were left to the kernel: the viewer asks again.
-    pub spent: bool,
-    /// It is of [`Manners::READ_BYTES_MAX`] bytes or more.
-    pub is_large: bool,
-}
-
 /// What a cache does for its viewers. Called by several threads at a time; every call may wait.
 ///
 /// Handles are checked before they get here: one that arrives was given by `attach` and not detached
@@ -88,15 +79,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
         Manners::default()
     }
     /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
-    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again.
-    fn leaves_to_kernel(
-        &self,
-        process: u32,
-        descriptor: i32,
-        file: (u64, u64),
-        read: FirstRead,
-    ) -> Option<u64> {
-        let _ = (process, descriptor, file, read);
+    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again. `spent`
+    /// says that it does ask again.
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let _ = (process, descriptor, file, spent);
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is better
@@ -408,11 +394,9 @@ impl Shared {
     }
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
-        let read =
-            FirstRead { spent: descriptor & CREDIT_SPENT != 0, is_large: descriptor & LARGE_READ != 0 };
-        let number = descriptor & !(CREDIT_SPENT | LARGE_READ);
-        let descriptor = i32::try_from(number).map_err(|_| Errno::BADF)?;
-        if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), read) {
+        let spent = descriptor & CREDIT_SPENT != 0;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
+        if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
             return Ok([0, credit]);
         }
         let attached = self.owner.attach(job.process, descriptor, device, inode)?;

@@ -5,12 +5,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use quinion::serve::{FirstRead, Owner};
+use quinion::serve::Owner;
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 6 << 20;
-/// A small one, of somebody who asks for the first time.
-const READ: FirstRead = FirstRead { spent: false, is_large: false };
 
 fn owner() -> CacheOwner {
     CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite()
@@ -36,8 +34,7 @@ fn name(file: &File) -> (u64, u64) {
 
 /// Asks for the file, as a viewer in this process; how many bytes are left to the kernel.
 fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
-    let read = FirstRead { spent, is_large: false };
-    owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), name(file), read)
+    owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), name(file), spent)
 }
 
 /// Lets the kernel forget the file; whether it did.
@@ -75,22 +72,6 @@ fn what_the_kernel_holds_is_copied_after_four_readings() {
     owner.fill(attached.handle, 0, BYTES).unwrap();
     assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
     owner.detach(attached.handle);
-}
-
-/// A cold file that is read in large pieces is left to the kernel, in small ones it is not.
-#[test]
-fn large_reads_of_what_nobody_holds_are_the_kernels() {
-    let (folder, owner) = (folder(), owner());
-    let file = file(folder.path(), BYTES);
-    if !forget(&file) {
-        return println!("left out: the kernel does not let go of files here");
-    }
-    let ask = |read| owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), name(&file), read);
-    let large = FirstRead { is_large: true, ..READ };
-    assert_eq!(ask(large), Some(4 * BYTES));
-    assert_eq!(ask(FirstRead { spent: true, ..large }), Some(4 * BYTES), "it is still not there");
-    assert_eq!(ask(READ), None);
-    assert_eq!(ask(large), None, "what was taken over stays so");
 }
 
 /// A program that opens a file again and again and reads it through has it taken over in the end, too.
@@ -168,8 +149,8 @@ fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     let (device, inode) = name(&file);
-    let elsewhere = owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), (device, inode + 1), READ);
+    let elsewhere = owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), (device, inode + 1), false);
     assert_eq!(elsewhere, None);
     assert!(owner.attach(std::process::id(), file.as_raw_fd(), device, inode + 1).is_err());
-    assert_eq!(owner.leaves_to_kernel(std::process::id(), -1, (device, inode), READ), None);
+    assert_eq!(owner.leaves_to_kernel(std::process::id(), -1, (device, inode), false), None);
 }

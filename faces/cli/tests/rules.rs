@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::arena::control::Manners;
-use quinion::serve::{Attached, FirstRead, Owner, ViewerTotals};
+use quinion::serve::{Attached, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
@@ -100,9 +100,9 @@ impl Owner for Hesitant {
     fn manners(&self) -> Manners {
         Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
     }
-    fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), read: FirstRead) -> Option<u64> {
+    fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let is_new = self.asked.lock().unwrap().insert(file);
-        assert!(!is_new || !read.spent, "credit was spent that was not given");
+        assert!(!is_new || !spent, "credit was spent that was not given");
         is_new.then_some(7_000)
     }
     fn arena(&self) -> quinion::arena::ArenaShare<'_> {
@@ -229,7 +229,7 @@ fn descriptors_change_hands_while_they_are_read() {
     use quinion::arena::control::Reason;
     for case in ["read", "pread", "vectors", "seek", "threads"] {
         let totals = same_with_and_without(case, 1, Room::Hesitant);
-        let left = totals.reasons[Reason::Left as usize];
+        let left = totals.reasons[Reason::Resident as usize];
         assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
     }
     for seed in 100..130 {

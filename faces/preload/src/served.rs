@@ -20,7 +20,7 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{CREDIT_SPENT, Counter, LARGE_READ, Manners, Operation, Reason};
+use quinion::arena::control::{CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, RequestError, Viewer};
 
@@ -66,11 +66,7 @@ enum Start {
 fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     let viewer = process::viewer()?;
     let word = table::look(fd)?;
-    if word.state() == State::Served {
-        Some((viewer, word))
-    } else {
-        not_served_yet(viewer, fd, word, to, start)
-    }
+    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word, to, start) }
 }
 
 #[cold]
@@ -86,7 +82,7 @@ fn not_served_yet(
             State::Served => return Some((viewer, word)),
             State::Moving => kernel::yield_now(),
             State::Candidate => match whose_turn(viewer, fd, word) {
-                Turn::Ours => attach(viewer, fd, word, worth(to)),
+                Turn::Ours => attach(viewer, fd, word),
                 // A read at the offset is charged by `pass_on`.
                 Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
                     viewer.count(Counter::KernelReads, 1);
@@ -113,7 +109,7 @@ fn is_served(fd: c_int) -> bool {
         match word.state() {
             State::Served => return true,
             State::Candidate => match whose_turn(viewer, fd, word) {
-                Turn::Ours => attach(viewer, fd, word, 0),
+                Turn::Ours => attach(viewer, fd, word),
                 Turn::Kernels => return false,
                 Turn::Unknown => {}
             },
@@ -143,8 +139,9 @@ fn whose_turn(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
 
 /// The first read of a candidate: how large is it?
 fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small =
-        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
+    let is_small = |stat: kernel::Stat| {
+        stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes
+    };
     if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
         return Turn::Ours;
     }
@@ -200,14 +197,12 @@ fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
 }
 
 /// Asks the owner for the file behind a candidate. Afterwards it has a credit of the owner's, or is a candidate no
-/// more. `worth` is that of the read for which it is asked.
-fn attach(viewer: &Viewer, fd: c_int, word: Word, worth: u64) {
-    let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
-    let large = if worth >= Manners::READ_BYTES_MAX { LARGE_READ } else { 0 };
-    match ask_to_attach(viewer, fd, spent | large) {
+/// more.
+fn attach(viewer: &Viewer, fd: c_int, word: Word) {
+    match ask_to_attach(viewer, fd, word.is_owners_credit()) {
         Ok(Answer::AfterMore(bytes)) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Left);
+                viewer.count_reason(Reason::Resident);
             }
             table::give_credit(fd, word, bytes, true);
         }
@@ -230,19 +225,20 @@ enum Answer {
     AfterMore(u64),
 }
 
-fn ask_to_attach(viewer: &Viewer, fd: c_int, flags: u64) -> Result<Answer, Reason> {
+fn ask_to_attach(viewer: &Viewer, fd: c_int, spent: bool) -> Result<Answer, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
     }
-    let status = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
-    if status & kernel::O_ACCMODE != 0 || status & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
+    let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
+    if flags & kernel::O_ACCMODE != 0 || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
         return Err(Reason::Flags);
     }
     if written::contains(stat.device, stat.inode) {
         return Err(Reason::Writable);
     }
-    let question = [fd as u64 | flags, stat.device, stat.inode];
+    let spent = if spent { CREDIT_SPENT } else { 0 };
+    let question = [fd as u64 | spent, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
     Ok(match handle {
         0 => Answer::AfterMore(place.max(1)),

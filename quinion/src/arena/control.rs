@@ -90,7 +90,10 @@ impl Control {
     /// When viewers are to ask for files.
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;
-        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+        Manners {
+            large_bytes: large.load(Ordering::Relaxed),
+            credit_bytes: credit.load(Ordering::Relaxed),
+        }
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
@@ -231,16 +234,13 @@ pub mod state {
 
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
-/// Added to it by who reads so much at a time that the way into the kernel does not matter:
-/// [`Manners::READ_BYTES_MAX`] or more.
-pub const LARGE_READ: u64 = 1 << 33;
 
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, with what is so of [`CREDIT_SPENT`] and [`LARGE_READ`] added; its device; its inode.
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
@@ -308,8 +308,8 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
-    /// Left to the kernel for a while, which served it as well; it may be served since.
-    Left = 13,
+    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
+    Resident = 13,
 }
 
 impl Reason {
@@ -328,7 +328,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
-        Reason::Left,
+        Reason::Resident,
     ];
 }
 

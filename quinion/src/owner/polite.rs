@@ -1,21 +1,16 @@
 //! Polite: which files are left to the kernel, and for how long.
 //!
 //! Taking a file over costs a question and a copy of all that is read, from the device or out of the kernel's page
-//! cache. Where the kernel holds the file already, that is a copy more than without us. Where the device does, it is
-//! as much work as the kernel's own, but for the zeros that the kernel writes to fresh memory of ours and not of its; so
-//! who reads on and on in large pieces, for which the way into the kernel is short, had better have the kernel read. So the
-//! kernel goes on to serve a file until it has served so much that another copy does not matter:
+//! cache. Where the kernel holds the file already, that is a copy more than without us. So the kernel goes on to
+//! serve it until it has served so much that another copy does not matter:
 //!
 //! ```text
-//!   asked for --cachestat--> cold    --small reads-------------------------------> ATTACH, read from the device
-//!                            partly  --small reads-------------------------------> ATTACH, through the kernel's cache
-//!                            either  --large reads--.
-//!                            held    ---------------+-> LEFT for 4 times its size --asked again--> judged again, or
-//!                                                                                     if held: WISHED, copied while
-//!                                                                 ATTACH <--asked again-- nobody waits
+//!   asked for --cachestat--> cold    ------------------------------------------> ATTACH, read from the device
+//!                            partly  ------------------------------------------> ATTACH, read through the kernel's cache
+//!                            held    --> LEFT for 4 times its size --asked again--> WISHED, copied while nobody waits
+//!                                                                                      |
+//!                                                                 ATTACH <--asked again--'
 //! ```
-//!
-//! A large read counts for 16 KiB of that, whatever its size.
 //!
 //! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what the
 //! skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
@@ -37,7 +32,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
 use crate::arena::control::Manners;
-use crate::serve::FirstRead;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
@@ -112,14 +106,14 @@ impl Polite {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
     }
 
-    /// What is to be done about the file `name` behind `descriptor` of `process`, for `read`. `room` is how large a
-    /// file may be that is copied, in bytes.
+    /// What is to be done about the file `name` behind `descriptor` of `process`. `spent` says that the kernel has
+    /// read all it was to read; `room` is how large a file may be that is copied, in bytes.
     pub(super) fn judge(
         &self,
         process: u32,
         descriptor: i32,
         name: Name,
-        read: FirstRead,
+        spent: bool,
         room: u64,
     ) -> Verdict {
         // 1 What is known?
@@ -135,14 +129,12 @@ impl Polite {
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
         let times = if let Some(Known::Left(times)) = known { times } else { 0 };
-        let often = read.spent || times >= OPENINGS_MAX;
-        let left = (Verdict::Kernels(bytes.saturating_mul(TIMES)), Known::Left(times + 1));
+        let often = spent || times >= OPENINGS_MAX;
         let (verdict, next) = match Held::of(holds, bytes) {
-            Held::Not | Held::Partly if read.is_large => left,
             Held::Not => (Verdict::Attach, Known::Ours { by_kernel: false }),
             Held::Partly => (Verdict::Attach, Known::Ours { by_kernel: true }),
             Held::Wholly if often && bytes <= room => (Verdict::Kernels(bytes), Known::Wished),
-            Held::Wholly => left,
+            Held::Wholly => (Verdict::Kernels(bytes.saturating_mul(TIMES)), Known::Left(times + 1)),
         };
         self.note(name, next, (next == Known::Wished).then_some(Wish { name, file, bytes }));
         verdict

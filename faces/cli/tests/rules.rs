@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::Manners;
+use quinion::arena::control::{Advice, Manners};
 use quinion::serve::{Attached, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
@@ -111,11 +111,14 @@ impl Owner for Hesitant {
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
         self.owner.attach(process, descriptor, device, inode)
     }
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
-        self.owner.fill(handle, position, len)
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+        self.owner.fill(handle, position, len, uncached)
     }
-    fn advance(&self, handle: u64, page: PageIndex) {
-        self.owner.advance(handle, page);
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
+        self.owner.advance(handle, page, uncached);
+    }
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        self.owner.advise(handle, advice, position, len)
     }
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
         self.owner.revalidate(handle)
@@ -220,7 +223,6 @@ fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
 /// What a program says of how it will read, before its file is attached and after, arrives.
 #[test]
 fn hints_arrive_at_the_owner() {
-    use quinion::arena::control::Advice;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, content(FILE_BYTES)).unwrap();

@@ -283,18 +283,12 @@ impl Service {
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
         shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the others.
-        service.spawn("quinion-keeper", Shared::keep_house)?;
-        for _ in 0..workers.max(1) {
-            service.spawn("quinion-worker", Shared::answer_viewers)?;
-        }
+        // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
+        // alone; the rest is the keeper's, and it makes do with fewer.
+        service.threads.push(spawn(&service.shared, "quinion-worker", |shared| shared.answer_viewers())?);
+        let keep_house = move |shared: &Arc<Shared>| shared.keep_house(workers.saturating_sub(1));
+        service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
         Ok(service)
-    }
-
-    fn spawn(&mut self, name: &str, life: fn(&Shared)) -> std::io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))?);
-        Ok(())
     }
 
     /// What viewers did so far.
@@ -360,6 +354,15 @@ impl Service {
         self.shared.drain_rings();
         self.shared.detach_all();
     }
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    life: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
 }
 
 impl Drop for Service {
@@ -564,7 +567,15 @@ impl Shared {
 
     // ---- the keeper -----------------------------------------------------------------------------
 
-    fn keep_house(&self) {
+    /// The keeper's life; the workers besides the first are its children.
+    fn keep_house(self: &Arc<Self>, workers: usize) {
+        let worker = |_| spawn(self, "quinion-worker", |shared| shared.answer_viewers()).ok();
+        let workers: Vec<_> = (0..workers).filter_map(worker).collect();
+        self.beat();
+        workers.into_iter().for_each(|worker| worker.join().expect("a worker does not panic"));
+    }
+
+    fn beat(&self) {
         while !self.is_closed() {
             self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
             for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {

@@ -16,7 +16,8 @@
 //! Nothing here takes a lock, allocates or needs the standard library, so a
 //! signal handler may read while the code it interrupted was reading, and the
 //! code runs inside any program. A request is a slot claimed by one atomic
-//! step; thirty-two may be open at a time.
+//! step; thirty-two may be open at a time. While one is, its thread has its
+//! signals held back: a handler may end the thread, or jump.
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page, to the doorbell, and nowhere else.
@@ -42,6 +43,8 @@ use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
 pub mod sys;
+
+use sys::SignalsHeld;
 
 /// How long an owner may show no sign of life, in milliseconds, before a viewer that waits gives it up.
 pub const OWNER_QUIET_MILLIS_MAX: u64 = 2000;
@@ -337,6 +340,7 @@ impl Viewer {
 
     /// The same without waiting; forgotten if many questions are open.
     pub fn suggest(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
+        let _held = SignalsHeld::new(); // as in `request`
         let question = [file.handle, position, advice.with_length(len)];
         let _ = self.submit(Operation::Hint, question, state::PENDING_UNATTENDED, HINT_SLOTS);
     }
@@ -450,8 +454,10 @@ impl Viewer {
     /// Asks the owner and waits for its answer.
     ///
     /// Waits while the owner works. Ends with an error if the owner closed, or showed no sign of life for
-    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled and the wait goes on.
+    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled afterwards, as during a read of the kernel's
+    /// own: a handler that does not come back would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        let _held = SignalsHeld::new();
         let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;
         self.wait(slot)?;
         let error = slot.error.load(Ordering::Relaxed);
@@ -463,6 +469,7 @@ impl Viewer {
 
     /// Tells the owner something and does not wait.
     pub fn tell(&self, operation: Operation, arguments: [u64; 3]) -> Result<(), RequestError> {
+        let _held = SignalsHeld::new(); // as in `request`
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 

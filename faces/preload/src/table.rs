@@ -141,7 +141,7 @@ impl Word {
     pub fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
-    /// Of a shared one: it has been counted why it is.
+    /// Of a shared or positioned one: it has been counted why it is.
     const TOLD: u64 = 1 << 39;
     const LOOKED: u64 = 1 << 47;
     const OWNERS: u64 = 1 << 46;
@@ -167,10 +167,13 @@ impl Word {
     fn charged(self, bytes: u64) -> Self {
         self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
     }
-    /// The same opening, whose offset is the kernel's from now on.
-    fn positioned(self, state: State) -> Self {
-        let kept = if state == State::Shared { !Self::KERNELS_READS } else { !(OFFSETS_MAX - 1) };
-        Self(self.with_state(state).0 & kept)
+    /// Of a candidate: the same opening, whose offset is the kernel's from now on.
+    fn shared(self) -> Self {
+        Self(self.with_state(State::Shared).0 & !Self::KERNELS_READS).told()
+    }
+    /// Of a shared one: the same opening, attached.
+    fn positioned(self) -> Self {
+        self.with_state(State::Positioned).with_offset(self.0 & Self::TOLD)
     }
     fn told(self) -> Self {
         Self(self.0 | Self::TOLD)
@@ -381,7 +384,9 @@ pub fn settle(fd: i32, from: Word, to: Word) {
 
 /// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
 pub fn tell(fd: i32, word: Word) -> bool {
-    word.state() == State::Shared && word.0 & Word::TOLD == 0 && exchange(fd, word, word.told()).is_ok()
+    matches!(word.state(), State::Shared | State::Positioned)
+        && word.0 & Word::TOLD == 0
+        && exchange(fd, word, word.told()).is_ok()
 }
 
 /// The descriptor is about to be closed.
@@ -456,7 +461,7 @@ pub fn end_kernels_read(fd: i32, begun: Word) {
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     let published = moving(fd, from, || {
         let word = if from.state() == State::Shared {
-            from.positioned(State::Positioned)
+            from.positioned()
         } else {
             let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
             from.with_state(State::Served).with_offset(offset)
@@ -528,10 +533,10 @@ pub fn share(fd: i32, reason: Reason) {
 fn share_now(fd: i32, reason: Reason) {
     while let Some(word) = look_settled(fd) {
         let done = match word.state() {
-            State::Candidate => exchange(fd, word, word.positioned(State::Shared).told()),
+            State::Candidate => exchange(fd, word, word.shared()),
             State::Served => moving(fd, word, || {
                 carry_over(fd, word);
-                word.positioned(State::Positioned)
+                word.with_state(State::Positioned).with_offset(0).told()
             }),
             _ => return,
         };

@@ -37,7 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Control, Counter, Operation, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, Control, Counter, Operation, Patching, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -105,6 +105,8 @@ pub struct ViewerTotals {
     pub kernel_reads: u64,
     /// Descriptors left to the kernel, in the order of [`Reason::ALL`].
     pub reasons: [u64; Reason::ALL.len()],
+    /// Processes by what came of patching their C library, in the order of [`Patching::ALL`].
+    pub patching: [u64; Patching::ALL.len()],
 }
 
 impl ViewerTotals {
@@ -123,6 +125,9 @@ impl ViewerTotals {
         }
         for (number, sum) in self.reasons.iter_mut().enumerate() {
             *sum = sum.wrapping_add(counted(Counter::FirstReason as usize + number));
+        }
+        for (number, sum) in self.patching.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(counted(Counter::FirstPatching as usize + number));
         }
         self.viewers += 1;
     }

@@ -251,12 +251,29 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
+/// Whether a call is a point where a thread may be cancelled. The C library has forms of some calls for itself that
+/// are not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    Point,
+    Never,
+}
+
+impl Cancel {
+    #[inline]
+    fn test(self) {
+        if self == Cancel::Point {
+            test_cancel();
+        }
+    }
+}
+
 /// A read at the descriptor's offset. `None`: the real function has to answer.
 #[inline]
-fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
+fn read_on(fd: c_int, to: Target<'_>, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd)?;
-        test_cancel();
+        cancel.test();
         let bytes = transfer_all(viewer, fd, word.offset(), to)?;
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
@@ -269,10 +286,10 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 
 /// A read at `position`. `None`: the real function has to answer.
 #[inline]
-fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
+fn read_at(fd: c_int, to: Target<'_>, position: u64, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd)?;
-        test_cancel();
+        cancel.test();
         let bytes = transfer_all(viewer, fd, position, to)?;
         // The number may have been closed and opened anew under the copy.
         if table::look(fd)?.is_same_opening(word) {
@@ -360,7 +377,7 @@ pub(crate) use names;
 names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
-        match one(to, len).and_then(|to| read_on(fd, to)) {
+        match one(to, len).and_then(|to| read_on(fd, to, Cancel::Point)) {
             Some(answer) => answer,
             None => {
                 to_the_kernel(fd);
@@ -369,9 +386,20 @@ names! {
         }
     }
 
+    /// The C library's own `read`, where nobody is to be cancelled.
+    __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
+        match one(to, len).and_then(|to| read_on(fd, to, Cancel::Never)) {
+            Some(answer) => answer,
+            None => {
+                to_the_kernel(fd);
+                call_real!(__read_nocancel(fd => c_int, to => *mut u8, len => usize) -> isize)
+            }
+        }
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
-        if len <= room && let Some(answer) = one(to, len).and_then(|to| read_on(fd, to)) {
+        if len <= room && let Some(answer) = one(to, len).and_then(|to| read_on(fd, to, Cancel::Point)) {
             return answer;
         }
         to_the_kernel(fd);
@@ -381,18 +409,28 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Cancel::Point)
         {
             return answer;
         }
         call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
+    /// The C library's own `pread`, where nobody is to be cancelled.
+    __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
+        if let (Some(to), Some(position)) = (one(to, len), at(position))
+            && let Some(answer) = read_at(fd, to, position, Cancel::Never)
+        {
+            return answer;
+        }
+        call_real!(__pread64_nocancel(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Cancel::Point)
         {
             return answer;
         }
@@ -402,7 +440,7 @@ names! {
     /// Served.
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
-        if let Some(answer) = unsafe { many(parts, count) }.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = unsafe { many(parts, count) }.and_then(|to| read_on(fd, to, Cancel::Point)) {
             return answer;
         }
         to_the_kernel(fd);
@@ -413,7 +451,7 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         // SAFETY: the program's promise.
         if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Cancel::Point)
         {
             return answer;
         }
@@ -425,8 +463,8 @@ names! {
         // SAFETY: the program's promise.
         if flags == 0 && let Some(to) = unsafe { many(parts, count) } {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to),
-                (_, Some(position)) => read_at(fd, to, position),
+                (-1, _) => read_on(fd, to, Cancel::Point),
+                (_, Some(position)) => read_at(fd, to, position, Cancel::Point),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -472,6 +510,14 @@ names! {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
+    }
+
+    /// The C library's own `close`, where nobody is to be cancelled.
+    __close_nocancel(fd: c_int) -> c_int {
+        if process::viewer().is_some() {
+            table::forget(fd);
+        }
+        call_real!(__close_nocancel(fd => c_int) -> c_int)
     }
 }
 

@@ -1,16 +1,18 @@
 //! Start: attaching, before the program's `main`.
 //!
-//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN`, two
-//! descriptors of the owner's process and a number in hexadecimal. The files
-//! are opened by way of `/proc`, checked, mapped and closed again.
+//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN:PLAN`,
+//! three descriptors of the owner's process, before the last a number in
+//! hexadecimal. The files are opened by way of `/proc`, checked, mapped and
+//! closed again. `-` stands for no plan: then the C library is not patched.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
+use quinion::arena::control::Patching;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{kernel, opened, process, real};
+use crate::{kernel, opened, patch, process, real};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -22,10 +24,24 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     // SAFETY: the dynamic linker hands over the environment.
     if let Some(place) = unsafe { find(environment, b"QUINION_VIEW=") }.and_then(Place::parse)
         && let Some(viewer) = attach(&place)
-        && process::start(viewer, kernel::process()).is_some()
     {
-        inherited_writers();
+        let patching = patch_library(&place);
+        if process::start(viewer, kernel::process()).is_some() {
+            if let Some(viewer) = process::viewer() {
+                viewer.count_patching(patching);
+            }
+            inherited_writers();
+        }
     }
+}
+
+/// Patches the C library, if there is a plan for it.
+fn patch_library(place: &Place) -> Patching {
+    let plan = place.plan.and_then(|plan| map_file(place.process, plan, Access::Read));
+    let Some(plan) = plan else { return Patching::NoPlan };
+    let patching = patch::apply(&plan);
+    kernel::unmap(plan.base, plan.bytes as usize);
+    patching
 }
 
 /// The value of the variable whose name and `=` are `prefix`.
@@ -55,14 +71,19 @@ struct Place {
     arena: u64,
     control: u64,
     token: u64,
+    plan: Option<u64>,
 }
 
 impl Place {
     fn parse(value: &[u8]) -> Option<Self> {
         let mut fields = value.split(|&byte| byte == b':');
         let mut next = |radix| number(fields.next()?, radix);
-        let place = Self { process: next(10)?, arena: next(10)?, control: next(10)?, token: next(16)? };
-        fields.next().is_none().then_some(place)
+        let (process, arena, control, token) = (next(10)?, next(10)?, next(10)?, next(16)?);
+        let plan = match fields.next()? {
+            b"-" => None,
+            plan => Some(number(plan, 10)?),
+        };
+        fields.next().is_none().then_some(Self { process, arena, control, token, plan })
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
 use quinion_cli::report::Form;
-use quinion_cli::run::{OwnerNumbers, RunOptions, run};
+use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -70,6 +70,11 @@ fn be_the_command() -> ! {
     let options = RunOptions {
         report,
         report_file: take("QUINION_TEST_REPORT_FILE").map(PathBuf::from),
+        intercept: match take("QUINION_TEST_INTERCEPT") {
+            Some(how) if how == "plt" => Intercept::Plt,
+            Some(how) if how == "off" => Intercept::Off,
+            _ => Intercept::Auto,
+        },
         program: std::env::args_os().skip(1).collect(),
     };
     let owner = NaiveOwner::new(PAGES);

@@ -212,7 +212,7 @@ impl Plan {
                 Err(why) => plan.leave(function, why)?,
             }
         }
-        let jumped_into = jumped_into(library, candidates.iter().map(|(_, entry)| entry));
+        let jumped_into = jumped_into(library, &starts, candidates.iter().map(|(_, entry)| entry));
         for (function, entry) in candidates {
             if jumped_into.contains(&entry.offset) {
                 plan.leave(function, Why::JumpedInto)?;
@@ -484,10 +484,14 @@ fn entry(
 
 // ---- all of the library -----------------------------------------------------------------------------------
 
-/// The offsets of entries into whose replaced bytes something in the library seems to jump, from far: parts of a
-/// function may lie elsewhere. Not every byte is an instruction, so this may see a jump where none is, never the
-/// other way round.
-fn jumped_into<'a>(library: &Elf, entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<u32> {
+/// The offsets of entries into whose replaced bytes something in the library jumps, from far: parts of a function may
+/// lie elsewhere. First every byte is taken for a jump, which is quick and sees too many; then the instructions before
+/// the few that are left are decoded, from where the last named function begins.
+fn jumped_into<'a>(
+    library: &Elf,
+    starts: &BTreeSet<u64>,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> BTreeSet<u32> {
     let mut places: Vec<(u64, u32)> = Vec::new(); // each replaced byte but the first, and whose it is
     for entry in entries {
         let replaced = u64::from(entry.skip) + 1..u64::from(entry.original_len);
@@ -506,12 +510,24 @@ fn jumped_into<'a>(library: &Elf, entries: impl Iterator<Item = &'a Entry>) -> B
             let target = (address + at as u64 + 5).wrapping_add_signed(i64::from(distance));
             if (first..=last).contains(&target)
                 && let Ok(place) = places.binary_search_by_key(&target, |&(place, _)| place)
+                && jumps_to(library, starts, address + at as u64, target)
             {
                 found.insert(places[place].1);
             }
         }
     }
     found
+}
+
+/// Whether an instruction that ends with the distance behind `at` is a jump to `target`.
+fn jumps_to(library: &Elf, starts: &BTreeSet<u64>, at: u64, target: u64) -> bool {
+    let Some(&start) = starts.range(..=at).next_back() else { return true };
+    let Some(code) = library.from(start) else { return true };
+    let end = at + JUMP_BYTES as u64;
+    decoder(code, start)
+        .iter()
+        .take_while(|instruction| instruction.ip() < end)
+        .any(|instruction| instruction.next_ip() == end && instruction.near_branch_target() == target)
 }
 
 #[cfg(test)]

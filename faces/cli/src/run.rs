@@ -40,7 +40,7 @@ pub use report::{Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
-static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
+pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
 /// What `quinion run` was asked to do.
 #[derive(Clone, Debug, Default)]

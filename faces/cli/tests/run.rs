@@ -117,6 +117,7 @@ const TESTS: &[(&str, fn())] = &[
     ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
     ("objects_that_are_preloaded_already_stay", objects_that_are_preloaded_already_stay),
     ("the_report_has_its_schema", the_report_has_its_schema),
+    ("calls_reach_us_as_was_asked", calls_reach_us_as_was_asked),
     ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
@@ -372,6 +373,24 @@ fn objects_that_are_preloaded_already_stay() {
     assert!(text(&output.stdout).trim_end().ends_with(":/usr/lib/none-such.so"), "{output:?}");
 }
 
+/// sha256sum reads through a stream of the C library's.
+fn calls_reach_us_as_was_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = long_file(folder.path());
+    let name = file.display().to_string();
+    let bytes = std::fs::metadata(&file).unwrap().len();
+    for (how, processes, patched, served) in [("auto", 1, 1, bytes), ("plt", 1, 0, 0), ("off", 0, 0, 0)] {
+        let mut command = quinion(&["sha256sum", &name]);
+        let (_, report) = reported(command.env("QUINION_TEST_INTERCEPT", how));
+        assert!(report.contains(&format!("\"mode\":\"{how}\"")), "{report}");
+        assert_eq!((number(&report, "processes"), number(&report, "patched")), (processes, patched), "{report}");
+        assert_eq!(number(&report, "bytes"), served, "{report}");
+    }
+    let output = quinion(&["true"]).env("QUINION_TEST_REPORT", "text").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("C library patched at ") && said.contains(" names in 1 of 1 processes"), "{said}");
+}
+
 fn the_report_has_its_schema() {
     let folder = tempfile::tempdir().unwrap();
     let file = long_file(folder.path());
@@ -409,6 +428,14 @@ fn the_report_has_its_schema() {
         "changed",
         "foreign",
         "locked",
+        "intercept",
+        "functions",
+        "left",
+        "patched",
+        "names_alone",
+        "other_library",
+        "interposed",
+        "denied",
     ] {
         assert!(report.contains(&format!("\"{key}\":")), "{key} is missing in {report}");
     }

@@ -21,11 +21,12 @@
 //!
 //! What the interposer does not see: system calls by instructions of the
 //! program's own (not through the C library), and, where the C library could
-//! not be patched, what that does inside itself. The first is why a descriptor
+//! not be patched, what that does inside itself and what libraries do that are
+//! bound to it past us (`RTLD_DEEPBIND`). The first is why a descriptor
 //! that a program also reads with such instructions must not be served; no way
 //! is known to tell, and `quinion run` says so in its manual. The second never
-//! involves a descriptor that is served: streams keep to descriptors they
-//! opened or were given.
+//! involves a descriptor that is served, as long as streams keep to descriptors
+//! they opened or were given.
 //!
 //! Invariants:
 //!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.

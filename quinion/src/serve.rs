@@ -484,7 +484,8 @@ impl ViewerTotals {
         self.misses = self.misses.wrapping_add(other.misses);
         self.files = self.files.wrapping_add(other.files);
         self.kernel_reads = self.kernel_reads.wrapping_add(other.kernel_reads);
-        for (sum, more) in self.reasons.iter_mut().zip(other.reasons) {
+        let counts = self.reasons.iter_mut().zip(other.reasons);
+        for (sum, more) in counts.chain(self.patching.iter_mut().zip(other.patching)) {
             *sum = sum.wrapping_add(more);
         }
     }

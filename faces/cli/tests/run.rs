@@ -385,7 +385,8 @@ fn calls_reach_us_as_was_asked() {
         let (_, report) = reported(command.env("QUINION_TEST_INTERCEPT", how));
         assert!(report.contains(&format!("\"mode\":\"{how}\"")), "{report}");
         assert_eq!((number(&report, "processes"), number(&report, "patched")), (processes, patched), "{report}");
-        assert_eq!(number(&report, "bytes"), served, "{report}");
+        let extra = number(&report, "bytes") - served; // what the C library reads for itself: who we are, our language
+        assert!(extra < if how == "auto" { 1 << 20 } else { 1 }, "{report}");
     }
     let output = quinion(&["true"]).env("QUINION_TEST_REPORT", "text").output().unwrap();
     let said = text(&output.stderr);

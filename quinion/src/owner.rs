@@ -19,13 +19,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
+use crate::arena::control::{Advice, Manners};
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
+use crate::readahead::Hint;
 use crate::serve::{Attached, Owner};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
 use crate::viewer::sys::Errno;
+
+mod polite;
+
+use polite::{Polite, Verdict};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -34,13 +40,24 @@ pub struct CacheOwner {
     outside: Outside,
     files: RankedMutex<HashMap<u64, Arc<File>>>,
     last: AtomicU64,
+    /// If what the kernel holds is left to it.
+    polite: Option<Polite>,
 }
 
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0) }
+        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
+    }
+
+    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
+    /// that are in its page cache already. These are taken over when they have been read some times again, and then
+    /// filled from there.
+    #[must_use]
+    pub fn polite(mut self) -> Self {
+        self.polite = Some(Polite::new());
+        self
     }
 
     /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
@@ -81,21 +98,69 @@ impl Owner for CacheOwner {
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
+        if self.polite.as_ref().is_some_and(|polite| polite.is_filled_by_kernel((device, inode))) {
+            file.read_by_kernels_cache();
+        }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
         self.files.lock().insert(handle, Arc::new(file));
         Ok(Attached { handle, cell, id })
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
-        let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-        self.file(handle)?.make_ready(position, len).map_err(|e| errno(&e))
+    fn manners(&self) -> Manners {
+        self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
     }
 
-    fn advance(&self, handle: u64, page: PageIndex) {
-        if let Ok(file) = self.file(handle) {
-            file.advance(page);
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let room = self.cache.arena().bound() / 4;
+        match self.polite.as_ref()?.judge(process, descriptor, file, spent, room) {
+            Verdict::Attach => None,
+            Verdict::Kernels(credit) => Some(credit),
         }
+    }
+
+    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+        let Some(polite) = &self.polite else { return };
+        while let Some(wish) = polite.next_wish() {
+            let done = self.cache.adopt(wish.file()).and_then(|file| {
+                file.read_by_kernels_cache();
+                wish.steps()
+                    .take_while(|_| go_on())
+                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
+            });
+            polite.end(&wish, done.is_ok());
+        }
+    }
+
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+        let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        let file = self.file(handle)?;
+        let ready = if uncached && file.can_drop_behind() {
+            file.make_ready_uncached(position, len)
+        } else {
+            file.make_ready(position, len)
+        };
+        ready.map_err(|e| errno(&e))
+    }
+
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
+        if let Ok(file) = self.file(handle) {
+            file.advance(page, uncached);
+        }
+    }
+
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        let done = match advice {
+            Advice::Normal => file.advise(Hint::Normal),
+            Advice::Random => file.advise(Hint::Random),
+            Advice::Sequential => file.advise(Hint::Sequential),
+            Advice::NoReuse => file.advise(Hint::NoReuse),
+            Advice::WillNeed => file.will_need(position, len).map(drop),
+            Advice::DontNeed => file.dont_need(position, len).map(drop),
+            Advice::Passed => file.end_uncached(position, len),
+        };
+        done.map_err(|e| errno(&e))
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {

@@ -29,10 +29,10 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use quinion::arena::control::Patching;
-use quinion::viewer::Mapped;
+use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
 use crate::plan::{BUILD_ID_MAX, ENTRIES_MAX, Entry, FIXES_MAX, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};
@@ -56,12 +56,21 @@ unsafe impl Sync for Slots {}
 static SLOTS: Slots = Slots(UnsafeCell::new([[0; SLOT_BYTES]; ENTRIES_MAX]));
 const _: () = assert!(size_of::<Slots>().is_multiple_of(PAGE));
 
-static IS_PATCHED: AtomicBool = AtomicBool::new(false);
+/// What came of it: a [`Patching`], and no plan until we know better.
+static OUTCOME: AtomicUsize = AtomicUsize::new(Patching::NoPlan as usize);
 
 /// Whether the C library's own calls of its functions come to us.
 #[inline]
 pub fn is_patched() -> bool {
-    IS_PATCHED.load(Ordering::Relaxed) // written before the process has a second thread
+    OUTCOME.load(Ordering::Relaxed) == Patching::Patched as usize // written before the process has a second thread
+}
+
+/// Counts what came of it, once for each process that becomes a viewer.
+pub fn count(viewer: &Viewer) {
+    let outcome = OUTCOME.load(Ordering::Relaxed); // as above
+    if let Some(&outcome) = Patching::ALL.get(outcome) {
+        viewer.count_patching(outcome);
+    }
 }
 
 /// A plan, checked for form.
@@ -77,14 +86,9 @@ struct Step {
 }
 
 /// Patches as the plan in `file` says, if everything is as it says. For the constructor.
-pub fn apply(file: &Mapped) -> Patching {
-    match apply_all(file) {
-        Ok(()) => {
-            IS_PATCHED.store(true, Ordering::Relaxed);
-            Patching::Patched
-        }
-        Err(why) => why,
-    }
+pub fn apply(file: &Mapped) {
+    let outcome = apply_all(file).err().unwrap_or(Patching::Patched);
+    OUTCOME.store(outcome as usize, Ordering::Relaxed); // as in `is_patched`
 }
 
 fn apply_all(file: &Mapped) -> Result<(), Patching> {

@@ -8,7 +8,6 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
-use quinion::arena::control::Patching;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
@@ -23,25 +22,22 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     if let Some(place) = unsafe { find(environment, b"QUINION_VIEW=") }.and_then(Place::parse)
-        && let Some(viewer) = attach(&place)
+        && let Some((viewer, mapped)) = attach(&place)
     {
-        let patching = patch_library(&place);
-        if process::start(viewer, kernel::process()).is_some() {
-            if let Some(viewer) = process::viewer() {
-                viewer.count_patching(patching);
-            }
-            inherited_writers();
+        patch_library(&place);
+        patch::count(&viewer);
+        if process::start(viewer, mapped, kernel::process()).is_some() {
+            adopt_inherited();
         }
     }
 }
 
 /// Patches the C library, if there is a plan for it.
-fn patch_library(place: &Place) -> Patching {
-    let plan = place.plan.and_then(|plan| map_file(place.process, plan, Access::Read));
-    let Some(plan) = plan else { return Patching::NoPlan };
-    let patching = patch::apply(&plan);
-    kernel::unmap(plan.base, plan.bytes as usize);
-    patching
+fn patch_library(place: &Place) {
+    if let Some(plan) = place.plan.and_then(|plan| map_file(place.process, plan, Access::Read)) {
+        patch::apply(&plan);
+        kernel::unmap(plan.base, plan.bytes as usize);
+    }
 }
 
 /// The value of the variable whose name and `=` are `prefix`.
@@ -96,7 +92,7 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-fn attach(place: &Place) -> Option<Viewer> {
+fn attach(place: &Place) -> Option<(Viewer, process::Place)> {
     let arena = map_file(place.process, place.arena, Access::Read)?;
     let Some(control) = map_file(place.process, place.control, Access::ReadWrite) else {
         kernel::unmap(arena.base, arena.bytes as usize);
@@ -108,7 +104,7 @@ fn attach(place: &Place) -> Option<Viewer> {
         kernel::unmap(arena.base, arena.bytes as usize);
         kernel::unmap(control.base, control.bytes as usize);
     }
-    viewer.ok()
+    Some((viewer.ok()?, process::Place { arena, control, token: place.token }))
 }
 
 fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
@@ -162,8 +158,9 @@ fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {
     put(&digits[first..]);
 }
 
-/// Descriptors the program was born with may write: their files are not served.
-fn inherited_writers() {
+/// Descriptors the program was born with: somebody else may have them too, and the files of those that may write
+/// are not served.
+fn adopt_inherited() {
     let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };
     let mut entries = [0u64; 128];
     loop {

@@ -61,9 +61,46 @@ pub struct Control {
     /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
     /// that had it, which has become another program since.
     pub processes: [AtomicU32; VIEWERS_MAX],
+    /// The numbers of [`Manners`], in the order of its fields.
+    pub manners: [AtomicU64; 2],
+}
+
+/// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
+/// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Manners {
+    /// A file of so many bytes or more is asked for at its first read.
+    pub large_bytes: u64,
+    /// A smaller one when reads of a descriptor have come to so many bytes, of which [`Manners::worth`] counts some.
+    pub credit_bytes: u64,
+}
+
+impl Manners {
+    /// The most that one read counts for: the kernel's ways are long for a small read, and not worth a word for a
+    /// large one.
+    pub const READ_BYTES_MAX: u64 = 16 << 10;
+
+    /// What a read of `len` bytes takes of a credit, in bytes.
+    pub const fn worth(len: u64) -> u64 {
+        if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
+    }
 }
 
 impl Control {
+    /// When viewers are to ask for files.
+    pub fn manners(&self) -> Manners {
+        let [large, credit] = &self.manners;
+        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+    }
+
+    /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
+    pub fn set_manners(&self, manners: Manners) {
+        let numbers = [manners.large_bytes, manners.credit_bytes];
+        for (place, number) in self.manners.iter().zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Writes the first page of a control file; the magic number last.
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -192,24 +229,80 @@ pub mod state {
     pub const PENDING_UNATTENDED: u32 = 5;
 }
 
+/// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
+pub const CREDIT_SPENT: u64 = 1 << 32;
+
+/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
+/// longer than it reads them, and says so with [`Advice::Passed`] when it has.
+pub const UNCACHED: u64 = 1 << 63;
+
+/// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
+/// the last are those of `posix_fadvise`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Advice {
+    /// Nothing more is known of how it will be read.
+    Normal = 0,
+    /// It will be read here and there.
+    Random = 1,
+    /// It will be read forward.
+    Sequential = 2,
+    /// The range will be read soon.
+    WillNeed = 3,
+    /// The range will not be read soon.
+    DontNeed = 4,
+    /// It will be read once.
+    NoReuse = 5,
+    /// An uncached read of the range has ended.
+    Passed = 6,
+}
+
+impl Advice {
+    /// In the third argument of an [`Operation::Hint`] the advice stands above the length.
+    const SHIFT: u32 = 56;
+
+    /// The advice of this number.
+    pub fn of(number: u64) -> Option<Self> {
+        use Advice::*;
+        [Normal, Random, Sequential, WillNeed, DontNeed, NoReuse, Passed].into_iter().nth(number as usize)
+    }
+    /// Whether it speaks of all that the handle will read, and not of a range.
+    pub fn is_of_handle(self) -> bool {
+        matches!(self, Advice::Normal | Advice::Random | Advice::Sequential | Advice::NoReuse)
+    }
+    /// With the length of the range in bytes, as one argument. A length that does not fit reaches to the end of
+    /// every file.
+    pub fn with_length(self, bytes: u64) -> u64 {
+        (self as u64) << Self::SHIFT | bytes.min((1 << Self::SHIFT) - 1)
+    }
+    /// Both again; `None` if it is no advice.
+    pub fn and_length(argument: u64) -> Option<(Self, u64)> {
+        Some((Self::of(argument >> Self::SHIFT)?, argument & ((1 << Self::SHIFT) - 1)))
+    }
+}
+
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, its device, its inode.
-    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half).
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
+    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
-    /// Arguments: the handle, the position in bytes, the length in bytes.
+    /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
     Fill = 2,
     /// A marker was met: start the next window. Nobody waits.
-    /// Arguments: the handle, the page index of the marked folio's first page.
+    /// Arguments: the handle, the page index of the marked folio's first page, with [`UNCACHED`] added or not.
     Advance = 3,
     /// Look at the file's size and times again. Arguments: the handle. Answers: the size in bytes.
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
+    /// What the program says of how it will read. Arguments: the handle, the position in bytes,
+    /// [`Advice::with_length`].
+    Hint = 9,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -299,11 +392,13 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
+    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
+    Resident = 13,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 14] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -317,6 +412,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
+        Reason::Resident,
     ];
 }
 
@@ -348,6 +444,20 @@ mod tests {
         assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
         owner.control().version.store(99, Ordering::Relaxed);
         assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn an_advice_comes_back_with_its_length() {
+        for number in 0..7 {
+            let advice = Advice::of(number).unwrap();
+            assert_eq!(advice as u64, number);
+            for bytes in [0, 1, 4096, (1 << 56) - 1] {
+                assert_eq!(Advice::and_length(advice.with_length(bytes)), Some((advice, bytes)));
+            }
+            assert_eq!(Advice::and_length(advice.with_length(u64::MAX)), Some((advice, (1 << 56) - 1)));
+        }
+        assert_eq!(Advice::of(7), None);
+        assert_eq!(Advice::and_length(u64::MAX), None);
     }
 
     #[test]

@@ -44,8 +44,10 @@ use form::{ENTRIES_MAX, Entry, FIXES_MAX, Fix, Header, JUMP_BYTES, MAGIC, MOVED_
 /// Functions that the C library makes of others which are patched: patching them would serve nobody, and
 /// some of their wrappers are only there because the others could not be.
 const COMPOSED: &[&str] = &[
+    "_IO_fclose",
     "_IO_fdopen",
     "daemon",
+    "endmntent",
     "execl",
     "execle",
     "execlp",

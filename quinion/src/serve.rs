@@ -37,8 +37,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Advice, CREDIT_SPENT, Control, Counter, Manners, Operation, Patching, RING_ENTRIES, Reason, Request,
-    UNCACHED, VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, Advice, CREDIT_SPENT, Control, Counter, Manners, Operation, Patching, RING_ENTRIES, Reason,
+    Request, UNCACHED, VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};

@@ -157,7 +157,9 @@ impl Elf {
     fn dynamic_strings(&self, tags: &[object::elf::DynamicTag]) -> Vec<String> {
         let file = self.file();
         let sections = file.elf_section_table();
-        let Ok(Some((entries, link))) = sections.dynamic(LITTLE, self.bytes.as_slice()) else { return vec![] };
+        let Ok(Some((entries, link))) = sections.dynamic(LITTLE, self.bytes.as_slice()) else {
+            return vec![];
+        };
         let Ok(strings) = sections.strings(LITTLE, self.bytes.as_slice(), link) else { return vec![] };
         entries
             .iter()
@@ -273,7 +275,8 @@ mod tests {
         let elf = Elf::open(&library).unwrap();
         assert!(elf.build_id().is_none_or(|id| (8..=32).contains(&id.len())));
         let output = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output().expect("nm");
-        let mut theirs: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect();
+        let mut theirs: Vec<String> =
+            String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect();
         theirs.retain(|line| matches!(line.split(' ').nth(1), Some("T" | "W")));
         let mut ours: Vec<String> = Vec::new();
         for symbol in elf.symbols() {

@@ -46,7 +46,12 @@ fn built() -> &'static Built {
         ] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
             let mut compiler = Command::new("cc");
-            compiler.args(["-O2", "-w", "-pthread"]).args(options).arg("-o").arg(built.path(name)).arg(source);
+            compiler
+                .args(["-O2", "-w", "-pthread"])
+                .args(options)
+                .arg("-o")
+                .arg(built.path(name))
+                .arg(source);
             assert!(compiler.status().expect("a C compiler named cc").success());
         }
         built
@@ -81,7 +86,8 @@ fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Optio
     if let Some(session) = session {
         session.point_to(&mut command);
         if let Some(name) = preload {
-            let ours = command.get_envs().find(|(name, _)| *name == "LD_PRELOAD").unwrap().1.unwrap().to_owned();
+            let ours =
+                command.get_envs().find(|(name, _)| *name == "LD_PRELOAD").unwrap().1.unwrap().to_owned();
             let both = format!("{}:{}", ours.to_str().unwrap(), built().path(name).display());
             command.env("LD_PRELOAD", both);
         }
@@ -101,8 +107,16 @@ fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTot
     if let Some(plan) = plan {
         session.patch_by(plan).unwrap();
     }
-    assert_eq!(output(words, &with, Some(&session), preload), expected, "{words:?} (right: without the cache)");
-    assert_eq!(std::fs::read(&with).unwrap(), std::fs::read(&without).unwrap(), "{words:?} wrote something else");
+    assert_eq!(
+        output(words, &with, Some(&session), preload),
+        expected,
+        "{words:?} (right: without the cache)"
+    );
+    assert_eq!(
+        std::fs::read(&with).unwrap(),
+        std::fs::read(&without).unwrap(),
+        "{words:?} wrote something else"
+    );
     let totals = session.stop();
     assert!(totals.viewers > 0, "{words:?} did not attach");
     totals
@@ -253,7 +267,10 @@ fn a_plan_whose_bytes_are_not_there_does_nothing() {
 fn a_function_that_cannot_be_patched_is_reached_by_its_name() {
     let library = changed(|bytes, place| bytes[place("readahead")] = 0xe8); // a call
     let plan = plan_of(&library);
-    assert_eq!(plan.left.iter().map(|left| (&*left.name, left.why)).collect::<Vec<_>>(), [("readahead", Why::Unmovable)]);
+    assert_eq!(
+        plan.left.iter().map(|left| (&*left.name, left.why)).collect::<Vec<_>>(),
+        [("readahead", Why::Unmovable)]
+    );
     let totals = case("streams", Some(&plan));
     assert_eq!(outcome(&totals, Patching::Patched), totals.viewers);
     assert!(totals.bytes >= 6 * FILE_BYTES as u64);

@@ -54,7 +54,11 @@ fn a_small_file_that_is_read_once_is_the_kernels() {
     make_cold(&path);
     let path = path.to_str().expect("a plain name");
     let report = run(&[], &["cat", path, path, path]);
-    assert_eq!((report.served(), report.number("served", "files"), resident(&report)), (0, 0, 0), "{report:?}");
+    assert_eq!(
+        (report.served(), report.number("served", "files"), resident(&report)),
+        (0, 0, 0),
+        "{report:?}"
+    );
     let report = run(&["--attach", "at-once"], &["cat", path, path, path]);
     assert_eq!((report.served(), report.number("served", "files")), (300_000, 3), "{report:?}");
 }
@@ -71,7 +75,11 @@ fn a_large_file_is_ours_unless_the_kernel_holds_it() {
         return println!("left out: the kernel does not let go of files here");
     }
     let report = run(&[], &["cat", name]);
-    assert_eq!((report.served(), resident(&report)), (LARGE as u64, 0), "the kernel had none of it: {report:?}");
+    assert_eq!(
+        (report.served(), resident(&report)),
+        (LARGE as u64, 0),
+        "the kernel had none of it: {report:?}"
+    );
 }
 
 /// 1. The kernel holds a file, which a program reads in small pieces, over and over.

@@ -384,7 +384,11 @@ fn calls_reach_us_as_was_asked() {
         let mut command = quinion(&["sha256sum", &name]);
         let (_, report) = reported(command.env("QUINION_TEST_INTERCEPT", how));
         assert!(report.contains(&format!("\"mode\":\"{how}\"")), "{report}");
-        assert_eq!((number(&report, "processes"), number(&report, "patched")), (processes, patched), "{report}");
+        assert_eq!(
+            (number(&report, "processes"), number(&report, "patched")),
+            (processes, patched),
+            "{report}"
+        );
         let extra = number(&report, "bytes") - served; // what the C library reads for itself: who we are, our language
         assert!(extra < if how == "auto" { 1 << 20 } else { 1 }, "{report}");
     }
@@ -453,7 +457,8 @@ fn the_report_has_its_schema() {
         reported(&mut quinion(&["dd", &format!("if={name}"), "iflag=direct", "bs=1M", "of=/dev/null"]));
     assert!(number(&report, "flags") == 1 || number(&report, "duplicated") == 1, "{report}");
     let mut told = quinion(&["cat", &name]);
-    let output = told.env("QUINION_TEST_INTERCEPT", "plt").env("QUINION_TEST_REPORT", "text").output().unwrap();
+    let output =
+        told.env("QUINION_TEST_INTERCEPT", "plt").env("QUINION_TEST_REPORT", "text").output().unwrap();
     assert!(text(&output.stderr).starts_with("quinion: served     16.0 MiB in "), "{}", text(&output.stderr));
 }
 

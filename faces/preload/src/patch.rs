@@ -35,7 +35,9 @@ use quinion::arena::control::Patching;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::plan::{BUILD_ID_MAX, ENTRIES_MAX, Entry, FIXES_MAX, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};
+use crate::plan::{
+    BUILD_ID_MAX, ENTRIES_MAX, Entry, FIXES_MAX, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX,
+};
 use crate::real::{self, Wrapped};
 
 /// Bytes of a slot: the jump to the wrapper, its address, and the moved bytes.
@@ -127,7 +129,8 @@ fn read(file: &Mapped) -> Option<Plan<'_>> {
         return None;
     }
     // SAFETY: as above; the entries follow the header, which keeps their alignment.
-    let entries = unsafe { core::slice::from_raw_parts(file.base.cast::<Header>().add(1).cast().as_ptr(), entries) };
+    let entries =
+        unsafe { core::slice::from_raw_parts(file.base.cast::<Header>().add(1).cast().as_ptr(), entries) };
     entries.iter().all(Entry::is_sane).then_some(Plan { build_id: &header.build_id[..build_id], entries })
 }
 
@@ -223,7 +226,10 @@ extern "C" fn look_at(loaded: *const Loaded, _: usize, search: *mut c_void) -> c
     let has_id = headers.iter().filter(|header| header.kind == NOTE).any(|note| {
         // SAFETY: notes are loaded where the header says, readable, with the bytes it says.
         let bytes = unsafe {
-            core::slice::from_raw_parts((loaded.base + note.address as usize) as *const u8, note.bytes as usize)
+            core::slice::from_raw_parts(
+                (loaded.base + note.address as usize) as *const u8,
+                note.bytes as usize,
+            )
         };
         build_id(bytes).is_some_and(|id| id == search.build_id)
     });

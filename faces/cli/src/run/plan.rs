@@ -172,7 +172,9 @@ impl fmt::Display for NoPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoPlan::NoBuildId => f.write_str("it has no build-id, by which it could be known again"),
-            NoPlan::Essential(left) => write!(f, "its function {} cannot be patched: {}", left.name, left.why),
+            NoPlan::Essential(left) => {
+                write!(f, "its function {} cannot be patched: {}", left.name, left.why)
+            }
             NoPlan::Hidden(name) => write!(f, "it has no {name}, so it opens and closes files unseen"),
         }
     }
@@ -400,7 +402,8 @@ fn move_one(
     const JUMP_IF: [u8; 2] = [0x0f, 0x80];
     match instruction.flow_control() {
         FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
-            let condition = bytes.iter().rev().nth(instruction_distance_bytes(instruction)).ok_or(Why::Unmovable)?;
+            let condition =
+                bytes.iter().rev().nth(instruction_distance_bytes(instruction)).ok_or(Why::Unmovable)?;
             let target = instruction.near_branch_target();
             moving.add_jump(&[JUMP_IF[0], JUMP_IF[1] | (condition & 0xf)], target)?;
             Ok(true)
@@ -500,11 +503,14 @@ fn jumped_into<'a>(
         places.extend(replaced.map(|at| (u64::from(entry.offset) + at, entry.offset)));
     }
     places.sort_unstable();
-    let (Some(&(first, _)), Some(&(last, _))) = (places.first(), places.last()) else { return BTreeSet::new() };
+    let (Some(&(first, _)), Some(&(last, _))) = (places.first(), places.last()) else {
+        return BTreeSet::new();
+    };
     let mut found = BTreeSet::new();
     for (address, code) in library.code() {
         for (at, window) in code.windows(5).enumerate() {
-            let is_jump = window[0] & 0xfe == 0xe8 || (window[0] & 0xf0 == 0x80 && at > 0 && code[at - 1] == 0x0f);
+            let is_jump =
+                window[0] & 0xfe == 0xe8 || (window[0] & 0xf0 == 0x80 && at > 0 && code[at - 1] == 0x0f);
             if !is_jump {
                 continue;
             }

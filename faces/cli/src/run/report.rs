@@ -255,7 +255,10 @@ impl RunReport<'_> {
 
     /// Processes by what came of patching their C library, those where it was not done.
     fn names_alone(&self) -> impl Iterator<Item = (Patching, u64)> {
-        Patching::ALL.into_iter().zip(self.totals.patching).filter(|&(outcome, _)| outcome != Patching::Patched)
+        Patching::ALL
+            .into_iter()
+            .zip(self.totals.patching)
+            .filter(|&(outcome, _)| outcome != Patching::Patched)
     }
 
     fn intercept(&self) -> Value {

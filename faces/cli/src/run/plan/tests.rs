@@ -1,4 +1,6 @@
-//! Plans of this machine's C library, and of instructions made up for it.
+//! Tests of plans: instructions made up for it are moved one by one, and then this machine's whole C library is planned
+//! for, as it is and with some of its bytes changed. That what was planned also runs is for `tests/patched.rs` and
+//! `tests/rules.rs` to see.
 
 use super::*;
 use crate::run::PRELOAD;

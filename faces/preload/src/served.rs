@@ -348,7 +348,7 @@ enum Unserved {
 }
 
 /// One look at the cache; `None` if the read would have to wait and must not.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn look(
     viewer: &Viewer,
     file: &ViewedFile<'_>,
@@ -367,7 +367,7 @@ fn look(
 }
 
 /// Reads at `position` of a served descriptor.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
     let read = look(viewer, &table::file(fd), position, to, manner);
     match read {
@@ -430,7 +430,7 @@ fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     }
 }
 
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer_all(
     viewer: &Viewer,
     fd: c_int,
@@ -461,7 +461,7 @@ fn transfer_all(
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
@@ -480,7 +480,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;

@@ -202,7 +202,7 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
     match ask_to_attach(viewer, fd, word.is_owners_credit()) {
         Ok(Answer::AfterMore(bytes)) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Resident);
+                viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }

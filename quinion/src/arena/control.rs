@@ -90,10 +90,7 @@ impl Control {
     /// When viewers are to ask for files.
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;
-        Manners {
-            large_bytes: large.load(Ordering::Relaxed),
-            credit_bytes: credit.load(Ordering::Relaxed),
-        }
+        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
@@ -308,8 +305,8 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
-    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
-    Resident = 13,
+    /// Left to the kernel for a while, which served it as well; it may be served since.
+    Left = 13,
 }
 
 impl Reason {
@@ -328,7 +325,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
-        Reason::Resident,
+        Reason::Left,
     ];
 }
 

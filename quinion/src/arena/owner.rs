@@ -1048,10 +1048,7 @@ impl Stock {
 impl Growth {
     /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
     /// expensive where memory is short, and whoever was told "none" is about to ask again.
-    fn ask(
-        &mut self,
-        populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>,
-    ) -> Option<PageSize> {
+    fn ask(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>) -> Option<PageSize> {
         if self.refuse > 0 {
             self.refuse -= 1;
             return None;

@@ -124,7 +124,10 @@ impl Owner for CacheOwner {
                     .take_while(|_| go_on())
                     .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
             });
-            polite.end(&wish, done.is_ok());
+            let (device, inode) = polite.end(&wish, done.is_ok());
+            if done.is_ok() {
+                self.cache.share().control().control().note_taken(device, inode);
+            }
         }
     }
 

@@ -107,7 +107,7 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
     assert_eq!(left(&report), 1, "{report:?}");
     assert_eq!(report.number("served", "reads"), report.number("served", "hits"), "it was there: {report:?}");
     let kernels = report.number("kernel", "reads");
-    assert!(kernels >= 4 * 1536, "the kernel was to read it four times: {report:?}");
+    assert!(kernels >= 4 * 1536, "the kernel was to read it some times: {report:?}");
     assert!(report.number("served", "reads") >= 1400, "it was never taken over: {report:?}");
 }
 

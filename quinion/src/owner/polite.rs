@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
-//!                 ^          held     --> LEFT for 4 times that  --+
+//!                 ^          held     --> LEFT for twice that    --+
 //!                 `-------------------------asked again------------'
 //!                            held, and was LEFT for that --> WISHED, copied through the kernel's page cache
 //!                                                                  |
@@ -19,7 +19,8 @@
 //!
 //! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what the
 //! skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
-//! Here the skis are bought by a thread that nobody waits for, and the factor is 4, so what is lost is less.
+//! Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
+//! the kernel has read the file twice, so what is lost is less.
 //!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
 //!
@@ -42,11 +43,10 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
-/// When a file is asked for first: one of 4 MiB, whose reading takes long beside the question, at its first read; a
-/// smaller one after some dozens of calls.
+/// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
 pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10 };
 /// How often the kernel is to read a file that it holds before it is copied out of its cache.
-const TIMES: u64 = 4;
+const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
 const OPENINGS_MAX: u32 = 16;
 /// Files that are known at most; then all are forgotten.
@@ -148,10 +148,11 @@ impl Polite {
         self.state.lock().wishes.pop_front()
     }
 
-    /// A copy is done, or could not be.
-    pub(super) fn end(&self, wish: &Wish, done: bool) {
+    /// A copy is done, or could not be. Which file it was.
+    pub(super) fn end(&self, wish: &Wish, done: bool) -> (u64, u64) {
         let next = if done { Known::Ours } else { Known::Left(0) };
         self.note(wish.name, next, None);
+        wish.name
     }
 
     fn note(&self, name: Name, next: Known, wish: Option<Wish>) {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Manners, Patching};
+use quinion::arena::control::{Advice, Manners, Patching};
 use quinion::serve::{Attached, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
@@ -118,6 +118,9 @@ impl Owner for Hesitant {
     }
     fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
         self.owner.advance(handle, page, uncached);
+    }
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        self.owner.advise(handle, advice, position, len)
     }
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
         self.owner.revalidate(handle)
@@ -249,7 +252,6 @@ fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
 /// What a program says of how it will read, before its file is attached and after, arrives.
 #[test]
 fn hints_arrive_at_the_owner() {
-    use quinion::arena::control::Advice;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, content(FILE_BYTES)).unwrap();
@@ -258,7 +260,7 @@ fn hints_arrive_at_the_owner() {
     let mut advice = command("advice", &file, 1);
     session.point_to(&mut advice);
     output(advice);
-    drop(session.stop());
+    session.stop();
     const ALL: u64 = (1 << 56) - 1;
     let expected = [
         (Advice::Random, 0, ALL),
@@ -320,7 +322,7 @@ fn descriptors_change_hands_while_they_are_read() {
     use quinion::arena::control::Reason;
     for case in ["read", "pread", "vectors", "seek", "threads"] {
         let totals = same_with_and_without(case, 1, Room::Hesitant);
-        let left = totals.reasons[Reason::Resident as usize];
+        let left = totals.reasons[Reason::Left as usize];
         assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
     }
     for seed in 100..130 {

@@ -7,8 +7,8 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when that is likely to pay: a large one at its first read, a small one after many reads, and one
-//! that the kernel has in memory when the owner says so. Until then the kernel reads it (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -159,18 +159,28 @@ fn whose_turn(fd: c_int, word: Word) -> Turn {
     match word.credit() {
         Some(0) if !word.has_kernels_reads() => Turn::Ours,
         Some(_) => Turn::Kernels,
-        None => look_at(process::manners(), fd, word),
+        None => look_at(fd, word),
     }
 }
 
-/// The first read of a candidate: how large is it?
-fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small =
-        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
-    if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(fd: c_int, word: Word) -> Turn {
+    let manners = process::manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
-    table::give_credit(fd, word, manners.credit_bytes, false);
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    if bytes < manners.large_bytes {
+        table::give_credit(fd, word, manners.credit_bytes, false);
+    } else if process::is_taken(stat.device, stat.inode) {
+        return Turn::Ours;
+    } else {
+        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    }
     Turn::Unknown
 }
 
@@ -227,7 +237,7 @@ fn attach(fd: c_int, word: Word) {
     match look_over(fd).and_then(|stat| ask_to_attach(fd, &stat, word.is_owners_credit())) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Resident);
+                viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }
@@ -348,7 +358,7 @@ enum Unserved {
 }
 
 /// One look at the cache; `None` if the read would have to wait and must not.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn look(
     viewer: &Viewer,
     file: &ViewedFile<'_>,
@@ -367,7 +377,7 @@ fn look(
 }
 
 /// Reads at `position` of a served descriptor.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
     let read = look(viewer, &table::file(fd), position, to, manner);
     match read {
@@ -430,7 +440,7 @@ fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     }
 }
 
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer_all(
     viewer: &Viewer,
     fd: c_int,
@@ -478,7 +488,7 @@ impl Cancel {
 }
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline]
+#[inline(always)] // both manners are known to who calls
 fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
@@ -497,7 +507,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline]
+#[inline(always)] // both manners are known to who calls
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;

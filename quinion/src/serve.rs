@@ -44,7 +44,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
     ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Control, Counter, Manners, Operation,
-    RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES, place_of, state,
+    Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
+    place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};
@@ -178,6 +179,8 @@ pub struct ViewerTotals {
     pub kernel_reads: u64,
     /// Descriptors left to the kernel, in the order of [`Reason::ALL`].
     pub reasons: [u64; Reason::ALL.len()],
+    /// Processes by what came of patching their C library, in the order of [`Patching::ALL`].
+    pub patching: [u64; Patching::ALL.len()],
 }
 
 impl ViewerTotals {
@@ -196,6 +199,9 @@ impl ViewerTotals {
         }
         for (number, sum) in self.reasons.iter_mut().enumerate() {
             *sum = sum.wrapping_add(counted(Counter::FirstReason as usize + number));
+        }
+        for (number, sum) in self.patching.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(counted(Counter::FirstPatching as usize + number));
         }
         self.viewers += 1;
     }
@@ -683,7 +689,8 @@ impl ViewerTotals {
         self.misses = self.misses.wrapping_add(other.misses);
         self.files = self.files.wrapping_add(other.files);
         self.kernel_reads = self.kernel_reads.wrapping_add(other.kernel_reads);
-        for (sum, more) in self.reasons.iter_mut().zip(other.reasons) {
+        let counts = self.reasons.iter_mut().zip(other.reasons);
+        for (sum, more) in counts.chain(self.patching.iter_mut().zip(other.patching)) {
             *sum = sum.wrapping_add(more);
         }
     }

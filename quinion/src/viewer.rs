@@ -34,8 +34,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS,
-    RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of, state,
+    ABANDONED, ATTACHED_PLACES, Advice, Control, ControlView, Counter, Manners, Operation, Patching,
+    REQUEST_SLOTS, RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};
@@ -202,6 +202,10 @@ impl Viewer {
     pub fn manners(&self) -> Manners {
         self.control.control().manners()
     }
+    /// Whether the owner has taken the file over, or another that looks like it.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        self.control.control().is_taken(device, inode)
+    }
 
     /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
     /// what becomes so while it is under way is of no concern to it.
@@ -241,6 +245,12 @@ impl Viewer {
     /// Counts a file or descriptor that is left to the kernel.
     pub fn count_reason(&self, reason: Reason) {
         self.page().counters[Counter::FirstReason as usize + reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts what came of patching the process's C library. Once a process.
+    pub fn count_patching(&self, outcome: Patching) {
+        self.page().counters[Counter::FirstPatching as usize + outcome as usize]
+            .fetch_add(1, Ordering::Relaxed);
     }
 
     /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache.

@@ -4,8 +4,8 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
-//!                [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
+//!                [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
 //!
@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -88,7 +88,11 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
-    /// Which files are taken over from the kernel: those for which that is likely to pay, or each at its first read.
+    /// How the program's calls reach the cache: auto patches its C library too where that is safe, plt goes by names
+    /// alone, off leaves the program as it is.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    intercept: RunIntercept,
+    /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     attach: Attach,
     /// How to say at the end what was served, and what was left to the kernel and why.
@@ -102,11 +106,22 @@ struct RunArguments {
     program: Vec<OsString>,
 }
 
+/// How a program's calls reach the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum RunIntercept {
+    /// By names, and by patching the C library where that is safe.
+    #[default]
+    Auto,
+    /// By names alone.
+    Plt,
+    /// Not at all.
+    Off,
+}
+
 /// When `run` takes a file over from the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Attach {
-    /// Large files at once, small ones when they are read in many calls, and what the kernel has in memory when it
-    /// is read often.
+    /// When they are read again and again: what is read once or twice the kernel reads as fast.
     #[default]
     Auto,
     /// Every file at its first read.
@@ -153,6 +168,11 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunReport::None => None,
         },
         report_file: arguments.report_file,
+        intercept: match arguments.intercept {
+            RunIntercept::Auto => Intercept::Auto,
+            RunIntercept::Plt => Intercept::Plt,
+            RunIntercept::Off => Intercept::Off,
+        },
         program: arguments.program,
     };
     let numbers = || {

@@ -21,7 +21,7 @@ use quinion::arena::control::Reason;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{process, table, written};
+use crate::{patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -112,10 +112,10 @@ before! {
     mmap = mmap => mapped;
     /// As `mmap`.
     mmap64 = mmap64 => mapped;
-    /// The C library reads from now on.
-    fdopen = fdopen => left;
+    /// The C library reads from now on, past us if it is not patched.
+    fdopen = fdopen => streamed;
     /// As `fdopen`.
-    _IO_fdopen = fdopen => left;
+    _IO_fdopen = fdopen => streamed;
     /// Whoever locks a file wants to see what others write.
     flock = flock => locked;
     /// As `flock`; from the offset on.
@@ -336,9 +336,12 @@ extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: us
     }
 }
 
-extern "C" fn left(fd: usize) {
+/// The C library's streams read past us, unless it is patched.
+extern "C" fn streamed(fd: usize) {
     writes_unseen(fd);
-    leave(fd, Reason::Passed);
+    if !patch::is_patched() {
+        leave(fd, Reason::Passed);
+    }
 }
 
 /// What others wrote before is to be seen from here on; and the lock may begin at the offset.

@@ -47,7 +47,7 @@ use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{table, written};
+use crate::{patch, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -194,6 +194,7 @@ pub fn join() -> Option<&'static Viewer> {
             let Ok(viewer) = viewer else { return LEFT };
             // SAFETY: that of the process we were forked from was written there.
             viewer.count_for(unsafe { (*VIEWER.0.get()).assume_init_ref() }.run());
+            patch::count(&viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
             unsafe { (*VIEWER.0.get()).write(viewer) };
             SERVING
@@ -219,6 +220,12 @@ pub fn has_attached_files() -> bool {
 pub fn is_attached(device: u64, inode: u64) -> bool {
     // SAFETY: as in `manners`.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
+}
+
+/// Whether a file was taken over, or looks like one that was. Only while [`is_on`].
+pub fn is_taken(device: u64, inode: u64) -> bool {
+    // SAFETY: as in `manners`.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
 }
 
 /// Whether the table is to be kept: this process is a viewer, or may become one.

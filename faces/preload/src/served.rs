@@ -7,8 +7,8 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when that is likely to pay: a large one at its first read, a small one after many reads, and one
-//! that the kernel has in memory when the owner says so. Until then the kernel reads it (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -160,18 +160,28 @@ fn whose_turn(fd: c_int, word: Word) -> Turn {
     match word.credit() {
         Some(0) if !word.has_kernels_reads() => Turn::Ours,
         Some(_) => Turn::Kernels,
-        None => look_at(process::manners(), fd, word),
+        None => look_at(fd, word),
     }
 }
 
-/// The first read of a candidate: how large is it?
-fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small =
-        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
-    if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(fd: c_int, word: Word) -> Turn {
+    let manners = process::manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
-    table::give_credit(fd, word, manners.credit_bytes, false);
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    if bytes < manners.large_bytes {
+        table::give_credit(fd, word, manners.credit_bytes, false);
+    } else if process::is_taken(stat.device, stat.inode) {
+        return Turn::Ours;
+    } else {
+        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    }
     Turn::Unknown
 }
 
@@ -228,7 +238,7 @@ fn attach(fd: c_int, word: Word) {
     match look_over(fd).and_then(|fit| ask_to_attach(fd, &fit, word.is_owners_credit())) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Resident);
+                viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }
@@ -364,7 +374,7 @@ enum Unserved {
 }
 
 /// One look at the cache; `None` if the read would have to wait and must not.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn look(
     viewer: &Viewer,
     file: &ViewedFile<'_>,
@@ -383,7 +393,7 @@ fn look(
 }
 
 /// Reads at `position` of a served descriptor.
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
     let file = table::file(fd);
     match viewer.trust(&file) {
@@ -510,7 +520,7 @@ fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     }
 }
 
-#[inline]
+#[inline(always)] // the manner is known to who calls
 fn transfer_all(
     viewer: &Viewer,
     fd: c_int,
@@ -540,12 +550,29 @@ fn transfer_all(
 
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
+/// Whether a call is a point where a thread may be cancelled. The C library has forms of some calls for itself that
+/// are not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    Point,
+    Never,
+}
+
+impl Cancel {
+    #[inline]
+    fn test(self) {
+        if self == Cancel::Point {
+            test_cancel();
+        }
+    }
+}
+
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline]
-fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
+#[inline(always)] // both manners are known to who calls
+fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
-        test_cancel();
+        cancel.test();
         let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
@@ -560,11 +587,11 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline]
-fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner) -> Option<isize> {
+#[inline(always)] // both manners are known to who calls
+fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
-        test_cancel();
+        cancel.test();
         let bytes = match transfer_all(viewer, fd, position, to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
@@ -656,7 +683,7 @@ names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -665,10 +692,22 @@ names! {
         answer
     }
 
+    /// The C library's own `read`, where nobody is to be cancelled.
+    __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
+        let target = one(to, len);
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Never)) {
+            return answer;
+        }
+        let passed = pass_on(fd, target);
+        let answer = call_real!(__read_nocancel(fd => c_int, to => *mut u8, len => usize) -> isize);
+        passed.end(fd);
+        answer
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -680,18 +719,28 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
         call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
+    /// The C library's own `pread`, where nobody is to be cancelled.
+    __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
+        if let (Some(to), Some(position)) = (one(to, len), at(position))
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Never)
+        {
+            return answer;
+        }
+        call_real!(__pread64_nocancel(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -702,7 +751,7 @@ names! {
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -715,7 +764,7 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         // SAFETY: the program's promise.
         if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -728,8 +777,8 @@ names! {
         let target = unsafe { many(parts, count) };
         if let (Some(manner), Some(to)) = (manner_of(flags), target) {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to, manner),
-                (_, Some(position)) => read_at(fd, to, position, manner),
+                (-1, _) => read_on(fd, to, manner, Cancel::Point),
+                (_, Some(position)) => read_at(fd, to, position, manner, Cancel::Point),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -785,6 +834,14 @@ names! {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
+    }
+
+    /// The C library's own `close`, where nobody is to be cancelled.
+    __close_nocancel(fd: c_int) -> c_int {
+        if process::is_on() {
+            table::forget(fd);
+        }
+        call_real!(__close_nocancel(fd => c_int) -> c_int)
     }
 }
 

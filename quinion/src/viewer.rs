@@ -35,7 +35,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
     ABANDONED, ATTACHED_PLACES, Advice, Control, ControlView, Counter, Manners, Operation, Patching,
-    REQUEST_SLOTS, RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of, state,
+    REQUEST_SLOTS, RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of,
+    state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};

@@ -238,7 +238,10 @@ fn who_writes_a_file_is_known_to_who_attaches_it() {
     assert!(!theirs.begin_writing(device, inode), "nobody has it: there is nobody to tell");
     assert!(!ours.begin_writing(device, inode));
     assert_eq!(attach(0), busy);
-    assert!(!ours.has_attached_files() && !ours.is_attached(device, inode), "what was refused is not attached");
+    assert!(
+        !ours.has_attached_files() && !ours.is_attached(device, inode),
+        "what was refused is not attached"
+    );
     ours.end_writing(device, inode);
     assert_eq!(attach(0), busy, "the other writes still");
     theirs.end_writing(device, inode);

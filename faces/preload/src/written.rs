@@ -60,15 +60,15 @@ fn place(fd: c_int) -> Option<&'static AtomicU8> {
     WRITERS.get(usize::try_from(fd).ok()?)
 }
 
-/// The states are SeqCst throughout: they are looked at where a call is not served, and there is no pair to argue
-/// about but the one at [`table::publish`].
 fn state(fd: c_int) -> u8 {
+    // SeqCst, partner: `set`, against `table::publish`, which looks here after it has published.
     place(fd).map_or(NEVER, |state| state.load(Ordering::SeqCst))
 }
 
 fn set(fd: c_int, from: u8, to: u8) -> bool {
     let Some(place) = place(fd) else { return false };
     END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the state; partner: `shared_all`
+    // SeqCst, partner: `state`.
     place.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
@@ -90,7 +90,7 @@ pub fn can_write(fd: c_int) {
 /// A number means another descriptor from now on, or none.
 fn forget(fd: c_int) {
     if let Some(place) = place(fd) {
-        place.store(UNKNOWN, Ordering::SeqCst);
+        place.store(UNKNOWN, Ordering::SeqCst); // partner: `state`
     }
 }
 
@@ -105,6 +105,7 @@ pub fn closed(fd: c_int) {
 
 #[cold]
 fn close_now(fd: c_int, place: &AtomicU8) {
+    // SeqCst, partner: `state`.
     if place.swap(UNKNOWN, Ordering::SeqCst) == SAYS
         && let (Some(viewer), Some(stat)) = (process::viewer(), kernel::fstat(fd))
     {
@@ -193,7 +194,7 @@ pub fn settle_child() {
         if matches!(state(fd as c_int), SAYS | SHARED)
             && let Some(place) = place(fd as c_int)
         {
-            place.store(CAN, Ordering::SeqCst);
+            place.store(CAN, Ordering::SeqCst); // partner: `state`
         }
     }
 }

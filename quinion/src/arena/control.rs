@@ -98,20 +98,22 @@ impl Tally {
     /// One more.
     pub fn raise(&self) {
         let more = |count: u8| count.checked_add(1);
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more); // see the head of this type
+        // SeqCst, partner: `is_zero`; the head of this type argues.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
     }
     /// One less.
     pub fn lower(&self) {
         let less = |count: u8| (count != u8::MAX).then(|| count.saturating_sub(1));
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less); // as above
+        // SeqCst, partner: `is_zero`.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
     /// None any more.
     pub fn clear(&self) {
-        self.0.store(0, Ordering::SeqCst); // as above
+        self.0.store(0, Ordering::SeqCst); // partner: `is_zero`
     }
     /// Whether there is none.
     pub fn is_zero(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == 0 // as above
+        self.0.load(Ordering::SeqCst) == 0 // partner: `raise`
     }
 }
 

@@ -246,8 +246,10 @@ fn a_file_cut_by_its_name_is_cut() {
     reads_right(&stage, &mut a, 'b', &file);
 }
 
-/// 1. A reads by a lease. 2. Somebody else opens the file for writing, which waits for the owner. 3. He writes, bit by
-/// bit; A reads each. 4. He is through, and the file is served again.
+/// 1. A reads by a lease.
+/// 2. Somebody else opens the file for writing, which waits for the owner.
+/// 3. He writes, bit by bit; A reads each.
+/// 4. He is through, and the file is served again.
 #[test]
 fn what_somebody_else_writes_is_read() {
     let stage = Stage::new();
@@ -333,8 +335,9 @@ fn a_viewers_open_for_writing_is_not_refused() {
     }
 }
 
-/// 1. A's reads bring the file into the cache. 2. B opens it to read and write, and does not write. 3. A reads it
-/// again, and so does who opens it when B is through: nothing is asked for twice.
+/// 1. A's reads bring the file into the cache.
+/// 2. B opens it to read and write, and does not write.
+/// 3. A reads it again, also when B is through: nothing is asked for twice.
 #[test]
 fn who_could_write_and_does_not_costs_no_pages() {
     let stage = Stage::new();

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
-use crate::arena::control::Manners;
+use crate::arena::control::{Advice, Manners};
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
+use crate::readahead::Hint;
 use crate::serve::{Attached, Owner};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
@@ -131,15 +132,35 @@ impl Owner for CacheOwner {
         }
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-        self.file(handle)?.make_ready(position, len).map_err(|e| errno(&e))
+        let file = self.file(handle)?;
+        let ready = if uncached && file.can_drop_behind() {
+            file.make_ready_uncached(position, len)
+        } else {
+            file.make_ready(position, len)
+        };
+        ready.map_err(|e| errno(&e))
     }
 
-    fn advance(&self, handle: u64, page: PageIndex) {
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
         if let Ok(file) = self.file(handle) {
-            file.advance(page);
+            file.advance(page, uncached);
         }
+    }
+
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        let done = match advice {
+            Advice::Normal => file.advise(Hint::Normal),
+            Advice::Random => file.advise(Hint::Random),
+            Advice::Sequential => file.advise(Hint::Sequential),
+            Advice::NoReuse => file.advise(Hint::NoReuse),
+            Advice::WillNeed => file.will_need(position, len).map(drop),
+            Advice::DontNeed => file.dont_need(position, len).map(drop),
+            Advice::Passed => file.end_uncached(position, len),
+        };
+        done.map_err(|e| errno(&e))
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {

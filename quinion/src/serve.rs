@@ -37,8 +37,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
-    VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, Advice, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
+    UNCACHED, VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -90,10 +90,17 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let _ = go_on;
     }
-    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist.
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno>;
-    /// A reader met the readahead marker on the folio whose first page is `page`.
-    fn advance(&self, handle: u64, page: PageIndex);
+    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist. `uncached`: the
+    /// reader wants them no longer than it reads them, and says so by [`Advice::Passed`].
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno>;
+    /// A reader met the readahead marker on the folio whose first page is `page`; `uncached` as in [`Owner::fill`].
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool);
+    /// What the program says of how it will read; `len` bytes at `position` are meant by those that speak of a range.
+    /// An owner that does not care need do nothing.
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let _ = (handle, advice, position, len);
+        Ok(())
+    }
     /// Looks at the file's size and times again, publishes the size in its record and returns it, in bytes.
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
@@ -370,17 +377,22 @@ impl Shared {
         const ADVANCE: u32 = Operation::Advance as u32;
         const REVALIDATE: u32 = Operation::Revalidate as u32;
         const DETACH: u32 = Operation::Detach as u32;
+        const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         if job.operation != ATTACH && !self.seats[job.viewer].lock().handles.contains(&first) {
             return Err(Errno::BADF);
         }
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
-            FILL => self.owner.fill(first, second, third).map(|()| [0, 0]),
+            FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
             ADVANCE => {
-                self.owner.advance(first, PageIndex(second));
+                self.owner.advance(first, PageIndex(second & !UNCACHED), second & UNCACHED != 0);
                 Ok([0, 0])
+            }
+            HINT => {
+                let (advice, len) = Advice::and_length(third).ok_or(Errno::INVAL)?;
+                self.owner.advise(first, advice, second, len).map(|()| [0, 0])
             }
             DETACH => {
                 // Two that ask at once: the set says who was first.

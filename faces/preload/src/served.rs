@@ -20,13 +20,14 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{CREDIT_SPENT, Counter, Manners, Operation, Reason};
+use quinion::arena::control::{Advice, CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
-use quinion::viewer::{ReadEnd, RequestError, Viewer};
+use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
+use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, Attachment, State, Word};
-use crate::{kernel, process, written};
+use crate::{process, written};
 
 /// The most bytes one call reads, as in the kernel.
 const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -52,73 +53,94 @@ enum Target<'a> {
 
 // ---- 1: what is fd? -----------------------------------------------------------------------------------
 
-/// At what place of a file a read begins.
+/// At what place of a file a read begins, and so what a descriptor's state has to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
-    /// Where the descriptor stands.
+    /// Where the descriptor stands, which must be the private offset.
     Offset,
     /// Where the call says.
     Position,
 }
 
-/// The viewer and the word of a descriptor that is served; a candidate is attached on the way, if it is time.
+impl Start {
+    /// Whether a descriptor in this state is served.
+    #[inline]
+    fn is_served(self, state: State) -> bool {
+        state == State::Served || self == Start::Position && state == State::Positioned
+    }
+}
+
+/// The viewer and the word of a descriptor that is served; one that may be is attached on the way, if it is time.
 #[inline]
 fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
-    let viewer = process::viewer()?;
-    let word = table::look(fd)?;
-    if word.state() == State::Served {
-        Some((viewer, word))
-    } else {
-        not_served_yet(viewer, fd, word, to, start)
+    if let Some(viewer) = process::viewer() {
+        let word = table::look(fd)?;
+        if start.is_served(word.state()) {
+            return Some((viewer, word));
+        }
     }
+    not_served_yet(fd, to, start)
 }
 
 #[cold]
-fn not_served_yet(
-    viewer: &'static Viewer,
-    fd: c_int,
-    mut word: Word,
-    to: Target<'_>,
-    start: Start,
-) -> Option<(&'static Viewer, Word)> {
+fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
+    if !process::is_on() {
+        return None;
+    }
     loop {
+        let word = table::look(fd)?;
         match word.state() {
-            State::Served => return Some((viewer, word)),
+            state if start.is_served(state) => return Some((process::viewer()?, word)),
             State::Moving => kernel::yield_now(),
-            State::Candidate => match whose_turn(viewer, fd, word) {
-                Turn::Ours => attach(viewer, fd, word),
-                // A read at the offset is charged by `pass_on`.
-                Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
-                    viewer.count(Counter::KernelReads, 1);
-                    return None;
+            State::Candidate | State::Shared
+                if start == Start::Position || word.state() == State::Candidate =>
+            {
+                match whose_turn(fd, word) {
+                    Turn::Ours => attach(fd, word),
+                    // A read at the offset is charged by `pass_on`.
+                    Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                        left_to_the_kernel(fd, word);
+                        return None;
+                    }
+                    Turn::Kernels | Turn::Unknown => {}
                 }
-                Turn::Kernels | Turn::Unknown => {}
-            },
-            State::Kernel => {
-                viewer.count(Counter::KernelReads, 1);
+            }
+            State::Kernel | State::Candidate | State::Shared | State::Served | State::Positioned => {
+                left_to_the_kernel(fd, word);
                 return None;
             }
             State::Other => return None,
-            State::Unknown => settle_unknown(viewer, fd, word),
+            State::Unknown => settle_unknown(fd, word),
         }
-        word = table::look(fd)?;
     }
 }
 
-/// Whether reads of a descriptor are served; a candidate is attached on the way, if it is time.
+/// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
 fn is_served(fd: c_int) -> bool {
-    let Some(viewer) = process::viewer() else { return false };
+    if !process::is_on() {
+        return false;
+    }
     loop {
         let Some(word) = table::look(fd) else { return false };
         match word.state() {
-            State::Served => return true,
-            State::Candidate => match whose_turn(viewer, fd, word) {
-                Turn::Ours => attach(viewer, fd, word),
+            State::Served | State::Positioned => return true,
+            State::Candidate => match whose_turn(fd, word) {
+                Turn::Ours => attach(fd, word),
                 Turn::Kernels => return false,
                 Turn::Unknown => {}
             },
             State::Moving => kernel::yield_now(),
             _ => return false,
+        }
+    }
+}
+
+/// A read that might have been served is not.
+fn left_to_the_kernel(fd: c_int, word: Word) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count(Counter::KernelReads, 1);
+        if table::tell(fd, word) {
+            viewer.count_reason(Reason::Foreign);
         }
     }
 }
@@ -133,18 +155,18 @@ enum Turn {
     Unknown,
 }
 
-fn whose_turn(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
+fn whose_turn(fd: c_int, word: Word) -> Turn {
     match word.credit() {
         Some(0) if !word.has_kernels_reads() => Turn::Ours,
         Some(_) => Turn::Kernels,
-        None => look_at(viewer, fd, word),
+        None => look_at(fd, word),
     }
 }
 
 /// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
 /// looked at by who asks.
-fn look_at(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
-    let manners = viewer.manners();
+fn look_at(fd: c_int, word: Word) -> Turn {
+    let manners = process::manners();
     if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
@@ -154,7 +176,7 @@ fn look_at(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
     let bytes = stat.size as u64;
     if bytes < manners.large_bytes {
         table::give_credit(fd, word, manners.credit_bytes, false);
-    } else if viewer.is_taken(stat.device, stat.inode) {
+    } else if process::is_taken(stat.device, stat.inode) {
         return Turn::Ours;
     } else {
         table::give_credit(fd, word, bytes.saturating_mul(2), false);
@@ -179,12 +201,12 @@ struct Passed(Option<Word>);
 /// until the read has ended.
 #[inline]
 fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
-    if process::viewer().is_none() {
+    if !process::is_on() {
         return Passed(None);
     }
     let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
     if reads.is_none() {
-        table::detach(fd, Reason::Passed);
+        table::share(fd, Reason::Passed);
     }
     Passed(reads)
 }
@@ -201,27 +223,30 @@ impl Passed {
 
 /// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
 /// might have been served.
-fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
+fn settle_unknown(fd: c_int, word: Word) {
     let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
-    if regular {
+    if regular && let Some(viewer) = process::viewer() {
         viewer.count_reason(Reason::Foreign);
     }
-    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
+    table::settle(fd, word, word.with_state(if regular { State::Kernel } else { State::Other }));
 }
 
-/// Asks the owner for the file behind a candidate. Afterwards it has a credit of the owner's, or is a candidate no
-/// more.
-fn attach(viewer: &Viewer, fd: c_int, word: Word) {
-    match ask_to_attach(viewer, fd, word.is_owners_credit()) {
-        Ok(Answer::AfterMore(bytes)) => {
+/// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
+/// owner's, or is left to the kernel.
+fn attach(fd: c_int, word: Word) {
+    match look_over(fd).and_then(|stat| ask_to_attach(fd, &stat, word.is_owners_credit())) {
+        Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
                 viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }
-        Ok(Answer::Attached(to)) => {
+        Ok((viewer, Answer::Attached(to))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
+                if let Some(advice) = table::advice(fd) {
+                    viewer.advise(&table::file(fd), advice, 0, u64::MAX);
+                }
             } else {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
             }
@@ -230,15 +255,8 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
     }
 }
 
-/// What the owner answers to who would attach a file.
-enum Answer {
-    /// Here it is.
-    Attached(Attachment),
-    /// Ask again when the kernel has read so many bytes.
-    AfterMore(u64),
-}
-
-fn ask_to_attach(viewer: &Viewer, fd: c_int, spent: bool) -> Result<Answer, Reason> {
+/// Whether a descriptor's file can be served, as far as the kernel knows.
+fn look_over(fd: c_int) -> Result<Stat, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
@@ -250,13 +268,28 @@ fn ask_to_attach(viewer: &Viewer, fd: c_int, spent: bool) -> Result<Answer, Reas
     if written::contains(stat.device, stat.inode) {
         return Err(Reason::Writable);
     }
+    Ok(stat)
+}
+
+/// What the owner answers to who would attach a file.
+enum Answer {
+    /// Here it is.
+    Attached(Attachment),
+    /// Ask again when the kernel has read so many bytes.
+    AfterMore(u64),
+}
+
+/// Asks the owner; `spent` if a credit that it gave is. A forked child becomes a viewer by that.
+fn ask_to_attach(fd: c_int, stat: &Stat, spent: bool) -> Result<(&'static Viewer, Answer), Reason> {
+    let viewer = process::join().ok_or(Reason::NoOwner)?;
     let spent = if spent { CREDIT_SPENT } else { 0 };
     let question = [fd as u64 | spent, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
-    Ok(match handle {
+    let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode }),
-    })
+    };
+    Ok((viewer, answer))
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -304,17 +337,53 @@ fn why(error: &RequestError) -> Reason {
 
 // ---- 2 and 3: copy, and the end of the file ---------------------------------------------------------------
 
-/// Reads at `position` of a served descriptor. `None`: it has been given back to the kernel, which has to
-/// answer.
-#[inline]
-fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part) -> Option<usize> {
-    let file = table::file(fd);
+/// How a read is to be served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Whatever it takes, and what was read stays cached.
+    Plain,
+    /// RWF_DONTCACHE: what was not cached before is not afterwards.
+    Uncached,
+    /// RWF_NOWAIT: only what is cached.
+    Now,
+}
+
+/// Why a read has no bytes.
+#[derive(Clone, Copy)]
+enum Unserved {
+    /// The descriptor has been given back to the kernel, which has to answer.
+    ToKernel,
+    /// It would have to wait.
+    NotReady,
+}
+
+/// One look at the cache; `None` if the read would have to wait and must not.
+#[inline(always)] // the manner is known to who calls
+fn look(
+    viewer: &Viewer,
+    file: &ViewedFile<'_>,
+    position: u64,
+    to: Part,
+    manner: Manner,
+) -> Option<ReadOutcome> {
     // SAFETY: the buffer is the program's, and it said it may be written.
-    let read = unsafe { viewer.read(&file, position, to.base, to.len) };
-    if read.end == ReadEnd::Full && read.asked == 0 {
-        return Some(read.bytes);
+    unsafe {
+        match manner {
+            Manner::Plain => Some(viewer.read(file, position, to.base, to.len)),
+            Manner::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
+            Manner::Now => viewer.read_ready(file, position, to.base, to.len),
+        }
     }
-    transfer_slowly(viewer, fd, position, to, read)
+}
+
+/// Reads at `position` of a served descriptor.
+#[inline(always)] // the manner is known to who calls
+fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
+    let read = look(viewer, &table::file(fd), position, to, manner);
+    match read {
+        Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
+        read => transfer_slowly(viewer, fd, position, to, manner, read),
+    }
 }
 
 #[cold]
@@ -323,13 +392,19 @@ fn transfer_slowly(
     fd: c_int,
     position: u64,
     to: Part,
-    mut read: quinion::viewer::ReadOutcome,
-) -> Option<usize> {
+    manner: Manner,
+    mut read: Option<ReadOutcome>,
+) -> Result<usize, Unserved> {
     let file = table::file(fd);
-    let mut asked = read.asked;
+    let mut asked = 0;
     let mut revalidations = 0;
     let reason = loop {
-        let size = match read.end {
+        let Some(outcome) = read else {
+            refuse(viewer, fd, position, to);
+            return Err(Unserved::NotReady);
+        };
+        asked += outcome.asked;
+        let size = match outcome.end {
             ReadEnd::Full => break None,
             ReadEnd::EndOfFile(size) => size,
             ReadEnd::Stale => break Some(Reason::Changed),
@@ -345,35 +420,50 @@ fn transfer_slowly(
         if let Err(error) = viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
             break Some(why(&error));
         }
-        // SAFETY: as in `transfer`.
-        read = unsafe { viewer.read(&file, position, to.base, to.len) };
-        asked += read.asked;
+        read = look(viewer, &file, position, to, manner);
     };
     if let Some(reason) = reason {
         table::detach(fd, reason);
-        return None;
+        return Err(Unserved::ToKernel);
     }
     if asked > 0 {
         viewer.count(Counter::Asked, 1);
     }
-    Some(read.bytes)
+    Ok(read.map_or(0, |read| read.bytes))
 }
 
-#[inline]
-fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Option<usize> {
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries again
+/// gets on. Who tries again and again says so once.
+fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
+    if table::is_first_refusal(fd, position / 4096) {
+        viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
+    }
+}
+
+#[inline(always)] // the manner is known to who calls
+fn transfer_all(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Target<'_>,
+    manner: Manner,
+) -> Result<usize, Unserved> {
     match to {
-        Target::One(part) => transfer(viewer, fd, position, part),
+        Target::One(part) => transfer(viewer, fd, position, part, manner),
         Target::Many(parts) => {
             let mut done = 0;
             for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
                 let len = len.min(READ_BYTES_MAX - done);
-                let bytes = transfer(viewer, fd, position + done as u64, Part { base, len })?;
+                let bytes = match transfer(viewer, fd, position + done as u64, Part { base, len }, manner) {
+                    Err(Unserved::NotReady) if done > 0 => 0,
+                    other => other?,
+                };
                 done += bytes;
                 if bytes < len || done == READ_BYTES_MAX {
                     break;
                 }
             }
-            Some(done)
+            Ok(done)
         }
     }
 }
@@ -381,15 +471,18 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline]
-fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
+#[inline(always)] // the manner is known to who calls
+fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
         test_cancel();
-        let bytes = transfer_all(viewer, fd, word.offset(), to)?;
+        let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
+            Ok(bytes) => bytes,
+            Err(unserved) => return refused(unserved),
+        };
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
-            table::detach(fd, Reason::Number);
+            table::share(fd, Reason::Number);
         } else if table::advance(fd, word, offset) {
             return Some(counted(viewer, bytes));
         }
@@ -397,16 +490,27 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline]
-fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
+#[inline(always)] // the manner is known to who calls
+fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
         test_cancel();
-        let bytes = transfer_all(viewer, fd, position, to)?;
+        let bytes = match transfer_all(viewer, fd, position, to, manner) {
+            Ok(bytes) => bytes,
+            Err(unserved) => return refused(unserved),
+        };
         // The number may have been closed and opened anew under the copy.
         if table::look(fd)?.is_same_opening(word) {
             return Some(counted(viewer, bytes));
         }
+    }
+}
+
+#[cold]
+fn refused(unserved: Unserved) -> Option<isize> {
+    match unserved {
+        Unserved::ToKernel => None,
+        Unserved::NotReady => Some(real::answer(-(Errno::AGAIN.0 as isize))),
     }
 }
 
@@ -482,7 +586,7 @@ names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -494,7 +598,7 @@ names! {
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -506,7 +610,7 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
@@ -517,7 +621,7 @@ names! {
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
@@ -528,7 +632,7 @@ names! {
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -541,21 +645,21 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         // SAFETY: the program's promise.
         if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
         call_real!(preadv64(fd => c_int, parts => *const Part, count => c_int, position => i64) -> isize)
     }
 
-    /// Served without flags; position -1 means the descriptor's offset.
+    /// Served with flags that [`manner_of`] knows; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if flags == 0 && let Some(to) = target {
+        if let (Some(manner), Some(to)) = (manner_of(flags), target) {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to),
-                (_, Some(position)) => read_at(fd, to, position),
+                (-1, _) => read_on(fd, to, manner),
+                (_, Some(position)) => read_at(fd, to, position, manner),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -579,40 +683,83 @@ names! {
     }
 
     /// A hint to fill the kernel's page cache, from which nobody reads a descriptor that is served: the device
-    /// would read everything twice.
+    /// would read everything twice. Ours is filled.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
         if position >= 0 && is_served(fd) {
+            advise(fd, Advice::WillNeed, position as u64, len as u64);
             return 0;
         }
         call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
     }
 
-    /// The same hint, among others that do no harm.
+    /// The same hint, among others that do the kernel's cache no harm. Ours hears them all.
     posix_fadvise | posix_fadvise64 (fd: c_int, position: i64, len: i64, advice: c_int) -> c_int {
-        if advice == kernel::FADV_WILLNEED && position >= 0 && len >= 0 && is_served(fd) {
+        let known = Advice::of(advice as u64).filter(|&advice| advice != Advice::Passed);
+        // No length is all that follows.
+        let bytes = if len == 0 { u64::MAX } else { len as u64 };
+        if known == Some(Advice::WillNeed) && position >= 0 && len >= 0 && is_served(fd) {
+            advise(fd, Advice::WillNeed, position as u64, bytes);
             return 0;
         }
-        call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int)
+        let answer =
+            call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int);
+        if answer == 0 && let Some(advice) = known {
+            advise(fd, advice, position as u64, bytes);
+        }
+        answer
     }
 
     /// Forgets the descriptor, then closes it.
     close | __close (fd: c_int) -> c_int {
-        if process::viewer().is_some() {
+        if process::is_on() {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
     }
 }
 
+/// What the flags of a read ask for; `None` if only the kernel knows.
+fn manner_of(flags: c_int) -> Option<Manner> {
+    /// Poll for the answer of a device; nothing to who finds his bytes in memory.
+    const RWF_HIPRI: c_int = 1;
+    const RWF_NOWAIT: c_int = 8;
+    const RWF_DONTCACHE: c_int = 0x80;
+    match flags & !RWF_HIPRI {
+        0 => Some(Manner::Plain),
+        RWF_DONTCACHE => Some(Manner::Uncached),
+        RWF_NOWAIT => Some(Manner::Now),
+        _ => None,
+    }
+}
+
+/// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.
+fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
+    if !process::is_on() {
+        return;
+    }
+    let state = table::look(fd).map(|word| word.state());
+    match (process::viewer(), state) {
+        (Some(viewer), Some(state)) if state.is_attached() => {
+            viewer.advise(&table::file(fd), advice, position, len);
+        }
+        (_, Some(State::Candidate | State::Shared)) if advice.is_of_handle() => {
+            table::keep_advice(fd, advice)
+        }
+        _ => {}
+    }
+}
+
 /// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
 /// has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
-    let viewer = process::viewer()?;
+    if !process::is_on() {
+        return None;
+    }
     loop {
         let word = table::look(fd)?;
         match word.state() {
-            State::Served => match seek_served(viewer, fd, word, offset, whence) {
-                Ok(to) if to >= table::OFFSETS_MAX => table::detach(fd, Reason::Number),
+            State::Served => match seek_served(process::viewer()?, fd, word, offset, whence) {
+                Ok(to) if to >= table::OFFSETS_MAX => table::share(fd, Reason::Number),
                 Ok(to) if table::advance(fd, word, to) => return Some(to as isize),
                 Ok(_) => {} // somebody was faster
                 Err(error) => return Some(-error.0 as isize),

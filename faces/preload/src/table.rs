@@ -6,9 +6,12 @@
 //!
 //!             open                first read                    close
 //!   UNKNOWN --------> CANDIDATE -----------> SERVED -------------------> UNKNOWN
-//!                         |                    |  ^ reads and seeks: offset only
-//!                         v                    v
-//!                       KERNEL <---lseek--- MOVING         for good, until the number is opened anew
+//!      |                  | dup, fork,         |  ^ reads and seeks: offset only
+//!      | inherited,       v sendfile ..        v
+//!      `----------->   SHARED ----------> POSITIONED     reads say where; the offset is the kernel's
+//!        received,        |  first pread       |
+//!        a duplicate      v                    v
+//!                       KERNEL <--------- (from MOVING)   for good, until the number is opened anew
 //! ```
 //!
 //! | state | meaning | whose offset counts |
@@ -16,16 +19,18 @@
 //! | UNKNOWN | not opened by a call we saw, or closed | the kernel's |
 //! | CANDIDATE | opened for reading here; nobody else can have it | the kernel's |
 //! | SERVED | attached; `FILES` says to what | the private one |
+//! | SHARED | somebody else may have it, or its offset is used past us; not attached | the kernel's |
+//! | POSITIONED | as SHARED, and attached: only reads that say where are served | the kernel's |
 //! | MOVING | one thread, its signals held back, carries the offset over | wait |
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
 //!
-//! A candidate has no private offset. Where others have it stands how much more of it the kernel is to read before the
+//! A candidate has no private offset, nor has a shared one. Where others have it stands how much more of it the kernel is to read before the
 //! owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
 //!
 //! ```text
-//!   candidate  47     46      45            40 39                     0
-//!             [looked|owner's| kernel's reads  | credit in bytes       ]
+//!   candidate  47     46      45            40 39   38                  0
+//!             [looked|owner's| kernel's reads  |told| credit in bytes    ]
 //! ```
 //!
 //! A read that the kernel makes at its offset stands in the word while it is under way, and nobody attaches
@@ -35,12 +40,17 @@
 //! descriptor went back to the kernel fails its compare-exchange and starts
 //! over there. The generation tells one opening of a number from the next.
 //!
+//! SHARED is a permission to look, no knowledge: whoever attaches looks at the
+//! descriptor that there is then. So it may be said of a number too often, and
+//! a forked child says it of all it inherited.
+//!
 //! Invariants:
-//!  1. The kernel's offset is right before any call that uses it runs: who wants one detaches first.
+//!  1. The kernel's offset is right before any call that uses it runs: who wants one shares or detaches first.
 //!  2. A descriptor is SERVED only while its description is this process's alone.
 //!  3. What `FILES` holds for a number changes only while its state is MOVING.
-//!  4. A candidate with kernel's reads under way stays one, or goes to the kernel, or is closed.
+//!  4. A candidate with kernel's reads under way stays one, or is shared or left to the kernel, or is closed.
 //!  5. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
+//!  6. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against opening for writing, attaching against stopping. In their one order
@@ -49,7 +59,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::CellNumber;
-use quinion::arena::control::{Operation, Reason};
+use quinion::arena::control::{Advice, Operation, Reason};
 use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 
@@ -58,7 +68,7 @@ use crate::{process, written};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
-/// The first descriptor that may be served: streams of the C library read 0 to 2 past us.
+/// The first descriptor that may be SERVED: streams of the C library read 0 to 2 past us, at the offset.
 pub const FIRST: i32 = 3;
 /// The first offset that does not fit.
 pub const OFFSETS_MAX: u64 = 1 << 48;
@@ -79,6 +89,18 @@ pub enum State {
     Kernel = 4,
     /// No regular file.
     Other = 5,
+    /// Attached, for reads that say where.
+    Positioned = 6,
+    /// Not attached, and only reads that say where may be served.
+    Shared = 7,
+}
+
+impl State {
+    /// Whether there is a file of the owner's behind it.
+    #[inline]
+    pub fn is_attached(self) -> bool {
+        matches!(self, State::Served | State::Positioned)
+    }
 }
 
 /// A descriptor's word, as read at one moment.
@@ -97,6 +119,8 @@ impl Word {
             3 => State::Moving,
             4 => State::Kernel,
             5 => State::Other,
+            6 => State::Positioned,
+            7 => State::Shared,
             _ => State::Unknown,
         }
     }
@@ -112,21 +136,24 @@ impl Word {
         debug_assert!(offset < OFFSETS_MAX);
         Self(self.0 & !(OFFSETS_MAX - 1) | offset)
     }
+    /// The same word with another state.
     #[must_use]
-    fn with_state(self, state: State) -> Self {
+    pub fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
+    /// Of a shared or positioned one: it has been counted why it is.
+    const TOLD: u64 = 1 << 39;
     const LOOKED: u64 = 1 << 47;
     const OWNERS: u64 = 1 << 46;
     const KERNELS_READ: u64 = 1 << 40;
     const KERNELS_READS: u64 = 0x3f << 40;
-    const CREDIT_MAX: u64 = (1 << 40) - 1;
+    const CREDIT_MAX: u64 = Self::TOLD - 1;
 
-    /// Of a candidate: the bytes that the kernel is still to read; `None` if nobody has looked at the file yet.
+    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the file yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
-    /// Of a candidate: whether its credit is the owner's answer.
+    /// Of these: whether the credit is the owner's answer.
     pub fn is_owners_credit(self) -> bool {
         self.0 & Self::OWNERS != 0
     }
@@ -139,6 +166,17 @@ impl Word {
     }
     fn charged(self, bytes: u64) -> Self {
         self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
+    }
+    /// Of a candidate: the same opening, whose offset is the kernel's from now on.
+    fn shared(self) -> Self {
+        Self(self.with_state(State::Shared).0 & !Self::KERNELS_READS).told()
+    }
+    /// Of a shared one: the same opening, attached.
+    fn positioned(self) -> Self {
+        self.with_state(State::Positioned).with_offset(self.0 & Self::TOLD)
+    }
+    fn told(self) -> Self {
+        Self(self.0 | Self::TOLD)
     }
     /// The word of the next opening of this number.
     fn opened(self, state: State) -> Self {
@@ -157,6 +195,11 @@ struct File {
     place: AtomicU64,
     marker_told: AtomicU64,
     touched: AtomicU64,
+    /// The page of the last read that was refused for want of it and whose page the owner was told of, plus one.
+    refused: AtomicU64,
+    /// What the program said of how it will read, plus one: for when it is attached. The only one that changes in any
+    /// state; what a race mixes up there costs speed.
+    advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -181,6 +224,8 @@ static FILES: [File; DESCRIPTORS] = [const {
         place: AtomicU64::new(0),
         marker_told: AtomicU64::new(0),
         touched: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+        advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
     }
@@ -232,6 +277,23 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
     }
 }
 
+/// Keeps what the program said of how it will read a descriptor that is not attached yet.
+pub fn keep_advice(fd: i32, advice: Advice) {
+    if let Some(file) = usize::try_from(fd).ok().and_then(|fd| FILES.get(fd)) {
+        file.advice.store(advice as u64 + 1, Ordering::Relaxed);
+    }
+}
+
+/// What was kept.
+pub fn advice(fd: i32) -> Option<Advice> {
+    Advice::of(FILES[fd as usize].advice.load(Ordering::Relaxed).checked_sub(1)?)
+}
+
+/// Whether a read that was refused at this page is the first of such in a row.
+pub fn is_first_refusal(fd: i32, page: u64) -> bool {
+    FILES[fd as usize].refused.swap(page + 1, Ordering::Relaxed) != page + 1
+}
+
 /// The word of `fd` once nobody is moving it.
 fn look_settled(fd: i32) -> Option<Word> {
     loop {
@@ -258,10 +320,10 @@ fn moving(fd: i32, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> 
 /// A descriptor was opened for reading by a call we saw. `forks` is what [`process::forks`] said before the
 /// call.
 pub fn opened(fd: i32, forks: u64) {
-    END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
+    see(fd);
     set_opened(fd, State::Candidate);
     if process::forked_since(forks) {
-        detach(fd, Reason::Forked);
+        share(fd, Reason::Forked);
     } else if !process::may_serve_more() {
         detach(fd, Reason::Passed);
     }
@@ -272,17 +334,48 @@ pub fn opened_for_kernel(fd: i32, state: State) {
     set_opened(fd, state);
 }
 
+/// A descriptor has appeared whose description somebody else may have: reads that say where may be served.
+/// `told` is whether it has been counted why no others are.
+pub fn adopt(fd: i32, told: bool) {
+    see(fd);
+    set_opened(fd, State::Shared);
+    if told && let Some(word) = look(fd) {
+        settle(fd, word, word.told());
+    }
+}
+
+/// Whoever looks at all descriptors looks at this one too from now on.
+fn see(fd: i32) {
+    if (fd as usize) < DESCRIPTORS {
+        END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
+    }
+}
+
 fn set_opened(fd: i32, state: State) {
     while let Some(word) = look_settled(fd) {
+        let handle = file(fd).handle;
         if exchange(fd, word, word.opened(state)).is_ok() {
+            FILES[fd as usize].advice.store(0, Ordering::Relaxed);
+            if word.state().is_attached() {
+                // It was closed by means we do not see, so no number is safe any more.
+                give_back(handle);
+                process::stop(Reason::Passed);
+            }
             return;
         }
     }
 }
 
-/// A descriptor was looked at once and is left alone from now on.
-pub fn settle(fd: i32, from: Word, state: State) {
-    let _ = exchange(fd, from, from.with_state(state)); // who was faster knew better
+/// A descriptor was looked at once: what is known of it now, if nobody was faster, who knew better.
+pub fn settle(fd: i32, from: Word, to: Word) {
+    let _ = exchange(fd, from, to);
+}
+
+/// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
+pub fn tell(fd: i32, word: Word) -> bool {
+    matches!(word.state(), State::Shared | State::Positioned)
+        && word.0 & Word::TOLD == 0
+        && exchange(fd, word, word.told()).is_ok()
 }
 
 /// The descriptor is about to be closed.
@@ -294,7 +387,7 @@ pub fn forget(fd: i32) {
         }
         let handle = file(fd).handle;
         if exchange(fd, word, word.with_state(State::Unknown)).is_ok() {
-            if word.state() == State::Served {
+            if word.state().is_attached() {
                 give_back(handle);
             }
             return;
@@ -351,19 +444,25 @@ pub fn end_kernels_read(fd: i32, begun: Word) {
 
 // ---- serving ------------------------------------------------------------------------------------------
 
-/// Makes a candidate, at whose offset the kernel does not read, served from that offset on. `false` if it is no such
-/// candidate any more.
+/// Makes a candidate, at whose offset the kernel does not read, served from that offset on, and a shared one
+/// positioned. `false` if it is neither any more.
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     let published = moving(fd, from, || {
-        let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
+        let word = if from.state() == State::Shared {
+            from.positioned()
+        } else {
+            let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
+            from.with_state(State::Served).with_offset(offset)
+        };
         let file = &FILES[fd as usize];
         file.handle.store(to.handle, Ordering::Relaxed);
         file.place.store(to.place, Ordering::Relaxed);
         file.marker_told.store(0, Ordering::Relaxed);
         file.touched.store(0, Ordering::Relaxed);
+        file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
-        from.with_state(State::Served).with_offset(offset)
+        word
     })
     .is_ok();
     if published && written::contains(to.device, to.inode) {
@@ -394,6 +493,44 @@ pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<i
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
 
+/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Reads that say where are served
+/// still.
+#[inline]
+pub fn share(fd: i32, reason: Reason) {
+    let Some(word) = look(fd) else { return };
+    if matches!(word.state(), State::Candidate | State::Served | State::Moving) {
+        share_now(fd, reason);
+    }
+}
+
+#[cold]
+fn share_now(fd: i32, reason: Reason) {
+    while let Some(word) = look_settled(fd) {
+        let done = match word.state() {
+            State::Candidate => exchange(fd, word, word.shared()),
+            State::Served => moving(fd, word, || {
+                carry_over(fd, word);
+                word.with_state(State::Positioned).with_offset(0).told()
+            }),
+            _ => return,
+        };
+        if done.is_ok() {
+            return count(reason);
+        }
+    }
+}
+
+/// The kernel's offset becomes what the private one was.
+fn carry_over(fd: i32, word: Word) {
+    let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
+}
+
+fn count(reason: Reason) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count_reason(reason);
+    }
+}
+
 /// Leaves `fd` to the kernel for good; the kernel's offset is right afterwards.
 #[inline]
 pub fn detach(fd: i32, reason: Reason) {
@@ -407,42 +544,54 @@ pub fn detach(fd: i32, reason: Reason) {
 fn detach_now(fd: i32, reason: Reason) {
     while let Some(word) = look_settled(fd) {
         let left = word.with_state(State::Kernel);
+        let handle = file(fd).handle;
         let done = match word.state() {
-            State::Candidate => exchange(fd, word, left).is_ok(),
-            State::Served => {
-                let handle = file(fd).handle;
-                let carry = || {
-                    let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
-                    left
-                };
-                let moved = moving(fd, word, carry).is_ok();
-                if moved {
-                    give_back(handle);
-                }
-                moved
-            }
+            State::Candidate | State::Shared | State::Positioned => exchange(fd, word, left),
+            State::Served => moving(fd, word, || {
+                carry_over(fd, word);
+                left
+            }),
             _ => return,
         };
-        if done {
-            if let Some(viewer) = process::viewer() {
-                viewer.count_reason(reason);
+        if done.is_ok() {
+            if word.state().is_attached() {
+                give_back(handle);
             }
-            return;
+            return count(reason);
         }
     }
 }
 
 /// Leaves all descriptors to the kernel.
 pub fn detach_all(reason: Reason) {
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
         detach(fd as i32, reason);
     }
 }
 
+/// Leaves all offsets to the kernel.
+pub fn share_all(reason: Reason) {
+    // SeqCst, partner: the `fetch_max` in `see`.
+    for fd in 0..END.load(Ordering::SeqCst) {
+        share(fd as i32, reason);
+    }
+}
+
+/// In a forked child, by its only thread that looks: all it inherited is its parent's too. What other threads of
+/// the parent were in the middle of they finish there, and the offset is the kernel's by then.
+pub fn settle_child() {
+    for fd in 0..END.load(Ordering::Relaxed) {
+        let Some(word) = look(fd as i32) else { return };
+        if !matches!(word.state(), State::Unknown | State::Kernel | State::Other) {
+            settle(fd as i32, word, word.opened(State::Shared).told());
+        }
+    }
+}
+
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
         forget(fd as i32);
     }
@@ -451,11 +600,11 @@ pub fn forget_range(first: u32, last: u32) {
 /// The file is open for writing in this process from now on: no descriptor of it is served any more.
 pub fn file_is_written(device: u64, inode: u64) {
     written::add(device, inode);
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
-        let served = look_settled(fd as i32).is_some_and(|word| word.state() == State::Served);
+        let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
         let file = &FILES[fd as usize];
-        if served
+        if attached
             && file.inode.load(Ordering::Relaxed) == inode
             && file.device.load(Ordering::Relaxed) == device
         {

@@ -259,6 +259,55 @@ pub mod state {
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 
+/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
+/// longer than it reads them, and says so with [`Advice::Passed`] when it has.
+pub const UNCACHED: u64 = 1 << 63;
+
+/// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
+/// the last are those of `posix_fadvise`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Advice {
+    /// Nothing more is known of how it will be read.
+    Normal = 0,
+    /// It will be read here and there.
+    Random = 1,
+    /// It will be read forward.
+    Sequential = 2,
+    /// The range will be read soon.
+    WillNeed = 3,
+    /// The range will not be read soon.
+    DontNeed = 4,
+    /// It will be read once.
+    NoReuse = 5,
+    /// An uncached read of the range has ended.
+    Passed = 6,
+}
+
+impl Advice {
+    /// In the third argument of an [`Operation::Hint`] the advice stands above the length.
+    const SHIFT: u32 = 56;
+
+    /// The advice of this number.
+    pub fn of(number: u64) -> Option<Self> {
+        use Advice::*;
+        [Normal, Random, Sequential, WillNeed, DontNeed, NoReuse, Passed].into_iter().nth(number as usize)
+    }
+    /// Whether it speaks of all that the handle will read, and not of a range.
+    pub fn is_of_handle(self) -> bool {
+        matches!(self, Advice::Normal | Advice::Random | Advice::Sequential | Advice::NoReuse)
+    }
+    /// With the length of the range in bytes, as one argument. A length that does not fit reaches to the end of
+    /// every file.
+    pub fn with_length(self, bytes: u64) -> u64 {
+        (self as u64) << Self::SHIFT | bytes.min((1 << Self::SHIFT) - 1)
+    }
+    /// Both again; `None` if it is no advice.
+    pub fn and_length(argument: u64) -> Option<(Self, u64)> {
+        Some((Self::of(argument >> Self::SHIFT)?, argument & ((1 << Self::SHIFT) - 1)))
+    }
+}
+
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -269,15 +318,18 @@ pub enum Operation {
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
-    /// Arguments: the handle, the position in bytes, the length in bytes.
+    /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
     Fill = 2,
     /// A marker was met: start the next window. Nobody waits.
-    /// Arguments: the handle, the page index of the marked folio's first page.
+    /// Arguments: the handle, the page index of the marked folio's first page, with [`UNCACHED`] added or not.
     Advance = 3,
     /// Look at the file's size and times again. Arguments: the handle. Answers: the size in bytes.
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
+    /// What the program says of how it will read. Arguments: the handle, the position in bytes,
+    /// [`Advice::with_length`].
+    Hint = 9,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -383,6 +435,20 @@ mod tests {
         assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
         owner.control().version.store(99, Ordering::Relaxed);
         assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn an_advice_comes_back_with_its_length() {
+        for number in 0..7 {
+            let advice = Advice::of(number).unwrap();
+            assert_eq!(advice as u64, number);
+            for bytes in [0, 1, 4096, (1 << 56) - 1] {
+                assert_eq!(Advice::and_length(advice.with_length(bytes)), Some((advice, bytes)));
+            }
+            assert_eq!(Advice::and_length(advice.with_length(u64::MAX)), Some((advice, (1 << 56) - 1)));
+        }
+        assert_eq!(Advice::of(7), None);
+        assert_eq!(Advice::and_length(u64::MAX), None);
     }
 
     #[test]

@@ -227,7 +227,8 @@ pub fn both_in(folder: &Path, words: Words) -> (Output, Output, Report) {
     let scratch = scratch();
     let report = scratch.path().join("report");
     let mut run = quinion();
-    run.args(["run", "--memory", MEMORY, "--report", "json", "--report-file"]).arg(&report).arg("--");
+    run.args(["run", "--attach", "at-once", "--memory", MEMORY, "--report", "json", "--report-file"]);
+    run.arg(&report).arg("--");
     let served = run.args(words).current_dir(folder).output().expect("our own command starts");
     (served, expected, Report::read(&report))
 }

@@ -58,6 +58,7 @@ const REPEAT: usize = 5;
 /// Which programs.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Choice of programs")]
+#[group(id = "choice-of-programs")]
 pub struct Options {
     /// Only programs whose names contain one of these words, such as `fio` or `git`; a few of all in a quick run.
     #[arg(long, value_name = "WORDS", value_delimiter = ',')]

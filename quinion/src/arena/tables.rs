@@ -87,6 +87,10 @@ mod tests {
         while let Some(wanted) = tables.next_wanted(&layout, &(0..EXTENT_PAGES)) {
             tables.add(wanted);
         }
-        assert!(before >= 300 && before - tables.missing() <= 6, "{before} before, {} then", tables.missing());
+        assert!(
+            before >= 300 && before - tables.missing() <= 6,
+            "{before} before, {} then",
+            tables.missing()
+        );
     }
 }

@@ -24,13 +24,14 @@ const KEYS: [&str; 12] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 14] = [
+const EXPERIMENTS: [&str; 15] = [
     "hit",
     "insert",
     "split",
     "readbatch",
     "cold",
     "readseq",
+    "programs",
     "evict",
     "thrash",
     "stream",

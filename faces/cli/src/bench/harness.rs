@@ -54,6 +54,8 @@ pub struct Settings {
     pub db_bench: Options,
     /// What was said of traces.
     pub ratio: super::ratio::Options,
+    /// Which programs were named.
+    pub programs: super::programs::Options,
 }
 
 /// How often a case is repeated and counted.
@@ -445,6 +447,7 @@ mod tests {
             folder,
             db_bench: Options::default(),
             ratio: Default::default(),
+            programs: Default::default(),
         }
     }
 

@@ -15,7 +15,7 @@
 //!   worker       work in a process of its own           pages     a file that is nowhere
 //!   places       numbers that look random           store     files in memory, as the kernel has them
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
-//!   evict  thrash  stream  write  memfile  populate  restore  ratio
+//!   programs  evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -44,6 +44,7 @@ mod memfile;
 mod pages;
 mod places;
 mod populate;
+mod programs;
 mod ratio;
 mod readbatch;
 mod readseq;
@@ -76,7 +77,7 @@ use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 14] = [
+const EXPERIMENTS: [Experiment; 15] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -112,6 +113,12 @@ const EXPERIMENTS: [Experiment; 14] = [
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
         starts: Starts::Cold,
         cases: readseq::cases,
+    },
+    Experiment {
+        name: "programs",
+        question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
+        starts: Starts::Cold,
+        cases: programs::cases,
     },
     Experiment {
         name: "evict",
@@ -201,6 +208,8 @@ pub struct Arguments {
     db_bench: db_bench::Options,
     #[command(flatten)]
     ratio: ratio::Options,
+    #[command(flatten)]
+    programs: programs::Options,
 }
 
 /// Runs the command.
@@ -251,7 +260,8 @@ fn settings(arguments: &Arguments) -> Settings {
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
     let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
     let (folder, db_bench) = (arguments.scratch.clone(), arguments.db_bench.clone());
-    Settings { extent, repeat, folder, db_bench, ratio: arguments.ratio.clone() }
+    let (ratio, programs) = (arguments.ratio.clone(), arguments.programs.clone());
+    Settings { extent, repeat, folder, db_bench, ratio, programs }
 }
 
 /// A run of experiments.

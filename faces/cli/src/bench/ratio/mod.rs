@@ -313,6 +313,7 @@ mod tests {
             folder: ".".into(),
             db_bench: Default::default(),
             ratio,
+            programs: Default::default(),
         };
         let case = cases(&settings).pop().expect("there is one case");
         let why = case.measure(NAME, &settings, || {}).expect_err("there is nothing").to_string();

@@ -5,7 +5,8 @@
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE]
-//!                -- PROGRAM [ARGUMENTS]
+//!                [--keep[=NAME] [--idle TIME]] -- PROGRAM [ARGUMENTS]
+//!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
 //!
@@ -24,9 +25,11 @@
 
 mod bench;
 mod cat;
+mod keeps;
 mod progress;
 mod restore;
 mod stat;
+mod stop;
 mod sys;
 mod tuning;
 
@@ -39,7 +42,8 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::run::keep::{self, Idle, Keeping, Kept, Name, Wanted};
+use quinion_cli::run::{Ended, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -73,12 +77,29 @@ enum Command {
     Stat(stat::Arguments),
     Bench(bench::Arguments),
     Run(RunArguments),
+    Stop(stop::Arguments),
+    Keeps(keeps::Arguments),
+    #[command(hide = true)]
+    KeepOwner(KeepArguments),
     Restore(restore::Arguments),
 }
 
+/// What is said below the options of `run`.
+const ABOUT_KEEPING: &str = "\
+A cache that stays (--keep):
+  quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
+  quinion run --keep -- PROGRAM          the next ones find what it has read
+  quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
+  quinion keeps                          which there are, and what they hold
+  quinion stop [NAME...] [--all]         end them; programs that use them go on without
+There is one of each name for each user, a process of its own, found in $XDG_RUNTIME_DIR/quinion or
+/tmp/quinion-UID. It has no terminal and no files of the run that started it; it has that run's mounts, limits
+and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+--memory and --idle are said when it is started; a run that says others than it has is refused.";
+
 /// Run a program, unmodified, with its file reads served from a cache.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
+#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = ABOUT_KEEPING)]
 struct RunArguments {
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given.
@@ -88,6 +109,14 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
+    /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+          conflicts_with = "tuning")]
+    keep: Option<Name>,
+    /// How long it stays when nobody uses it, such as 90s, 30m or 2h, or `never` if it is to stay until it is
+    /// stopped; 30m if not given.
+    #[arg(long, value_name = "TIME", requires = "keep")]
+    idle: Option<Idle>,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
@@ -97,6 +126,19 @@ struct RunArguments {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// Be the owner of a cache that stays; started by `run --keep`.
+#[derive(clap::Args, Debug)]
+struct KeepArguments {
+    #[arg(long)]
+    folder: PathBuf,
+    #[arg(long)]
+    name: Name,
+    #[arg(long)]
+    memory: Option<u64>,
+    #[arg(long)]
+    idle: Option<Idle>,
 }
 
 /// In which form `run` reports.
@@ -117,17 +159,15 @@ fn main() -> ExitCode {
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Stop(arguments) => stop::main(&arguments),
+        Command::Keeps(arguments) => keeps::main(&arguments),
+        Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
     }
 }
 
 /// Runs the program with a cache of ours as the owner, and ends as it does.
 fn run(arguments: RunArguments) -> ExitCode {
-    let cache = match build_tuned(arguments.memory, arguments.tuning) {
-        Ok(cache) => cache,
-        Err(error) => return complain(&error),
-    };
-    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
     let options = RunOptions {
         report: match arguments.report {
             RunReport::Text => Some(Form::Text),
@@ -137,21 +177,50 @@ fn run(arguments: RunArguments) -> ExitCode {
         report_file: arguments.report_file,
         program: arguments.program,
     };
-    let numbers = || {
-        let stats = cache.stats();
-        OwnerNumbers {
-            readahead: cache.readahead_use(),
-            device_reads: stats.device_reads,
-            device_bytes: stats.device_bytes,
-            evicted_pages: stats.evicted_pages,
-            refaulted_pages: stats.refaulted_pages,
-            activated_pages: stats.activated_pages,
-            workingset_windows: stats.workingset_windows,
-        }
+    let ended = match arguments.keep {
+        Some(name) => run_kept(&options, name, arguments.memory, arguments.idle),
+        None => run_alone(&options, arguments.memory, arguments.tuning),
     };
-    match quinion_cli::run::run(&options, owner, numbers) {
+    match ended {
         Ok(ended) => ended.leave(),
         Err(error) => complain(&error),
+    }
+}
+
+/// In a cache that ends with the program.
+fn run_alone(options: &RunOptions, memory: Option<Size>, tuning: quinion::Tuning) -> Result<Ended, String> {
+    let cache = build_tuned(memory, tuning)?;
+    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
+    quinion_cli::run::run(options, owner, || OwnerNumbers::of(&cache)).map_err(|error| error.to_string())
+}
+
+/// In a cache that stays.
+fn run_kept(
+    options: &RunOptions,
+    name: Name,
+    memory: Option<Size>,
+    idle: Option<Idle>,
+) -> Result<Ended, String> {
+    let memory = memory.map(|size| size.bytes(quinion::process_limit()));
+    let mut kept = Kept::join(&Wanted { name, memory, idle }).map_err(|error| error.to_string())?;
+    quinion_cli::run::run_kept(options, &mut kept).map_err(|error| error.to_string())
+}
+
+/// The process that stays. What is wrong was said to who started it.
+fn keep_owner(arguments: KeepArguments) -> ExitCode {
+    let KeepArguments { folder, name, memory, idle } = arguments;
+    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default() };
+    let build = || {
+        let memory = memory.map(Size::Bytes);
+        let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
+        let cache = builder.build().map_err(|error| error.to_string())?;
+        let owner: Arc<dyn quinion::serve::Owner> = Arc::new(quinion::CacheOwner::new(cache.clone()));
+        let numbers: Box<dyn Fn() -> OwnerNumbers> = Box::new(move || OwnerNumbers::of(&cache));
+        Ok((owner, numbers))
+    };
+    match keep::keep(&keeping, build) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -162,12 +231,15 @@ fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
 
 /// One that works as `tuning` says.
 fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
+    builder(memory, tuning).build().map_err(|error| error.to_string())
+}
+
+fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {
     let builder = quinion::Cache::builder().tuning(tuning);
-    let builder = match memory {
+    match memory {
         Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,
-    };
-    builder.build().map_err(|error| error.to_string())
+    }
 }
 
 /// Says what is wrong and how the command ends for it.

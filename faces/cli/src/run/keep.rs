@@ -69,7 +69,7 @@ const PROTOCOL: u64 = 1;
 /// How long a runner waits before it looks again for an owner that is being started, or is ending.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long an owner may take to end before it is killed: nothing in it can be lost.
-const ENDING_MAX: Duration = Duration::from_secs(5);
+const ENDING_MAX: Duration = Duration::from_secs(3);
 
 /// What a kept cache is called.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -155,6 +155,7 @@ impl fmt::Display for Idle {
         let Self::For(time) = self else { return f.write_str("never") };
         let millis = time.as_millis();
         match millis {
+            0 => f.write_str("0s"),
             _ if !millis.is_multiple_of(1000) => write!(f, "{millis}ms"),
             _ if !millis.is_multiple_of(60_000) => write!(f, "{}s", millis / 1000),
             _ if !millis.is_multiple_of(3_600_000) => write!(f, "{}m", millis / 60_000),
@@ -438,7 +439,7 @@ mod tests {
 
     #[test]
     fn times_are_read_and_written_and_what_is_none_is_refused() {
-        for time in ["90s", "30m", "2h", "250ms", "never", "90m"] {
+        for time in ["90s", "30m", "2h", "250ms", "never", "90m", "0s"] {
             assert_eq!(time.parse::<Idle>().map(|time| time.to_string()).as_deref(), Ok(time));
         }
         assert_eq!("120s".parse::<Idle>().unwrap().to_string(), "2m");

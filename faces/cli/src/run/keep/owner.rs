@@ -17,6 +17,7 @@
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
 //! views it still, and so it stays. When it was unused for the time of `--idle` it ends; who has connected by then is served
 //! first, and who connects after the socket was removed hears the connection end, waits for the lock, and starts another.
+//! One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
 //!
 //! Invariants:
 //!  1. Who connects is the same user, or hears nothing.
@@ -38,15 +39,17 @@ use super::folder::{Folder, Lock};
 use super::message::{LINE_MAX, Message};
 use super::numbers::Numbers;
 use super::start::READY;
-use super::{Idle, Name, PROTOCOL, Status, Wanted, sys};
+use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
 use crate::run::signals::Signals;
 use crate::run::{OwnerNumbers, PRELOAD, Session};
 use crate::size;
 
 /// Connections at a time; one more is refused by its end.
 const CONNECTIONS_MAX: usize = 256;
-/// How often it is looked whether anybody views the cache, while no run is there.
+/// How often it is looked whether anybody views the cache, and can find it, while no run is there.
 const LOOK: Duration = Duration::from_millis(500);
+/// The same, if it matters only whether anybody can find it.
+const LOOK_RARELY: Duration = Duration::from_secs(10);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::units::EXTENT_SIZE as u64;
 
@@ -220,10 +223,20 @@ impl Attendant {
             self.accept();
         }
         // 5 nobody for long; who has connected by now is somebody
-        if self.has_been_unused() && !self.accept() {
+        if (self.has_been_unused() || self.is_lost()) && !self.accept() {
             return Ok(Next::End);
         }
         Ok(Next::Turn)
+    }
+
+    /// Whether nobody uses it, nor will: its files were removed, and so nobody can find it.
+    fn is_lost(&self) -> bool {
+        self.runs() == 0 && !self.is_named()
+    }
+
+    /// Whether what is in the folder under our name is ours.
+    fn is_named(&self) -> bool {
+        self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
     }
 
     /// Waits for something to do: whether there is a signal, somebody new, and which talks go on.
@@ -246,8 +259,8 @@ impl Attendant {
     /// How long nothing need be looked at; `None`: for ever.
     fn patience(&self) -> Option<Duration> {
         match self.idle {
-            Idle::Never => None,
-            Idle::For(_) if self.runs() > 0 => None,
+            _ if self.runs() > 0 => None,
+            Idle::Never => Some(LOOK_RARELY),
             Idle::For(time) => {
                 Some((self.use_.last + time).saturating_duration_since(Instant::now()).min(LOOK))
             }
@@ -274,7 +287,16 @@ impl Attendant {
     /// Whether somebody was there.
     fn accept(&mut self) -> bool {
         let mut somebody = false;
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return somebody,
+                // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
+                Err(_) => {
+                    std::thread::sleep(PAUSE);
+                    return somebody;
+                }
+            };
             let is_ours =
                 sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
             let is_welcome = is_ours && self.talks.len() < CONNECTIONS_MAX;
@@ -283,7 +305,6 @@ impl Attendant {
                 somebody = true;
             }
         }
-        somebody
     }
 
     /// Hears what is said in one talk, and answers.
@@ -461,8 +482,11 @@ impl Attendant {
     // ---- the end --------------------------------------------------------------------------------
 
     fn end(mut self) -> io::Result<()> {
-        // 1 nobody finds us any more
-        self.folder.remove_socket(&self.lock, &self.name)?;
+        // 1 nobody finds us any more; what has taken our name is another's
+        let is_named = self.is_named();
+        if is_named {
+            self.folder.remove_socket(&self.lock, &self.name)?;
+        }
         // 2 viewers go on by the kernel
         self.session.service.stop_serving();
         // 3 each run hears what it did; it may be asking just now, and takes this for the answer
@@ -476,7 +500,7 @@ impl Attendant {
         let Self { folder, name, lock, session, numbers, talks, listener, .. } = self;
         drop((talks, listener, session, numbers));
         // 5 and the next may come
-        folder.remove_all(lock, &name)
+        if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
     }
 }
 

@@ -41,8 +41,7 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
         command.args(["--idle", &idle.to_string()]);
     }
     command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_passed_on(name)));
-    // Not of our group from the first moment on: a ctrl-C is not meant for it.
-    command.current_dir("/").process_group(0);
+    command.current_dir("/");
     command.stdin(Stdio::from(lock.into_descriptor())).stderr(writer.try_clone()?).stdout(writer);
     let child = command.spawn()?;
     drop(command); // and with it our copies of the lock and of the pipe

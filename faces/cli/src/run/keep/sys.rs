@@ -27,8 +27,8 @@ const FIRST_OTHER: libc::c_uint = 3;
 pub fn leave_starter() -> io::Result<()> {
     close_others()?;
     hear_again();
-    // It fails for the leader of a group, who has a session to himself already if he leads that too.
-    let _ = rustix::process::setsid();
+    // Until here a ctrl-C ended us together with the starter, which is right: nobody has a cache yet.
+    rustix::process::setsid()?;
     std::env::set_current_dir("/")?;
     // Each file that is known has a descriptor. A limit that cannot be raised is one to live with.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

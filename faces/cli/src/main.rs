@@ -4,8 +4,8 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE]
-//!                [--keep[=NAME] [--idle TIME]] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
+//!                [--report-file FILE] [--keep[=NAME] [--idle TIME]] -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
@@ -109,6 +109,10 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
+    /// Which files are taken over from the kernel: those for which that is likely to pay (auto, which is so if
+    /// nothing is said), or each at its first read.
+    #[arg(long, value_enum, value_name = "WHEN")]
+    attach: Option<Attach>,
     /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
           conflicts_with = "tuning")]
@@ -128,6 +132,36 @@ struct RunArguments {
     program: Vec<OsString>,
 }
 
+/// When `run` takes a file over from the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum Attach {
+    /// Large files at once, small ones when they are read in many calls, and what the kernel has in memory when it
+    /// is read often.
+    #[default]
+    Auto,
+    /// Every file at its first read.
+    AtOnce,
+}
+
+impl Attach {
+    /// As it is written.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AtOnce => "at-once",
+        }
+    }
+
+    /// An owner that does so.
+    fn owner(self, cache: &quinion::Cache) -> Arc<dyn quinion::serve::Owner> {
+        let owner = quinion::CacheOwner::new(cache.clone());
+        Arc::new(match self {
+            Self::Auto => owner.polite(),
+            Self::AtOnce => owner,
+        })
+    }
+}
+
 /// Be the owner of a cache that stays; started by `run --keep`.
 #[derive(clap::Args, Debug)]
 struct KeepArguments {
@@ -139,6 +173,8 @@ struct KeepArguments {
     memory: Option<u64>,
     #[arg(long)]
     idle: Option<Idle>,
+    #[arg(long, value_enum, default_value_t)]
+    attach: Attach,
 }
 
 /// In which form `run` reports.
@@ -178,8 +214,12 @@ fn run(arguments: RunArguments) -> ExitCode {
         program: arguments.program,
     };
     let ended = match arguments.keep {
-        Some(name) => run_kept(&options, name, arguments.memory, arguments.idle),
-        None => run_alone(&options, arguments.memory, arguments.tuning),
+        Some(name) => {
+            let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
+            let attach = arguments.attach.map(|attach| attach.word().to_owned());
+            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach })
+        }
+        None => run_alone(&options, arguments.memory, arguments.tuning, arguments.attach.unwrap_or_default()),
     };
     match ended {
         Ok(ended) => ended.leave(),
@@ -188,33 +228,33 @@ fn run(arguments: RunArguments) -> ExitCode {
 }
 
 /// In a cache that ends with the program.
-fn run_alone(options: &RunOptions, memory: Option<Size>, tuning: quinion::Tuning) -> Result<Ended, String> {
+fn run_alone(
+    options: &RunOptions,
+    memory: Option<Size>,
+    tuning: quinion::Tuning,
+    attach: Attach,
+) -> Result<Ended, String> {
     let cache = build_tuned(memory, tuning)?;
-    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
+    let owner = attach.owner(&cache);
     quinion_cli::run::run(options, owner, || OwnerNumbers::of(&cache)).map_err(|error| error.to_string())
 }
 
 /// In a cache that stays.
-fn run_kept(
-    options: &RunOptions,
-    name: Name,
-    memory: Option<Size>,
-    idle: Option<Idle>,
-) -> Result<Ended, String> {
-    let memory = memory.map(|size| size.bytes(quinion::process_limit()));
-    let mut kept = Kept::join(&Wanted { name, memory, idle }).map_err(|error| error.to_string())?;
+fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
+    let mut kept = Kept::join(wanted).map_err(|error| error.to_string())?;
     quinion_cli::run::run_kept(options, &mut kept).map_err(|error| error.to_string())
 }
 
 /// The process that stays. What is wrong was said to who started it.
 fn keep_owner(arguments: KeepArguments) -> ExitCode {
-    let KeepArguments { folder, name, memory, idle } = arguments;
-    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default() };
+    let KeepArguments { folder, name, memory, idle, attach } = arguments;
+    let word = attach.word().to_owned();
+    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default(), attach: word };
     let build = || {
         let memory = memory.map(Size::Bytes);
         let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
         let cache = builder.build().map_err(|error| error.to_string())?;
-        let owner: Arc<dyn quinion::serve::Owner> = Arc::new(quinion::CacheOwner::new(cache.clone()));
+        let owner = attach.owner(&cache);
         let numbers: Box<dyn Fn() -> OwnerNumbers> = Box::new(move || OwnerNumbers::of(&cache));
         Ok((owner, numbers))
     };

@@ -51,7 +51,8 @@ impl Home {
     }
 
     fn run_as(&self, name: &str, options: &[&str], words: &[&str]) -> Command {
-        let mut command = self.quinion(&["run", &format!("--keep={name}"), "--report", "json"]);
+        let mut command =
+            self.quinion(&["run", &format!("--keep={name}"), "--attach", "at-once", "--report", "json"]);
         command.arg("--report-file").arg(self.report_of(name)).args(options).arg("--").args(words);
         command
     }
@@ -351,6 +352,12 @@ fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
             "{said}"
         );
     }
+    let mut politely = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
+    let output = politely.output().expect("our own command starts");
+    assert!(
+        output.status.code() == Some(1) && text(&output.stderr).contains("--attach at-once"),
+        "{output:?}"
+    );
     let other = home.run_as("other", &["--memory", "64M"], &["true"]).output().expect("it starts");
     assert!(other.status.success(), "{other:?}");
     assert_eq!(home.owners().len(), 2);

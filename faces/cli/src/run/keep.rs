@@ -173,6 +173,8 @@ pub struct Wanted {
     pub memory: Option<u64>,
     /// How long it stays, if that was said.
     pub idle: Option<Idle>,
+    /// When files are taken over from the kernel, in the word of the option, if that was said.
+    pub attach: Option<String>,
 }
 
 /// A cache that another process owns, joined by one run; left when it is dropped.

@@ -378,6 +378,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
+        Reason::Resident => "resident",
     }
 }
 
@@ -397,5 +398,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
+        Reason::Resident => "in the kernel's memory already",
     }
 }

@@ -62,6 +62,8 @@ pub struct Keeping {
     pub name: Name,
     /// How long it stays unused.
     pub idle: Idle,
+    /// When it takes files over from the kernel; see [`Wanted::attach`].
+    pub attach: String,
 }
 
 /// What the cache is for its viewers, and how its own numbers are asked for.
@@ -110,7 +112,7 @@ fn begin(
     build: impl FnOnce() -> Result<Cache, String>,
 ) -> Result<Attendant, String> {
     let said = |error: io::Error| error.to_string();
-    let Keeping { folder, name, idle } = keeping.clone();
+    let Keeping { folder, name, idle, attach } = keeping.clone();
     let folder = Folder::open(&folder).map_err(said)?;
     if !folder.is_lock_of(&lock, &name).map_err(said)? {
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
@@ -123,7 +125,19 @@ fn begin(
     listener.set_nonblocking(true).map_err(said)?;
     let now = Instant::now();
     let use_ = Use { begun: now, last: now, viewers: 0, runs: 0 };
-    Ok(Attendant { folder, name, idle, lock, listener, signals, session, numbers, use_, talks: Vec::new() })
+    Ok(Attendant {
+        folder,
+        name,
+        idle,
+        attach,
+        lock,
+        listener,
+        signals,
+        session,
+        numbers,
+        use_,
+        talks: Vec::new(),
+    })
 }
 
 /// The question of a run that wants to join.
@@ -137,8 +151,12 @@ pub fn question(wanted: &Wanted) -> Message {
         Some(memory) => message.number("memory", memory),
         None => message,
     };
-    match wanted.idle {
+    let message = match wanted.idle {
         Some(idle) => message.text("idle", &idle.to_string()),
+        None => message,
+    };
+    match &wanted.attach {
+        Some(attach) => message.text("attach", attach),
         None => message,
     }
 }
@@ -189,6 +207,7 @@ struct Attendant {
     folder: Folder,
     name: Name,
     idle: Idle,
+    attach: String,
     lock: Lock,
     listener: UnixListener,
     signals: Signals,
@@ -437,11 +456,12 @@ impl Attendant {
             ));
         }
         let idle = self.idle.to_string();
-        question.text_of("idle").filter(|&wanted| wanted != idle).map(|wanted| {
-            format!(
-                "the cache `{name}` was started with --idle {idle}, and not {wanted}; leave that out, or end it by \
+        [("idle", &idle), ("attach", &self.attach)].into_iter().find_map(|(option, ours)| {
+            let wanted = question.text_of(option).filter(|wanted| wanted != ours)?;
+            Some(format!(
+                "the cache `{name}` was started with --{option} {ours}, and not {wanted}; leave that out, or end it by \
                  `quinion stop {name}`, or use another by --keep=OTHER"
-            )
+            ))
         })
     }
 

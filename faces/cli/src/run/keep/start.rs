@@ -34,6 +34,9 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("quinion").arg("keep-owner").arg("--folder").arg(folder.path());
     command.args(["--name", &wanted.name.to_string()]);
+    if let Some(attach) = &wanted.attach {
+        command.args(["--attach", attach]);
+    }
     if let Some(memory) = wanted.memory {
         command.args(["--memory", &memory.to_string()]);
     }

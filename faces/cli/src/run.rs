@@ -172,6 +172,8 @@ pub struct Place {
     arena: u32,
     control: u32,
     token: u64,
+    /// What is to be patched in the program's C library; nothing, if there is none.
+    plan: Option<u32>,
 }
 
 impl Place {
@@ -181,14 +183,15 @@ impl Place {
         if PRELOAD.is_empty() {
             return;
         }
-        let Self { process, object, arena, control, token } = self;
+        let Self { process, object, arena, control, token, plan } = self;
         let mut preload = OsString::from(format!("/proc/{process}/fd/{object}"));
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
             preload.push(others);
         }
         command.env("LD_PRELOAD", preload);
-        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}"));
+        let plan = plan.map_or_else(String::new, |plan| format!(":{plan}"));
+        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}{plan}"));
         match run {
             Some(run) => command.env("QUINION_RUN", run.to_string()),
             None => command.env_remove("QUINION_RUN"),
@@ -214,6 +217,7 @@ impl Place {
             arena: number("arena")?,
             control: number("control")?,
             token: message.number_of("token")?,
+            plan: None,
         })
     }
 }
@@ -231,7 +235,7 @@ impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
         let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: preload_file()?, owner })
+        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, owner })
     }
 
     /// Where the cache is.
@@ -244,6 +248,7 @@ impl Session {
             arena: number(arena.arena_fd()),
             control: number(arena.control_fd()),
             token: arena.token(),
+            plan: None,
         }
     }
 
@@ -268,13 +273,12 @@ impl Session {
     }
 }
 
-/// The object as a file that nobody can change and that is gone when we are.
-fn preload_file() -> io::Result<OwnedFd> {
+/// Bytes as a file that nobody can change and that is gone when we are.
+fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, Mode, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("quinion-preload", flags)?;
+    let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::XUSR)?;
-    let mut rest = PRELOAD;
     while !rest.is_empty() {
         rest = &rest[rustix::io::write(&file, rest)?..];
     }

@@ -400,10 +400,30 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     assert!(said(&home, "default", r#"{"ask":"numbers"}"#).contains("refused"));
     // What is no question ends the connection, and nothing else.
     assert_eq!(said(&home, "default", "nonsense"), "");
-    assert_eq!(said(&home, "default", &"x".repeat(100_000)), "");
+    assert_eq!(said(&home, "default", &"x".repeat(2 << 20)), "");
     home.ran(&[], &["true"]);
     assert_eq!(said(&home, "default", r#"{"ask":"stop","protocol":99}"#), "{\"answer\":\"stopping\"}\n");
     until(|| home.owners().is_empty());
+}
+
+/// What is patched in programs is a file of the owner's: it is there when the run that brought it is over.
+#[test]
+fn a_plan_is_kept_once_and_found_by_its_number() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    let number = |line: &str| after(&said(&home, "default", line), "\"descriptor\":");
+    let long: String = (0..20_000).map(|byte| format!("{:02x}", byte % 251)).collect();
+    let first = number(r#"{"ask":"plan","plan":"00ff10"}"#);
+    let second = number(&format!("{{\"ask\":\"plan\",\"plan\":\"{long}\"}}"));
+    assert_ne!(first, second);
+    assert_eq!(number(r#"{"ask":"plan","plan":"00FF10"}"#), first);
+    let read = |number| fs::read(format!("/proc/{}/fd/{number}", home.owner())).expect("it is there");
+    assert_eq!(read(first), [0, 255, 16]);
+    assert_eq!(read(second), (0..20_000).map(|byte| (byte % 251) as u8).collect::<Vec<u8>>());
+    assert!(fs::write(format!("/proc/{}/fd/{first}", home.owner()), "changed").is_err(), "nobody changes it");
+    for wrong in [r#"{"ask":"plan"}"#, r#"{"ask":"plan","plan":"0"}"#, r#"{"ask":"plan","plan":"xx"}"#] {
+        assert!(said(&home, "default", wrong).contains("refused"), "{wrong}");
+    }
 }
 
 /// An owner of a version that says other things.

@@ -238,6 +238,21 @@ impl Kept {
         self.place.point_to(command, Some(self.run));
     }
 
+    /// Hands the owner a plan of what is to be patched in the C library of programs; those that are pointed to the cache
+    /// from now on find it there. The owner keeps it, for programs that are left behind when this run is over.
+    ///
+    /// # Errors
+    /// The owner takes no more of them, or has ended.
+    pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
+        let answer = self.line.ask(&Message::ask("plan").bytes("plan", plan))?;
+        let descriptor = answer.and_then(|answer| answer.number_of("descriptor"));
+        let descriptor = descriptor.and_then(|descriptor| u32::try_from(descriptor).ok());
+        self.place.plan = Some(descriptor.ok_or_else(|| {
+            io::Error::other(format!("the cache `{}` takes no plan; end it by `quinion stop {0}`", self.name))
+        })?);
+        Ok(())
+    }
+
     /// Its name.
     pub fn name(&self) -> &Name {
         &self.name

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use crate::report::{Form, Report, Value};
 
 /// Bytes of the longest line that is listened to.
-pub const LINE_MAX: usize = 16 << 10;
+pub const LINE_MAX: usize = 1 << 20;
 
 /// One value.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,6 +51,14 @@ impl Message {
         self
     }
 
+    /// The same with bytes more, as a text of hexadecimal digits.
+    #[must_use]
+    pub fn bytes(self, name: &str, bytes: &[u8]) -> Self {
+        let mut text = String::with_capacity(2 * bytes.len());
+        bytes.iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string takes it"));
+        self.text(name, &text)
+    }
+
     fn get(&self, name: &str) -> Option<&Word> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, word)| word)
     }
@@ -67,6 +75,13 @@ impl Message {
             Word::Text(text) => Some(text),
             Word::Number(_) => None,
         }
+    }
+    /// The bytes of that name.
+    pub fn bytes_of(&self, name: &str) -> Option<Vec<u8>> {
+        let digits = self.text_of(name)?.as_bytes();
+        let value = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
+        let byte = |pair: &[u8]| Some(value(pair[0])? << 4 | value(*pair.get(1)?)?);
+        digits.chunks(2).map(byte).collect()
     }
     /// Whether it is the question `what`.
     pub fn asks(&self, what: &str) -> bool {
@@ -173,6 +188,16 @@ mod tests {
         fn nonsense_is_refused_or_read_and_is_no_panic(line in "[{}\":,\\\\u0-9a-f é]{0,40}") {
             let _ = Message::parse(&line);
             let _ = Message::parse(&format!("{{{line}}}"));
+        }
+    }
+
+    #[test]
+    fn bytes_go_as_digits() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let message = Message::parse(&Message::ask("x").bytes("plan", &bytes).line()).unwrap();
+        assert_eq!(message.bytes_of("plan"), Some(bytes));
+        for wrong in ["0", "0g", "000"] {
+            assert_eq!(Message::ask("x").text("plan", wrong).bytes_of("plan"), None, "{wrong}");
         }
     }
 

@@ -4,6 +4,7 @@
 //!   begin   leave what is the starter's -> keep the lock -> build the cache -> listen -> say "ready"
 //!   turn    wait for: a signal, somebody who connects, a question, an end of a connection, the end of patience
 //!           join      is it of our make, and does it want what we are?  -> a number, and where all is
+//!           plan      kept, for programs to find            -> where
 //!           numbers   what its viewers and the cache did since it joined
 //!           status    what we are
 //!           stop      as a signal
@@ -25,6 +26,7 @@
 //!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,9 +43,11 @@ use super::numbers::Numbers;
 use super::start::READY;
 use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
 use crate::run::signals::Signals;
-use crate::run::{OwnerNumbers, PRELOAD, Session};
+use crate::run::{OwnerNumbers, PRELOAD, Session, sealed_file};
 use crate::size;
 
+/// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
+const PLANS_MAX: usize = 64;
 /// Connections at a time; one more is refused by its end.
 const CONNECTIONS_MAX: usize = 256;
 /// How often it is looked whether anybody views the cache, and can find it, while no run is there.
@@ -101,7 +105,7 @@ fn leave_pipe() -> io::Result<()> {
     Ok(())
 }
 
-fn nothing() -> io::Result<std::os::fd::OwnedFd> {
+fn nothing() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
@@ -137,6 +141,7 @@ fn begin(
         numbers,
         use_,
         talks: Vec::new(),
+        plans: Vec::new(),
     })
 }
 
@@ -215,6 +220,8 @@ struct Attendant {
     numbers: Box<dyn Fn() -> OwnerNumbers>,
     use_: Use,
     talks: Vec<Talk>,
+    /// Plans that runs brought, each once.
+    plans: Vec<(Vec<u8>, OwnedFd)>,
 }
 
 impl Attendant {
@@ -399,6 +406,7 @@ impl Attendant {
     fn answer(&mut self, talk: usize, question: &Message) -> Message {
         match question.text_of("ask") {
             Some("join") => self.join(talk, question),
+            Some("plan") => self.take_plan(question),
             Some("numbers") => match &self.talks[talk].joined {
                 Some(joined) => self.numbers_of(joined).put(Message::answer("numbers")),
                 None => refused("you have not joined"),
@@ -463,6 +471,25 @@ impl Attendant {
                  `quinion stop {name}`, or use another by --keep=OTHER"
             ))
         })
+    }
+
+    /// Keeps a plan, for as long as we are: a program may start others when its run is long over.
+    fn take_plan(&mut self, question: &Message) -> Message {
+        let Some(plan) = question.bytes_of("plan") else { return refused("this is no plan") };
+        let known = self.plans.iter().position(|(known, _)| *known == plan);
+        let place = match known {
+            Some(place) => place,
+            None if self.plans.len() == PLANS_MAX => return refused("there are too many plans"),
+            None => match sealed_file("quinion-plan", &plan) {
+                Err(error) => return refused(&error.to_string()),
+                Ok(file) => {
+                    self.plans.push((plan, file));
+                    self.plans.len() - 1
+                }
+            },
+        };
+        let descriptor = self.plans[place].1.as_raw_fd().unsigned_abs();
+        Message::answer("planned").number("descriptor", descriptor.into())
     }
 
     fn numbers_of(&self, joined: &Joined) -> Numbers {

@@ -255,8 +255,10 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
         let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
         let cache = builder.build().map_err(|error| error.to_string())?;
         let owner = attach.owner(&cache);
-        let numbers: Box<dyn Fn() -> OwnerNumbers> = Box::new(move || OwnerNumbers::of(&cache));
-        Ok((owner, numbers))
+        let kept = cache.clone();
+        let numbers = Box::new(move || OwnerNumbers::of(&cache));
+        let tidy = Box::new(move || kept.let_go_of_removed(keep::TIDIED_AT_ONCE));
+        Ok(keep::Cache { owner, numbers, tidy })
     };
     match keep::keep(&keeping, build) {
         Ok(()) => ExitCode::SUCCESS,

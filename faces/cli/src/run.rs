@@ -12,7 +12,8 @@
 //! it, and its status becomes ours. Nothing is left on a disk: the object lies
 //! in a sealed memory file that the programs load by way of `/proc`.
 //!
-//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent alone.
+//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
+//! alone.
 //!
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.

@@ -290,6 +290,26 @@ fn memory_is_one_bound_however_many_runs_there_are() {
     assert_eq!((after(&kept, "\"runs_begun\":"), home.owners().len()), (4, 1), "{kept}");
 }
 
+#[test]
+fn a_file_that_is_removed_is_let_go_though_nobody_comes() {
+    let home = Home::new();
+    let paths: Vec<PathBuf> = (0..3).map(|seed| home.file(&format!("file{seed}"), seed)).collect();
+    for path in &paths {
+        home.reads(path);
+    }
+    let open = || {
+        let fds = fs::read_dir(format!("/proc/{}/fd", home.owner())).expect("it lives");
+        let names: Vec<PathBuf> =
+            fds.filter_map(|fd| fs::read_link(fd.expect("it can be read").path()).ok()).collect();
+        names.iter().filter(|name| name.starts_with(home.files.path())).count()
+    };
+    assert_eq!(open(), 3, "they are kept though nobody has them open");
+    fs::remove_file(&paths[1]).expect("it is there");
+    until(|| open() == 2);
+    let report = home.reads(&paths[2]);
+    assert_eq!(report.number("kept", "other_runs"), 0);
+}
+
 // ---- whose numbers ------------------------------------------------------------------------------
 
 #[test]
@@ -678,8 +698,8 @@ fn a_killed_program_is_told_of_as_ever() {
     home.reads(&path);
 }
 
-/// Runners and owners are killed at moments that differ, from before the first step to after the last. Whatever was left,
-/// the next run is as good as any, and there is one owner.
+/// Runners and owners are killed at moments that differ, from before the first step to after the last. Whatever was
+/// left, the next run is as good as any, and there is one owner.
 #[test]
 fn killed_at_any_moment_of_the_start_nothing_is_left_in_the_way() {
     let home = Home::new();

@@ -12,10 +12,10 @@
 //! ```
 //!
 //! There is one such cache for each user and name. Its `memory` is one bound, however many runs it serves. A run
-//! **joins**: it says which version it is of and what it was asked for, and is told where the arena, the control file and
-//! the object are, all of them descriptors of the owner's. The object is the owner's own, so it and the arena are always of one
-//! make; and a command whose object is another's does not join at all. The connection lives as long as the run; the owner
-//! knows by it who is there.
+//! **joins**: it says which version it is of and what it was asked for, and is told where the arena, the control
+//! file and the object are, all of them descriptors of the owner's. The object is the owner's own, so it and the
+//! arena are always of one make; and a command whose object is another's does not join at all. The connection lives
+//! as long as the run; the owner knows by it who is there.
 //!
 //! Files stay cached when nobody has them open: the cache keeps them until there are too many, or their place is
 //! wanted. Each open looks at the file again, so one that was changed between two runs is read anew.
@@ -24,8 +24,10 @@
 //!
 //! | killed | what is left | who comes next |
 //! |---|---|---|
-//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes the socket, starts another |
-//! | the runner, as it starts an owner | an owner that has the lock, or one that ends because nobody listens to it | joins that; or starts one |
+//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes the socket, starts
+//! another |
+//! | the runner, as it starts an owner | an owner that has the lock, or one that ends because nobody listens to it |
+//! joins that; or starts one |
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
@@ -54,7 +56,7 @@ use line::{Line, PATIENCE};
 
 pub(super) use message::Message;
 pub use numbers::Numbers;
-pub use owner::{Keeping, keep};
+pub use owner::{Cache, Keeping, keep};
 
 mod folder;
 mod line;
@@ -238,8 +240,8 @@ impl Kept {
         self.place.point_to(command, Some(self.run));
     }
 
-    /// Hands the owner a plan of what is to be patched in the C library of programs; those that are pointed to the cache
-    /// from now on find it there. The owner keeps it, for programs that are left behind when this run is over.
+    /// Hands the owner a plan of what is to be patched in the C library of programs; those that are pointed to the
+    /// cache from now on find it there. The owner keeps it, for programs that are left behind when this run is over.
     ///
     /// # Errors
     /// The owner takes no more of them, or has ended.
@@ -414,6 +416,9 @@ impl Status {
     }
 }
 
+/// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
+pub const TIDIED_AT_ONCE: usize = 256;
+
 /// How many files that nobody has open a kept cache knows at most. Each has a descriptor; half of those that a
 /// process may have are for others: programs' files that are open, connections.
 pub fn files_max() -> usize {
@@ -449,7 +454,7 @@ mod tests {
         for name in ["default", "a", "7.b_c-D", &"x".repeat(64)] {
             assert_eq!(name.parse::<Name>().map(|name| name.to_string()).as_deref(), Ok(name));
         }
-        for name in ["", ".", "..", "-x", "a/b", "a b", "ä", "a\n", &"x".repeat(65)] {
+        for name in ["", ".", "..", "-x", "a/b", "a b", "\u{e4}", "a\n", &"x".repeat(65)] {
             assert!(name.parse::<Name>().is_err_and(|why| why.contains("letters")), "{name:?}");
         }
     }

@@ -6,10 +6,10 @@
 //!     NAME.socket    where it listens
 //! ```
 //!
-//! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was left by
-//! somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here. Who starts an
-//! owner hands the locked description over to it, so there is no moment in which two could start one, and none in which it is
-//! free while one is being started.
+//! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
+//! left by somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here. Who
+//! starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
+//! none in which it is free while one is being started.
 //!
 //! Who has the lock may remove its file, as the last thing he does. So who gets a lock looks whether the file is still
 //! the one of that name, and begins again if not.
@@ -201,8 +201,8 @@ mod tests {
         assert!(!outer.path().join("one.lock").exists() && !outer.path().join("one.socket").exists());
     }
 
-    /// 1. One opens the file of the lock. 2. Who has the lock removes the file and ends. 3. The first gets a lock that nobody
-    /// else would look at. He must begin again.
+    /// 1. One opens the file of the lock. 2. Who has the lock removes the file and ends. 3. The first gets a lock
+    /// that nobody else would look at. He must begin again.
     #[test]
     fn a_lock_on_a_file_that_was_removed_is_none() {
         let (outer, folder) = folder();

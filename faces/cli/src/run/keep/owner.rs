@@ -16,9 +16,10 @@
 //! who asks.
 //!
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
-//! views it still, and so it stays. When it was unused for the time of `--idle` it ends; who has connected by then is served
-//! first, and who connects after the socket was removed hears the connection end, waits for the lock, and starts another.
-//! One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
+//! views it still, and so it stays. When it was unused for the time of `--idle` it ends; who has connected by then
+//! is served first, and who connects after the socket was removed hears the connection end, waits for the lock, and
+//! starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
+//! ends when it has no run.
 //!
 //! Invariants:
 //!  1. Who connects is the same user, or hears nothing.
@@ -70,8 +71,21 @@ pub struct Keeping {
     pub attach: String,
 }
 
-/// What the cache is for its viewers, and how its own numbers are asked for.
-pub type Cache = (Arc<dyn Owner>, Box<dyn Fn() -> OwnerNumbers>);
+/// The cache that is kept.
+pub struct Cache {
+    /// What it is for its viewers.
+    pub owner: Arc<dyn Owner>,
+    /// How its own numbers are asked for.
+    pub numbers: Box<dyn Fn() -> OwnerNumbers>,
+    /// Looks at some of its files, and lets go of those that were removed: called now and then while nobody uses it.
+    pub tidy: Box<dyn Fn()>,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
 
 /// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
@@ -121,7 +135,7 @@ fn begin(
     if !folder.is_lock_of(&lock, &name).map_err(said)? {
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
     }
-    let (owner, numbers) = build()?;
+    let Cache { owner, numbers, tidy } = build()?;
     let session = Session::start(owner).map_err(said)?;
     let signals = Signals::catch().map_err(said)?;
     folder.remove_socket(&lock, &name).map_err(said)?;
@@ -139,6 +153,7 @@ fn begin(
         signals,
         session,
         numbers,
+        tidy,
         use_,
         talks: Vec::new(),
         plans: Vec::new(),
@@ -218,6 +233,7 @@ struct Attendant {
     signals: Signals,
     session: Session,
     numbers: Box<dyn Fn() -> OwnerNumbers>,
+    tidy: Box<dyn Fn()>,
     use_: Use,
     talks: Vec<Talk>,
     /// Plans that runs brought, each once.
@@ -248,7 +264,11 @@ impl Attendant {
         if connected {
             self.accept();
         }
-        // 5 nobody for long; who has connected by now is somebody
+        // 5 who uses the cache tidies up by that; the space of a removed file is not free before
+        if self.runs() == 0 {
+            (self.tidy)();
+        }
+        // 6 nobody for long; who has connected by now is somebody
         if (self.has_been_unused() || self.is_lost()) && !self.accept() {
             return Ok(Next::End);
         }
@@ -544,8 +564,8 @@ impl Attendant {
             }
         }
         // 4 the memory goes
-        let Self { folder, name, lock, session, numbers, talks, listener, .. } = self;
-        drop((talks, listener, session, numbers));
+        let Self { folder, name, lock, session, numbers, tidy, talks, listener, .. } = self;
+        drop((talks, listener, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
     }

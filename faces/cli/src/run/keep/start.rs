@@ -7,8 +7,8 @@
 //!     waits for a line, or the end   <------
 //! ```
 //!
-//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds nobody to say "ready" to, and
-//! stays for the next; if the owner is killed, the pipe ends, and the lock is free.
+//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds nobody to say "ready"
+//! to, and stays for the next; if the owner is killed, the pipe ends, and the lock is free.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};

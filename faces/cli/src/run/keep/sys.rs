@@ -4,7 +4,8 @@
 //!   the runner                    the owner that stays
 //!     terminal, session             a session of its own, without a terminal
 //!     working folder                /
-//!     descriptors 0, 1, 2           /dev/null      (0 and 1 are the lock and the way to say "ready", for the first moment)
+//!     descriptors 0, 1, 2           /dev/null      (0 and 1 are the lock and the way to say "ready", for the first
+//! moment)
 //!     all others                    closed, whoever left them open
 //!     ignored signals               those for the end of a process are heard again
 //! ```

@@ -30,7 +30,7 @@ use crate::viewer::sys::Errno;
 
 mod polite;
 
-use polite::{Polite, Verdict};
+use polite::Polite;
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -50,9 +50,9 @@ impl CacheOwner {
         Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
     }
 
-    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
-    /// that are in its page cache already. These are taken over when they have been read some times again, and then
-    /// filled from there.
+    /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
+    /// page cache while nobody waits, and taken over. So no read is slower than without us, and those of what is read
+    /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
         self.polite = Some(Polite::new());
@@ -97,7 +97,7 @@ impl Owner for CacheOwner {
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
-        if self.polite.as_ref().is_some_and(|polite| polite.is_filled_by_kernel((device, inode))) {
+        if self.polite.as_ref().is_some_and(|polite| polite.is_ours((device, inode))) {
             file.read_by_kernels_cache();
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
@@ -112,10 +112,7 @@ impl Owner for CacheOwner {
 
     fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let room = self.cache.arena().bound() / 4;
-        match self.polite.as_ref()?.judge(process, descriptor, file, spent, room) {
-            Verdict::Attach => None,
-            Verdict::Kernels(credit) => Some(credit),
-        }
+        self.polite.as_ref()?.judge(process, descriptor, file, spent, room)
     }
 
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
@@ -127,7 +124,10 @@ impl Owner for CacheOwner {
                     .take_while(|_| go_on())
                     .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
             });
-            polite.end(&wish, done.is_ok());
+            let (device, inode) = polite.end(&wish, done.is_ok());
+            if done.is_ok() {
+                self.cache.share().control().control().note_taken(device, inode);
+            }
         }
     }
 

@@ -196,6 +196,10 @@ impl Viewer {
     pub fn manners(&self) -> Manners {
         self.control.control().manners()
     }
+    /// Whether the owner has taken the file over, or another that looks like it.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        self.control.control().is_taken(device, inode)
+    }
 
     /// Adds to a number of the report.
     #[inline]

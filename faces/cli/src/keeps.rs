@@ -9,12 +9,12 @@
 //! |---|---|
 //! | `schema` | 1 |
 //! | `kept` | a list, by name: |
-//! | `name`, `process`, `answers` | the process is 0 if it has no number here; whether it answers: if not, the rest is 0 or null |
+//! | `name`, `process`, `answers` | the process is 0 if it has no number here; the rest is 0 or null if it does not answer |
 //! | `version` | of the command that started it |
 //! | `memory` | {bound_bytes, grown_bytes, held_bytes}: the bound, what of it is taken, what of that holds data |
 //! | `served_bytes` | what programs read from it so far |
 //! | `runs`, `runs_begun`, `programs` | runs now; runs so far; processes that view it now |
-//! | `age_ms`, `unused_ms`, `idle_ms` | how old it is; for how long nobody uses it; after how long of that it ends, or null |
+//! | `age_ms`, `unused_ms`, `idle_ms` | how old it is; how long it is unused; after how long of that it ends, or null |
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

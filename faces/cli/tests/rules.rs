@@ -229,7 +229,7 @@ fn descriptors_change_hands_while_they_are_read() {
     use quinion::arena::control::Reason;
     for case in ["read", "pread", "vectors", "seek", "threads"] {
         let totals = same_with_and_without(case, 1, Room::Hesitant);
-        let left = totals.reasons[Reason::Resident as usize];
+        let left = totals.reasons[Reason::Left as usize];
         assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
     }
     for seed in 100..130 {

@@ -7,8 +7,8 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when that is likely to pay: a large one at its first read, a small one after many reads, and one
-//! that the kernel has in memory when the owner says so. Until then the kernel reads it (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -66,7 +66,11 @@ enum Start {
 fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     let viewer = process::viewer()?;
     let word = table::look(fd)?;
-    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word, to, start) }
+    if word.state() == State::Served {
+        Some((viewer, word))
+    } else {
+        not_served_yet(viewer, fd, word, to, start)
+    }
 }
 
 #[cold]
@@ -133,19 +137,28 @@ fn whose_turn(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
     match word.credit() {
         Some(0) if !word.has_kernels_reads() => Turn::Ours,
         Some(_) => Turn::Kernels,
-        None => look_at(viewer.manners(), fd, word),
+        None => look_at(viewer, fd, word),
     }
 }
 
-/// The first read of a candidate: how large is it?
-fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small = |stat: kernel::Stat| {
-        stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes
-    };
-    if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
+    let manners = viewer.manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
-    table::give_credit(fd, word, manners.credit_bytes, false);
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    if bytes < manners.large_bytes {
+        table::give_credit(fd, word, manners.credit_bytes, false);
+    } else if viewer.is_taken(stat.device, stat.inode) {
+        return Turn::Ours;
+    } else {
+        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    }
     Turn::Unknown
 }
 
@@ -202,7 +215,7 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
     match ask_to_attach(viewer, fd, word.is_owners_credit()) {
         Ok(Answer::AfterMore(bytes)) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Resident);
+                viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }

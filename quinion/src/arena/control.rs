@@ -63,15 +63,30 @@ pub struct Control {
     pub processes: [AtomicU32; VIEWERS_MAX],
     /// The numbers of [`Manners`], in the order of its fields.
     pub manners: [AtomicU64; 2],
+    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set bit is
+    /// a reason to ask, and a clear one a reason not to.
+    pub taken: [AtomicU64; TAKEN_BITS / 64],
 }
+
+/// Bits of [`Control::taken`].
+const TAKEN_BITS: usize = 8192;
+
+/// The word and the bit of a file in [`Control::taken`].
+fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
+    // One step of a well-known multiplicative hash, of which the upper bits are the good ones.
+    let place = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51;
+    (place as usize / 64, 1 << (place % 64))
+}
+const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 
 /// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
 /// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Manners {
-    /// A file of so many bytes or more is asked for at its first read.
+    /// A file of so many bytes or more is asked for at its first read, if it was taken over before ([`Control::taken`]);
+    /// if not, when reads of a descriptor have come to twice its size, of which [`Manners::worth`] counts some.
     pub large_bytes: u64,
-    /// A smaller one when reads of a descriptor have come to so many bytes, of which [`Manners::worth`] counts some.
+    /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
 }
 
@@ -91,6 +106,18 @@ impl Control {
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;
         Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+    }
+
+    /// Notes that a file was taken over.
+    pub fn note_taken(&self, device: u64, inode: u64) {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// Whether a file was taken over, or looks like one that was.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].load(Ordering::Relaxed) & bit != 0
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
@@ -307,8 +334,8 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
-    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
-    Resident = 13,
+    /// Left to the kernel for a while, which served it as well; it may be served since.
+    Left = 13,
 }
 
 impl Reason {
@@ -327,7 +354,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
-        Reason::Resident,
+        Reason::Left,
     ];
 }
 

@@ -1680,7 +1680,9 @@ mod tests {
     fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
         let stats = arena.stats();
         let (taken, counted) = (taken(arena), stats.grown_bytes - stats.guest_bytes + PAGE_SIZE as u64);
-        if taken != counted {
+        // Tables that have no memory yet may have some pages of it.
+        let missing = u64::from(arena.growth.lock().tables.missing()) * EXTENT_SIZE as u64;
+        if taken > counted || taken < counted - missing || missing > 0 && taken == counted {
             return Err(format!("{taken} bytes are taken, {counted} counted: {stats:?}"));
         }
         if stats.grown_bytes + stats.control_bytes > stats.bound_bytes {

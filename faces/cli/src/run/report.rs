@@ -378,7 +378,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
-        Reason::Resident => "resident",
+        Reason::Left => "left",
     }
 }
 
@@ -398,6 +398,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
-        Reason::Resident => "in the kernel's memory already",
+        Reason::Left => "served as well by the kernel, for a while",
     }
 }

@@ -477,8 +477,8 @@ impl Attendant {
         if let Some(memory) = question.number_of("memory").filter(|memory| memory / EXTENT != bound / EXTENT)
         {
             return Some(format!(
-                "the cache `{name}` has {} of memory, and not {}; leave out --memory, or end it by `quinion stop {name}`, \
-                 or use another by --keep=OTHER",
+                "the cache `{name}` has {} of memory, and not {}; leave out --memory, or end it by `quinion stop \
+                 {name}`, or use another by --keep=OTHER",
                 size::shown(bound),
                 size::shown(memory)
             ));

@@ -5,7 +5,8 @@
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
-//!                [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!                [--report-file FILE] [--keep[=NAME] [--idle TIME]] -- PROGRAM [ARGUMENTS]
+//!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
 //!
@@ -24,9 +25,11 @@
 
 mod bench;
 mod cat;
+mod keeps;
 mod progress;
 mod restore;
 mod stat;
+mod stop;
 mod sys;
 mod tuning;
 
@@ -39,7 +42,8 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::run::keep::{self, Idle, Keeping, Kept, Name, Wanted};
+use quinion_cli::run::{Ended, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -73,12 +77,29 @@ enum Command {
     Stat(stat::Arguments),
     Bench(bench::Arguments),
     Run(RunArguments),
+    Stop(stop::Arguments),
+    Keeps(keeps::Arguments),
+    #[command(hide = true)]
+    KeepOwner(KeepArguments),
     Restore(restore::Arguments),
 }
 
+/// What is said below the options of `run`.
+const ABOUT_KEEPING: &str = "\
+A cache that stays (--keep):
+  quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
+  quinion run --keep -- PROGRAM          the next ones find what it has read
+  quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
+  quinion keeps                          which there are, and what they hold
+  quinion stop [NAME...] [--all]         end them; programs that use them go on without
+There is one of each name for each user, a process of its own, found in $XDG_RUNTIME_DIR/quinion or
+/tmp/quinion-UID. It has no terminal and no files of the run that started it; it has that run's mounts, limits
+and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+--memory and --idle are said when it is started; a run that says others than it has is refused.";
+
 /// Run a program, unmodified, with its file reads served from a cache.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
+#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = ABOUT_KEEPING)]
 struct RunArguments {
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given.
@@ -88,9 +109,18 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
-    /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
-    attach: Attach,
+    /// Which files are taken over from the kernel: those for which that pays (auto, which is so if nothing is
+    /// said), or each at its first read.
+    #[arg(long, value_enum, value_name = "WHEN")]
+    attach: Option<Attach>,
+    /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+          conflicts_with = "tuning")]
+    keep: Option<Name>,
+    /// How long it stays when nobody uses it, such as 90s, 30m or 2h, or `never` if it is to stay until it is
+    /// stopped; 30m if not given.
+    #[arg(long, value_name = "TIME", requires = "keep")]
+    idle: Option<Idle>,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
@@ -112,6 +142,40 @@ enum Attach {
     AtOnce,
 }
 
+impl Attach {
+    /// As it is written.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AtOnce => "at-once",
+        }
+    }
+
+    /// An owner that does so.
+    fn owner(self, cache: &quinion::Cache) -> Arc<dyn quinion::serve::Owner> {
+        let owner = quinion::CacheOwner::new(cache.clone());
+        Arc::new(match self {
+            Self::Auto => owner.polite(),
+            Self::AtOnce => owner,
+        })
+    }
+}
+
+/// Be the owner of a cache that stays; started by `run --keep`.
+#[derive(clap::Args, Debug)]
+struct KeepArguments {
+    #[arg(long)]
+    folder: PathBuf,
+    #[arg(long)]
+    name: Name,
+    #[arg(long)]
+    memory: Option<u64>,
+    #[arg(long)]
+    idle: Option<Idle>,
+    #[arg(long, value_enum, default_value_t)]
+    attach: Attach,
+}
+
 /// In which form `run` reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum RunReport {
@@ -130,21 +194,15 @@ fn main() -> ExitCode {
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Stop(arguments) => stop::main(&arguments),
+        Command::Keeps(arguments) => keeps::main(&arguments),
+        Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
     }
 }
 
 /// Runs the program with a cache of ours as the owner, and ends as it does.
 fn run(arguments: RunArguments) -> ExitCode {
-    let cache = match build_tuned(arguments.memory, arguments.tuning) {
-        Ok(cache) => cache,
-        Err(error) => return complain(&error),
-    };
-    let owner = quinion::CacheOwner::new(cache.clone());
-    let owner = Arc::new(match arguments.attach {
-        Attach::Auto => owner.polite(),
-        Attach::AtOnce => owner,
-    });
     let options = RunOptions {
         report: match arguments.report {
             RunReport::Text => Some(Form::Text),
@@ -154,21 +212,56 @@ fn run(arguments: RunArguments) -> ExitCode {
         report_file: arguments.report_file,
         program: arguments.program,
     };
-    let numbers = || {
-        let stats = cache.stats();
-        OwnerNumbers {
-            readahead: cache.readahead_use(),
-            device_reads: stats.device_reads,
-            device_bytes: stats.device_bytes,
-            evicted_pages: stats.evicted_pages,
-            refaulted_pages: stats.refaulted_pages,
-            activated_pages: stats.activated_pages,
-            workingset_windows: stats.workingset_windows,
+    let ended = match arguments.keep {
+        Some(name) => {
+            let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
+            let attach = arguments.attach.map(|attach| attach.word().to_owned());
+            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach })
         }
+        None => run_alone(&options, arguments.memory, arguments.tuning, arguments.attach.unwrap_or_default()),
     };
-    match quinion_cli::run::run(&options, owner, numbers) {
+    match ended {
         Ok(ended) => ended.leave(),
         Err(error) => complain(&error),
+    }
+}
+
+/// In a cache that ends with the program.
+fn run_alone(
+    options: &RunOptions,
+    memory: Option<Size>,
+    tuning: quinion::Tuning,
+    attach: Attach,
+) -> Result<Ended, String> {
+    let cache = build_tuned(memory, tuning)?;
+    let owner = attach.owner(&cache);
+    quinion_cli::run::run(options, owner, || OwnerNumbers::of(&cache)).map_err(|error| error.to_string())
+}
+
+/// In a cache that stays.
+fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
+    let mut kept = Kept::join(wanted).map_err(|error| error.to_string())?;
+    quinion_cli::run::run_kept(options, &mut kept).map_err(|error| error.to_string())
+}
+
+/// The process that stays. What is wrong was said to who started it.
+fn keep_owner(arguments: KeepArguments) -> ExitCode {
+    let KeepArguments { folder, name, memory, idle, attach } = arguments;
+    let word = attach.word().to_owned();
+    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default(), attach: word };
+    let build = || {
+        let memory = memory.map(Size::Bytes);
+        let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
+        let cache = builder.build().map_err(|error| error.to_string())?;
+        let owner = attach.owner(&cache);
+        let kept = cache.clone();
+        let numbers = Box::new(move || OwnerNumbers::of(&cache));
+        let tidy = Box::new(move || kept.let_go_of_removed(keep::TIDIED_AT_ONCE));
+        Ok(keep::Cache { owner, numbers, tidy })
+    };
+    match keep::keep(&keeping, build) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -179,12 +272,15 @@ fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
 
 /// One that works as `tuning` says.
 fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
+    builder(memory, tuning).build().map_err(|error| error.to_string())
+}
+
+fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {
     let builder = quinion::Cache::builder().tuning(tuning);
-    let builder = match memory {
+    match memory {
         Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,
-    };
-    builder.build().map_err(|error| error.to_string())
+    }
 }
 
 /// Says what is wrong and how the command ends for it.

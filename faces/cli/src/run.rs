@@ -12,27 +12,33 @@
 //! it, and its status becomes ours. Nothing is left on a disk: the object lies
 //! in a sealed memory file that the programs load by way of `/proc`.
 //!
+//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
+//! alone.
+//!
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
+use quinion::arena::ArenaStats;
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
 use crate::report::Form;
 
+pub mod keep;
 mod program;
 mod report;
 mod signals;
 
+use keep::{Kept, Message, Numbers};
 pub use program::Kind;
-pub use report::{OwnerNumbers, RunReport};
+pub use report::{InKept, OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
@@ -95,38 +101,132 @@ pub fn run(
     owner: Arc<dyn Owner>,
     numbers: impl FnOnce() -> OwnerNumbers,
 ) -> io::Result<Ended> {
-    let (name, arguments) = options.program.split_first().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
-    })?;
-    let kind = program::look_at(name);
     let session = Session::start(owner)?;
-    let signals = Signals::catch()?;
-
-    let mut command = Command::new(name);
-    command.args(arguments);
-    if kind.may_be_told() {
-        session.point_to(&mut command);
-    }
-    let ended = match command.spawn() {
-        Ok(child) => Ended::of(wait(child, &signals)?),
-        Err(error) => cannot_start(name, &error),
-    };
-
-    // From here on a signal is meant for us.
-    drop(signals);
-    let stats = session.owner.arena().stats();
+    let (ended, kind) = run_program(options, |command| session.place().point_to(command, None))?;
+    let stats = session.stats();
     let totals = session.stop();
     if let Some(form) = options.report {
-        let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            totals,
+            stats,
+            owner: numbers(),
+            kept: None,
+        };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
 }
 
+/// Runs the program in a cache that was joined, to its end.
+///
+/// # Errors
+/// The report cannot be written. If the cache is no more, the report says so.
+pub fn run_kept(options: &RunOptions, kept: &mut Kept) -> io::Result<Ended> {
+    let (ended, kind) = run_program(options, |command| kept.point_to(command))?;
+    if let Some(form) = options.report {
+        let numbers = kept.numbers().ok().flatten();
+        let is_gone = numbers.is_none();
+        let Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let in_kept = InKept { name: kept.name(), others, is_gone };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            totals,
+            stats,
+            owner,
+            kept: Some(in_kept),
+        };
+        report.write(form, options.report_file.as_deref())?;
+    }
+    Ok(ended)
+}
+
+/// Starts the program, which `point` points to a cache, and waits for its end.
+fn run_program(options: &RunOptions, point: impl FnOnce(&mut Command)) -> io::Result<(Ended, Kind)> {
+    let (name, arguments) = options.program.split_first().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
+    })?;
+    let kind = program::look_at(name);
+    // Until this is dropped a signal is meant for the program.
+    let signals = Signals::catch()?;
+    let mut command = Command::new(name);
+    command.args(arguments);
+    if kind.may_be_told() {
+        point(&mut command);
+    }
+    let ended = match command.spawn() {
+        Ok(child) => Ended::of(wait(child, &signals)?),
+        Err(error) => cannot_start(name, &error),
+    };
+    Ok((ended, kind))
+}
+
+/// Where a cache is, as the object in a program is told: a process, and descriptors of that process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    process: u32,
+    object: u32,
+    arena: u32,
+    control: u32,
+    token: u64,
+    /// What is to be patched in the program's C library; nothing, if there is none.
+    plan: Option<u32>,
+}
+
+impl Place {
+    /// Lets the program of `command`, once started, view the cache, and count for that run if there is one.
+    /// Objects that are preloaded already stay so, behind ours.
+    pub fn point_to(&self, command: &mut Command, run: Option<u64>) {
+        if PRELOAD.is_empty() {
+            return;
+        }
+        let Self { process, object, arena, control, token, plan } = self;
+        let mut preload = OsString::from(format!("/proc/{process}/fd/{object}"));
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        command.env("LD_PRELOAD", preload);
+        let plan = plan.map_or_else(String::new, |plan| format!(":{plan}"));
+        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}{plan}"));
+        match run {
+            Some(run) => command.env("QUINION_RUN", run.to_string()),
+            None => command.env_remove("QUINION_RUN"),
+        };
+    }
+
+    /// The process whose descriptors they are.
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+
+    fn put(&self, message: Message) -> Message {
+        let numbers = [("process", self.process), ("object", self.object), ("arena", self.arena)];
+        let message = message.number("control", self.control.into()).number("token", self.token);
+        numbers.into_iter().fold(message, |message, (name, number)| message.number(name, number.into()))
+    }
+
+    fn of(message: &Message) -> Option<Self> {
+        let number = |name| u32::try_from(message.number_of(name)?).ok();
+        Some(Self {
+            process: number("process")?,
+            object: number("object")?,
+            arena: number("arena")?,
+            control: number("control")?,
+            token: message.number_of("token")?,
+            plan: None,
+        })
+    }
+}
+
 /// A cache that programs can be pointed to, while this lives.
 #[derive(Debug)]
 pub struct Session {
+    /// Answers viewers, and tells runs apart.
     service: Service,
     object: OwnedFd,
     owner: Arc<dyn Owner>,
@@ -136,24 +236,31 @@ impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
         let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: preload_file()?, owner })
+        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, owner })
     }
 
-    /// Lets the program of `command`, once started, view the cache. Objects that are preloaded already stay so,
-    /// behind ours.
+    /// Where the cache is.
+    pub fn place(&self) -> Place {
+        let arena = self.owner.arena();
+        let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
+        Place {
+            process: std::process::id(),
+            object: number(self.object.as_fd()),
+            arena: number(arena.arena_fd()),
+            control: number(arena.control_fd()),
+            token: arena.token(),
+            plan: None,
+        }
+    }
+
+    /// Lets the program of `command`, once started, view the cache; see [`Place::point_to`].
     pub fn point_to(&self, command: &mut Command) {
-        if PRELOAD.is_empty() {
-            return;
-        }
-        let (us, arena) = (std::process::id(), self.owner.arena());
-        let mut preload = OsString::from(format!("/proc/{us}/fd/{}", self.object.as_raw_fd()));
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
-        let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
-        command.env("LD_PRELOAD", preload);
-        command.env("QUINION_VIEW", format!("{us}:{data}:{control}:{:x}", arena.token()));
+        self.place().point_to(command, None);
+    }
+
+    /// The memory.
+    pub fn stats(&self) -> ArenaStats {
+        self.owner.arena().stats()
     }
 
     /// What viewers did so far.
@@ -167,13 +274,12 @@ impl Session {
     }
 }
 
-/// The object as a file that nobody can change and that is gone when we are.
-fn preload_file() -> io::Result<OwnedFd> {
+/// Bytes as a file that nobody can change and that is gone when we are.
+fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, Mode, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("quinion-preload", flags)?;
+    let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::XUSR)?;
-    let mut rest = PRELOAD;
     while !rest.is_empty() {
         rest = &rest[rustix::io::write(&file, rest)?..];
     }

@@ -18,6 +18,7 @@
 //!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
+//!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
 //!   notes             [strings]
 //! ```
 
@@ -32,6 +33,7 @@ use quinion::arena::ArenaStats;
 use quinion::arena::control::Reason;
 use quinion::serve::ViewerTotals;
 
+use super::keep::Name;
 use super::{Ended, Kind};
 use crate::report::{Form, Report, Value};
 use crate::size;
@@ -55,6 +57,59 @@ pub struct OwnerNumbers {
     pub workingset_windows: u64,
 }
 
+impl OwnerNumbers {
+    /// Those of `cache`.
+    pub fn of(cache: &quinion::Cache) -> Self {
+        let stats = cache.stats();
+        Self {
+            readahead: cache.readahead_use(),
+            device_reads: stats.device_reads,
+            device_bytes: stats.device_bytes,
+            evicted_pages: stats.evicted_pages,
+            refaulted_pages: stats.refaulted_pages,
+            activated_pages: stats.activated_pages,
+            workingset_windows: stats.workingset_windows,
+        }
+    }
+
+    /// Every number with its name.
+    pub(super) fn fields(&mut self) -> Vec<(&'static str, &mut u64)> {
+        vec![
+            ("device_reads", &mut self.device_reads),
+            ("device_bytes", &mut self.device_bytes),
+            ("readahead_pages", &mut self.readahead.pages),
+            ("readahead_used_pages", &mut self.readahead.used_pages),
+            ("readahead_wasted_pages", &mut self.readahead.wasted_pages),
+            ("readahead_unread_pages", &mut self.readahead.unread_pages),
+            ("evicted_pages", &mut self.evicted_pages),
+            ("refaulted_pages", &mut self.refaulted_pages),
+            ("activated_pages", &mut self.activated_pages),
+            ("workingset_windows", &mut self.workingset_windows),
+        ]
+    }
+
+    /// What was added since they were `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let (mut now, mut before) = (*self, *before);
+        for ((_, number), (_, before)) in now.fields().into_iter().zip(before.fields()) {
+            *number = number.saturating_sub(*before);
+        }
+        now
+    }
+}
+
+/// What a run in a kept cache knows besides.
+#[derive(Clone, Copy, Debug)]
+pub struct InKept<'a> {
+    /// The cache's name.
+    pub name: &'a Name,
+    /// Other runs that it served meanwhile.
+    pub others: u64,
+    /// It ended before the program without saying what it did; all numbers are 0.
+    pub is_gone: bool,
+}
+
 /// Everything a report is made of.
 #[derive(Debug)]
 pub struct RunReport<'a> {
@@ -70,6 +125,8 @@ pub struct RunReport<'a> {
     pub stats: ArenaStats,
     /// What the owner did.
     pub owner: OwnerNumbers,
+    /// If the cache is one that stays.
+    pub kept: Option<InKept<'a>>,
 }
 
 impl RunReport<'_> {
@@ -111,12 +168,25 @@ impl RunReport<'_> {
                 "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
             );
         } else if notes.is_empty()
+            && !self.kept.is_some_and(|kept| kept.is_gone)
             && self.totals.viewers == 0
             && !matches!(self.ended, Ended::Status(126 | 127))
         {
             notes.push(
                 "nothing was served: the program did not attach; it may clear its environment, or run \
                  where ours is not seen"
+                    .into(),
+            );
+        }
+        if let Some(InKept { is_gone: true, name, .. }) = self.kept {
+            notes.push(format!(
+                "what was served is not known: the cache `{name}` ended before the program, and without a word"
+            ));
+        }
+        if let Some(InKept { others: 1.., .. }) = self.kept {
+            notes.push(
+                "the cache served other runs meanwhile: what it says of device, readahead and evicted is \
+                 all of theirs"
                     .into(),
             );
         }
@@ -160,6 +230,9 @@ impl RunReport<'_> {
             ),
         );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        if let Some(InKept { name, .. }) = self.kept {
+            line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
+        }
         for note in self.notes() {
             line("note", note);
         }
@@ -188,6 +261,7 @@ impl RunReport<'_> {
             .add("evicted", "evicted", self.evicted())
             .add("memory", "memory", self.memory())
             .add("kernel", "kernel", self.kernel())
+            .add("kept", "kept", self.kept())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
     }
@@ -234,6 +308,14 @@ impl RunReport<'_> {
         memory.add("grown_bytes", "grown", Value::Bytes(stats.grown_bytes));
         memory.add("huge_share", "in 2 MiB pages", Value::Share { part, whole });
         Value::Group(memory)
+    }
+
+    fn kept(&self) -> Value {
+        let Some(kept) = &self.kept else { return Value::Unknown };
+        let mut group = Report::new();
+        group.add("name", "name", Value::Text(kept.name.to_string()));
+        group.add("other_runs", "other runs", Value::Number(kept.others));
+        Value::Group(group)
     }
 
     fn kernel(&self) -> Value {

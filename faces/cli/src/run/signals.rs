@@ -11,7 +11,7 @@
 #![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The signal that continues a stopped process.
@@ -53,6 +53,10 @@ impl Signal {
     /// Whether the program has to be told: it was sent to us by a process that is not the program itself.
     pub fn is_for_us_alone(&self, program: u32) -> bool {
         self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
+    }
+    /// Whether it asks a process without a program to end.
+    pub fn ends(&self) -> bool {
+        matches!(self.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
     }
     fn from_bytes(bytes: [u8; SIGNAL_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -128,6 +132,13 @@ impl Signals {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+impl AsFd for Signals {
+    /// What is readable when [`Signals::next`] need not wait.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
     }
 }
 

@@ -68,7 +68,7 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     assert!(owner.arena().control().control().is_taken(device, inode), "viewers see that it pays to ask");
     assert_eq!(ask(&owner, &file, true), None);
     let attached = owner.attach(std::process::id(), file.as_raw_fd(), device, inode).unwrap();
-    owner.fill(attached.handle, 0, BYTES).unwrap();
+    owner.fill(attached.handle, 0, BYTES, false).unwrap();
     assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
     owner.detach(attached.handle);
 }

@@ -7,8 +7,9 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
-//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once
+//! for a large file that it is known to have; until then, and until it agrees, the kernel reads the file
+//! (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file

@@ -20,8 +20,8 @@
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
 //!
-//! A candidate has no private offset. Where others have it stands how much more of it the kernel is to read before the
-//! owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
+//! A candidate has no private offset. Where others have it stands how much more of it the kernel is to read before
+//! the owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
 //!
 //! ```text
 //!   candidate  47     46      45            40 39                     0

@@ -1,5 +1,11 @@
-//! Never worse: `run` leaves to the kernel what that serves as well, and takes over what pays. By the numbers of the
-//! report, never by time.
+//! Never worse: `run` leaves to the kernel what that serves as well, and takes over what pays.
+//!
+//! ```text
+//!   a file of so many bytes, held by the kernel or not --run: a program reads it--> the same output
+//!                                                                               `-> who served it, by the report
+//! ```
+//!
+//! By the numbers of the report, never by time.
 
 mod disk;
 

@@ -9,8 +9,8 @@
 //! Each rule is a test of its own name, and most run twice: with a naive owner
 //! that has room for 6 pages, where nearly every read waits and evicts, and with
 //! the cache itself, where nearly every read is a hit. All run a third time with an owner
-//! that leaves each file to the kernel at first, so that descriptors change hands in the middle of it. A rule that is about what
-//! must not be served also says so by the numbers of the session.
+//! that leaves each file to the kernel at first, so that descriptors change hands in the middle of it. A rule that
+//! is about what must not be served also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -4,8 +4,9 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
-//!                [--report-file FILE] [--keep[=NAME] [--idle TIME]] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
+//!                [--report text|json|none] [--report-file FILE] [--keep[=NAME] [--idle TIME]]
+//!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
@@ -42,8 +43,8 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::keep::{self, Idle, Keeping, Kept, Name, Wanted};
-use quinion_cli::run::{Ended, OwnerNumbers, RunOptions};
+use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
+use quinion_cli::run::{Ended, Intercept, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -109,6 +110,10 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
+    /// How the program's calls reach the cache: auto patches its C library too where that is safe, plt goes by names
+    /// alone, off leaves the program as it is.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    intercept: RunIntercept,
     /// Which files are taken over from the kernel: those for which that pays (auto, which is so if nothing is
     /// said), or each at its first read.
     #[arg(long, value_enum, value_name = "WHEN")]
@@ -130,6 +135,18 @@ struct RunArguments {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// How a program's calls reach the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum RunIntercept {
+    /// By names, and by patching the C library where that is safe.
+    #[default]
+    Auto,
+    /// By names alone.
+    Plt,
+    /// Not at all.
+    Off,
 }
 
 /// When `run` takes a file over from the kernel.
@@ -210,6 +227,11 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunReport::None => None,
         },
         report_file: arguments.report_file,
+        intercept: match arguments.intercept {
+            RunIntercept::Auto => Intercept::Auto,
+            RunIntercept::Plt => Intercept::Plt,
+            RunIntercept::Off => Intercept::Off,
+        },
         program: arguments.program,
     };
     let ended = match arguments.keep {
@@ -240,8 +262,7 @@ fn run_alone(
 
 /// In a cache that stays.
 fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
-    let mut kept = Kept::join(wanted).map_err(|error| error.to_string())?;
-    quinion_cli::run::run_kept(options, &mut kept).map_err(|error| error.to_string())
+    quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
 /// The process that stays. What is wrong was said to who started it.

@@ -3,7 +3,7 @@
 //! ```text
 //!   quinion run -- grep -c the FILE
 //!     |  owner: arena, device, threads that answer      LD_PRELOAD=/proc/US/fd/N     the embedded object
-//!     |                                                 QUINION_VIEW=US:ARENA:CONTROL:TOKEN
+//!     |  plan of the C library's functions              QUINION_VIEW=US:ARENA:CONTROL:TOKEN:PLAN
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
 //!
@@ -22,27 +22,31 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use quinion::arena::ArenaStats;
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
+use crate::elf::Elf;
 use crate::report::Form;
 
 pub mod keep;
+pub mod plan;
 mod program;
 mod report;
 mod signals;
 
-use keep::{Kept, Message, Numbers};
+use keep::{Kept, Message, Numbers, Wanted};
+use plan::Plan;
 pub use program::Kind;
-pub use report::{InKept, OwnerNumbers, RunReport};
+pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
-static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
+pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
 /// What `quinion run` was asked to do.
 #[derive(Clone, Debug, Default)]
@@ -51,8 +55,33 @@ pub struct RunOptions {
     pub report: Option<Form>,
     /// Where to report; standard error if `None`.
     pub report_file: Option<PathBuf>,
+    /// How the program's calls reach us.
+    pub intercept: Intercept,
     /// The program and its arguments.
     pub program: Vec<OsString>,
+}
+
+/// How a program's calls reach the interposer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Intercept {
+    /// By names, and by patching the C library where that can be done with certainty.
+    #[default]
+    Auto,
+    /// By names alone: what the C library does inside itself is the kernel's.
+    Plt,
+    /// Not at all.
+    Off,
+}
+
+impl Intercept {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Intercept::Auto => "auto",
+            Intercept::Plt => "plt",
+            Intercept::Off => "off",
+        }
+    }
 }
 
 /// How it ended.
@@ -101,15 +130,19 @@ pub fn run(
     owner: Arc<dyn Owner>,
     numbers: impl FnOnce() -> OwnerNumbers,
 ) -> io::Result<Ended> {
-    let session = Session::start(owner)?;
+    let planning = Planning::begin(options);
+    let mut session = Session::start(owner)?;
+    let planned = planning.end(|plan| session.patch_by(plan));
     let (ended, kind) = run_program(options, |command| session.place().point_to(command, None))?;
     let stats = session.stats();
     let totals = session.stop();
     if let Some(form) = options.report {
+        let intercept = Interception { how: options.intercept, planned };
         let report = RunReport {
             program: &options.program,
             ended,
             kind: &kind,
+            intercept: &intercept,
             totals,
             stats,
             owner: numbers(),
@@ -120,21 +153,26 @@ pub fn run(
     Ok(ended)
 }
 
-/// Runs the program in a cache that was joined, to its end.
+/// Runs the program in the cache that is wanted and stays for others, to its end. It is started if it is not there.
 ///
 /// # Errors
-/// The report cannot be written. If the cache is no more, the report says so.
-pub fn run_kept(options: &RunOptions, kept: &mut Kept) -> io::Result<Ended> {
+/// Those of [`Kept::join`]. The report cannot be written. If the cache is no more, the report says so.
+pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
+    let planning = Planning::begin(options);
+    let mut kept = Kept::join(wanted)?;
+    let planned = planning.end(|plan| kept.patch_by(&plan.bytes()));
     let (ended, kind) = run_program(options, |command| kept.point_to(command))?;
     if let Some(form) = options.report {
         let numbers = kept.numbers().ok().flatten();
         let is_gone = numbers.is_none();
         let Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let intercept = Interception { how: options.intercept, planned };
         let in_kept = InKept { name: kept.name(), others, is_gone };
         let report = RunReport {
             program: &options.program,
             ended,
             kind: &kind,
+            intercept: &intercept,
             totals,
             stats,
             owner,
@@ -143,6 +181,28 @@ pub fn run_kept(options: &RunOptions, kept: &mut Kept) -> io::Result<Ended> {
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
+}
+
+/// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done.
+struct Planning(Option<JoinHandle<Result<Plan, String>>>);
+
+impl Planning {
+    /// Begins, if the program is to be patched.
+    fn begin(options: &RunOptions) -> Self {
+        let name = options.program.first().filter(|_| options.intercept == Intercept::Auto).cloned();
+        Self(name.map(|name| {
+            std::thread::spawn(move || {
+                let linker = program::linker_of(&name);
+                plan_for(linker.as_deref().unwrap_or(Path::new(LINKER)))
+            })
+        }))
+    }
+
+    /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
+    fn end(self, hand: impl FnOnce(&Plan) -> io::Result<()>) -> Option<Result<Plan, String>> {
+        let plan = self.0?.join().expect("a plan is made without a panic");
+        Some(plan.and_then(|plan| hand(&plan).map(|()| plan).map_err(|error| error.to_string())))
+    }
 }
 
 /// Starts the program, which `point` points to a cache, and waits for its end.
@@ -155,7 +215,7 @@ fn run_program(options: &RunOptions, point: impl FnOnce(&mut Command)) -> io::Re
     let signals = Signals::catch()?;
     let mut command = Command::new(name);
     command.args(arguments);
-    if kind.may_be_told() {
+    if kind.may_be_told() && options.intercept != Intercept::Off {
         point(&mut command);
     }
     let ended = match command.spawn() {
@@ -163,6 +223,19 @@ fn run_program(options: &RunOptions, point: impl FnOnce(&mut Command)) -> io::Re
         Err(error) => cannot_start(name, &error),
     };
     Ok((ended, kind))
+}
+
+/// The dynamic linker of programs that were not looked at.
+pub const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// A plan for the C library that `linker` loads. The error says why there is none.
+pub fn plan_for(linker: &Path) -> Result<Plan, String> {
+    let library = plan::library_of(linker)
+        .ok_or_else(|| format!("no C library lies beside the dynamic linker {}", linker.display()))?;
+    let read = |wrong: &dyn std::fmt::Display| format!("{}: {wrong}", library.display());
+    let elf = Elf::open(&library).map_err(|error| read(&error))?;
+    let object = Elf::parse(PRELOAD.to_vec()).map_err(|error| format!("our own object: {error}"))?;
+    Plan::make(&elf, &object).map_err(|none| read(&none))
 }
 
 /// Where a cache is, as the object in a program is told: a process, and descriptors of that process.
@@ -191,8 +264,8 @@ impl Place {
             preload.push(others);
         }
         command.env("LD_PRELOAD", preload);
-        let plan = plan.map_or_else(String::new, |plan| format!(":{plan}"));
-        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}{plan}"));
+        let plan = plan.map_or_else(|| "-".to_owned(), |plan| plan.to_string());
+        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}:{plan}"));
         match run {
             Some(run) => command.env("QUINION_RUN", run.to_string()),
             None => command.env_remove("QUINION_RUN"),
@@ -229,6 +302,7 @@ pub struct Session {
     /// Answers viewers, and tells runs apart.
     service: Service,
     object: OwnedFd,
+    plan: Option<OwnedFd>,
     owner: Arc<dyn Owner>,
 }
 
@@ -236,7 +310,13 @@ impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
         let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, owner })
+        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, plan: None, owner })
+    }
+
+    /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
+    pub fn patch_by(&mut self, plan: &Plan) -> io::Result<()> {
+        self.plan = Some(sealed_file("quinion-plan", &plan.bytes())?);
+        Ok(())
     }
 
     /// Where the cache is.
@@ -249,7 +329,7 @@ impl Session {
             arena: number(arena.arena_fd()),
             control: number(arena.control_fd()),
             token: arena.token(),
-            plan: None,
+            plan: self.plan.as_ref().map(|plan| number(plan.as_fd())),
         }
     }
 

@@ -47,8 +47,10 @@ impl Numbers {
         ];
         all.extend(owner.fields());
         let reasons = totals.reasons.iter_mut().enumerate();
+        let patching = totals.patching.iter_mut().enumerate();
         let named = all.into_iter().map(|(name, number)| (name.to_owned(), number));
-        named.chain(reasons.map(|(number, count)| (format!("reason_{number}"), count))).collect()
+        let named = named.chain(reasons.map(|(number, count)| (format!("reason_{number}"), count)));
+        named.chain(patching.map(|(number, count)| (format!("patching_{number}"), count))).collect()
     }
 
     /// `message` with all of them.

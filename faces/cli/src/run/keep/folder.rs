@@ -201,8 +201,9 @@ mod tests {
         assert!(!outer.path().join("one.lock").exists() && !outer.path().join("one.socket").exists());
     }
 
-    /// 1. One opens the file of the lock. 2. Who has the lock removes the file and ends. 3. The first gets a lock
-    /// that nobody else would look at. He must begin again.
+    /// 1. One opens the file of the lock.
+    /// 2. Who has the lock removes the file and ends.
+    /// 3. The first gets a lock that nobody else would look at: he must begin again.
     #[test]
     fn a_lock_on_a_file_that_was_removed_is_none() {
         let (outer, folder) = folder();

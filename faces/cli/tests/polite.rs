@@ -117,6 +117,34 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
     assert!(report.number("served", "reads") >= 1400, "it was never taken over: {report:?}");
 }
 
+/// As above, by a program that opens the file for each reading.
+#[test]
+fn what_is_opened_often_is_taken_over_too() {
+    const READS: &str = "
+import os, sys, time
+def calls():
+    return int(next(line for line in open('/proc/self/io') if line.startswith('syscr')).split()[1])
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    fd = os.open(sys.argv[1], os.O_RDONLY)
+    before = calls()
+    while os.read(fd, 4096):
+        pass
+    after = calls()
+    os.close(fd)
+    if after - before < 100:
+        break
+print(after - before < 100)
+";
+    let folder = scratch();
+    let (path, program) = (folder.path().join("large"), folder.path().join("reads.py"));
+    make(&path, LARGE);
+    std::fs::write(&program, READS).expect("the disk has room");
+    let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
+    let report = report_of(&["python3", program, path]);
+    assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
+}
+
 /// Runs a program with `run` only.
 fn report_of(words: &[&str]) -> Report {
     let folder = scratch();

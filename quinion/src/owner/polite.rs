@@ -48,7 +48,7 @@ pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes
 /// How often the kernel is to read a file that it holds before it is copied out of its cache.
 const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
-const OPENINGS_MAX: u32 = 16;
+const OPENINGS_MAX: u32 = 2;
 /// Files that are known at most; then all are forgotten.
 const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.

@@ -27,6 +27,7 @@ use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
 use crate::report::Form;
 
+pub mod foreign;
 mod program;
 mod report;
 mod signals;

@@ -13,10 +13,12 @@
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's
-//! own. One is served only while nobody but this process can have its offset,
-//! and its file is not open for writing here. Whatever leaves that narrow path
-//! goes back to the kernel for good, with the kernel's offset put right before
-//! anybody can look at it.
+//! own. Reads at a descriptor's offset are served only while nobody but this
+//! process can have that offset, and reads that say where only while nobody
+//! can put another file behind the number unseen; neither while the file is
+//! open for writing here. Whatever leaves that narrow path goes back to the
+//! kernel for good, with the kernel's offset put right before anybody can look
+//! at it.
 //!
 //! What the interposer does not see: system calls by instructions of the
 //! program's own (not through the C library), and what the C library does
@@ -28,7 +30,8 @@
 //! Invariants:
 //!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.
 //!  2. If anything at the start is not as expected, the object does nothing at all.
-//!  3. A forked child is not served; a program it starts attaches by itself.
+//!  3. A forked child is a viewer of its own, as is a program it starts; a child that runs in its parent's memory is
+//!     not served.
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -6,8 +6,9 @@
 //! that is served in between read before the file was opened, as far as anyone
 //! can tell.
 //!
-//! A fork gives every descriptor back first. It could not be told afterwards
-//! which of them the child uses.
+//! A fork leaves every offset to the kernel first: the child has it too. So it
+//! is with a duplicate, and with a descriptor that arrives in a message: reads
+//! that say where they begin are served still.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -20,7 +21,7 @@ use crate::{kernel, process};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
-    if fd >= 0 && process::viewer().is_some() {
+    if fd >= 0 && process::is_on() {
         classify(fd, flags, forks);
     }
     fd
@@ -35,13 +36,15 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     if !is_path && (flags & kernel::O_ACCMODE != 0 || flags & WRITES != 0) {
         table::opened_for_kernel(fd, State::Unknown);
         writable(fd);
-    } else if flags & LEFT_ALONE != 0 || fd < table::FIRST {
+    } else if flags & LEFT_ALONE != 0 {
         table::opened_for_kernel(fd, State::Unknown);
     } else if flags & NOT_SERVED != 0 {
         table::opened_for_kernel(fd, State::Kernel);
         count(Reason::Flags);
     } else if fd as usize >= table::DESCRIPTORS {
         count(Reason::Number);
+    } else if fd < table::FIRST {
+        table::adopt(fd, false);
     } else {
         table::opened(fd, forks);
     }
@@ -62,19 +65,72 @@ pub fn writable(fd: c_int) {
     }
 }
 
-/// A descriptor has appeared in a way that does not tell whether it can write.
+/// A descriptor has appeared that somebody else may have too, and of which only the kernel knows what it can do.
 pub fn appeared(fd: c_int) {
-    if process::viewer().is_some()
+    if !process::is_on() {
+        return;
+    }
+    let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
+    if flags & kernel::O_PATH != 0 {
+        table::opened_for_kernel(fd, State::Unknown);
+    } else if flags & kernel::O_ACCMODE != 0 {
+        table::opened_for_kernel(fd, State::Unknown);
+        writable(fd);
+    } else {
+        table::adopt(fd, false);
+    }
+}
+
+/// A descriptor has appeared inside the C library, which may close it unseen.
+fn appeared_inside(fd: c_int) {
+    if process::is_on()
         && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
     {
         writable(fd);
     }
 }
 
+/// Runs a call that makes a second number for `fd`'s description.
+fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if !process::is_on() {
+        return call();
+    }
+    table::share(fd, Reason::Duplicated);
+    let made = call();
+    if made >= 0 {
+        duplicated(fd, made);
+    }
+    made
+}
+
+/// The same for a call that gives it the number `onto`, closing what had it.
+fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if onto == fd || !process::is_on() {
+        return call();
+    }
+    table::share(fd, Reason::Duplicated);
+    // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
+    // the call is over must not find what it was before.
+    table::detach(onto, Reason::Duplicated);
+    let made = call();
+    if made >= 0 {
+        duplicated(fd, made);
+    }
+    made
+}
+
+/// `made` is a duplicate of `fd` now.
+fn duplicated(fd: c_int, made: c_int) {
+    match table::look(fd).map(|word| word.state()) {
+        Some(State::Positioned | State::Shared) => table::adopt(made, true),
+        _ => table::opened_for_kernel(made, State::Unknown),
+    }
+}
+
 /// A stream was opened.
 fn stream(stream: *mut c_void) -> *mut c_void {
     if !stream.is_null() {
-        appeared(real::stream_fd(stream));
+        appeared_inside(real::stream_fd(stream));
     }
     stream
 }
@@ -136,15 +192,14 @@ names! {
     }
     /// Opens what a handle names.
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
+        let forks = process::forks();
         let fd = call_real!(open_by_handle_at(mount => c_int, handle => *mut c_void, flags => c_int) -> c_int);
-        appeared(fd);
-        fd
+        opened(fd, flags, forks)
     }
     /// Opens shared memory.
     shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        let fd = call_real!(shm_open(name => *const c_char, flags => c_int, mode => c_uint) -> c_int);
-        appeared(fd);
-        fd
+        let forks = process::forks();
+        opened(call_real!(shm_open(name => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
     /// Makes a file in memory, which can be opened again by its number.
     memfd_create(name: *const c_char, flags: c_uint) -> c_int {
@@ -214,7 +269,7 @@ names! {
     /// Descriptors may arrive, and some of them may write.
     recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize {
         let answer = call_real!(recvmsg(socket => c_int, message => *mut Message, flags => c_int) -> isize);
-        if answer >= 0 && process::viewer().is_some() {
+        if answer >= 0 && process::is_on() {
             // SAFETY: the program's message, which the kernel has just filled.
             unsafe { descriptors_in(message, appeared) };
         }
@@ -225,7 +280,7 @@ names! {
         let answer = call_real!(recvmmsg(
             socket => c_int, messages => *mut Messages, count => c_uint, flags => c_int, time => *mut c_void
         ) -> c_int);
-        if answer > 0 && process::viewer().is_some() {
+        if answer > 0 && process::is_on() {
             for i in 0..answer as usize {
                 // SAFETY: as in `recvmsg`; the kernel filled so many.
                 unsafe { descriptors_in(&raw mut (*messages.add(i)).message, appeared) };
@@ -234,65 +289,135 @@ names! {
         answer
     }
 
-    /// Gives everything back, then forks.
+    /// The two share their offset.
+    dup(fd: c_int) -> c_int {
+        duplicating(fd, || call_real!(dup(fd => c_int) -> c_int))
+    }
+    /// The two share their offset; the second is closed first.
+    dup2 | __dup2 (fd: c_int, onto: c_int) -> c_int {
+        duplicating_onto(fd, onto, || call_real!(dup2(fd => c_int, onto => c_int) -> c_int))
+    }
+    /// As `dup2`.
+    dup3(fd: c_int, onto: c_int, flags: c_int) -> c_int {
+        duplicating_onto(fd, onto, || call_real!(dup3(fd => c_int, onto => c_int, flags => c_int) -> c_int))
+    }
+    /// May duplicate, lock from the offset on, or change flags.
+    fcntl | __fcntl (fd: c_int, command: c_int, argument: usize) -> c_int {
+        let call = || call_real!(fcntl(fd => c_int, command => c_int, argument => usize) -> c_int);
+        controlled(fd, command, call)
+    }
+    /// As `fcntl`.
+    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+        let call = || call_real!(fcntl64(fd => c_int, command => c_int, argument => usize) -> c_int);
+        controlled(fd, command, call)
+    }
+    /// Closes a descriptor past `close`.
+    fclose | _IO_fclose (stream: *mut c_void) -> c_int {
+        forget_stream(stream);
+        call_real!(fclose(stream => *mut c_void) -> c_int)
+    }
+    /// As `fclose`.
+    endmntent(stream: *mut c_void) -> c_int {
+        forget_stream(stream);
+        call_real!(endmntent(stream => *mut c_void) -> c_int)
+    }
+
+    /// Leaves every offset to the kernel, then forks.
     fork | __fork () -> c_int {
         forking(|| call_real!(fork() -> c_int))
     }
-    /// Gives everything back, then forks.
+    /// Leaves every offset to the kernel, then forks.
     _Fork() -> c_int {
         forking(|| call_real!(_Fork() -> c_int))
     }
-    /// Gives everything back, then forks and goes on in the child.
+    /// Leaves every offset to the kernel, then forks and goes on in the child.
     daemon(directory: c_int, streams: c_int) -> c_int {
         forking(|| call_real!(daemon(directory => c_int, streams => c_int) -> c_int))
     }
-    /// Gives everything back, then forks.
+    /// Leaves every offset to the kernel, then forks.
     forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int {
         forking(|| call_real!(forkpty(
             terminal => *mut c_int, name => *mut c_char, settings => *const c_void, size => *const c_void
         ) -> c_int))
     }
-    /// Gives everything back, then runs a program.
+    /// Leaves every offset to the kernel, then runs a program.
     system(command: *const c_char) -> c_int {
         forking(|| call_real!(system(command => *const c_char) -> c_int))
     }
-    /// Gives everything back, then runs a program.
+    /// Leaves every offset to the kernel, then runs a program.
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
         forking(|| call_real!(popen(command => *const c_char, mode => *const c_char) -> *mut c_void))
     }
-    /// Gives everything back, then runs a program.
+    /// Leaves every offset to the kernel, then runs a program.
     wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
         forking(|| call_real!(wordexp(words => *const c_char, result => *mut c_void, flags => c_int) -> c_int))
     }
-    /// Gives everything back, then runs a program.
+    /// Leaves every offset to the kernel, then runs a program.
     posix_spawn(
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int {
-        forking(|| call_real!(posix_spawn(
+        spawning(|| call_real!(posix_spawn(
             process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
             arguments => *const *mut c_char, environment => *const *mut c_char
         ) -> c_int))
     }
-    /// Gives everything back, then runs a program.
+    /// Leaves every offset to the kernel, then runs a program.
     posix_spawnp(
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int {
-        forking(|| call_real!(posix_spawnp(
+        spawning(|| call_real!(posix_spawnp(
             process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
             arguments => *const *mut c_char, environment => *const *mut c_char
         ) -> c_int))
     }
 }
 
-/// Runs a call that makes a child. In a forked child there is nothing to end: it is switched off.
+fn forget_stream(stream: *mut c_void) {
+    if process::is_on() && !stream.is_null() {
+        table::forget(real::stream_fd(stream));
+    }
+}
+
+fn controlled(fd: c_int, command: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    const F_DUPFD: c_int = 0;
+    const F_SETFL: c_int = 4;
+    const F_GETLK: c_int = 5;
+    const F_SETLKW: c_int = 7;
+    const F_OFD_GETLK: c_int = 36;
+    const F_OFD_SETLKW: c_int = 38;
+    const F_DUPFD_CLOEXEC: c_int = 1030;
+    let reason = match command {
+        F_DUPFD | F_DUPFD_CLOEXEC => return duplicating(fd, call),
+        F_SETFL => Reason::Flags,
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => Reason::Locked,
+        _ => return call(),
+    };
+    if process::is_on() {
+        table::detach(fd, reason);
+    }
+    call()
+}
+
+/// Runs a call that makes a child.
 #[inline]
 fn forking<T>(call: impl FnOnce() -> T) -> T {
-    let begun = process::begin_fork();
+    let fork = process::begin_fork();
     let answer = call();
-    if begun && process::viewer().is_some() {
-        process::end_fork();
+    if let Some(fork) = fork {
+        process::end_fork(fork);
+    }
+    answer
+}
+
+/// Runs a call that makes a child which runs in our memory for a while.
+#[inline]
+fn spawning(call: impl FnOnce() -> c_int) -> c_int {
+    let fork = process::begin_guest();
+    let answer = call();
+    if let Some(fork) = fork {
+        process::end_guest(fork);
     }
     answer
 }

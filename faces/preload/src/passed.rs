@@ -7,7 +7,10 @@
 //! a cancelled thread or never coming back, is not our business.
 //!
 //! The hooks do one thing: whoever is about to use or share the kernel's offset
-//! finds it right, because the descriptor went back to the kernel for good.
+//! finds it right, because it went back to the kernel for good. Where only the
+//! offset is used, the descriptor is **shared**: reads that say where they
+//! begin are served still. Where the file itself is read another way from then
+//! on, or may be closed unseen, it is **left** to the kernel altogether.
 
 use core::arch::naked_asm;
 use core::ffi::c_int;
@@ -48,20 +51,6 @@ macro_rules! before {
 }
 
 before! {
-    /// The two share their offset.
-    dup = dup => duplicated;
-    /// The two share their offset; the second is closed first.
-    dup2 = dup2 => duplicated_onto;
-    /// As `dup2`.
-    __dup2 = dup2 => duplicated_onto;
-    /// As `dup2`.
-    dup3 = dup3 => duplicated_onto;
-    /// May duplicate, lock from the offset on, or change flags.
-    fcntl = fcntl => controlled;
-    /// As `fcntl`.
-    __fcntl = fcntl => controlled;
-    /// As `fcntl`.
-    fcntl64 = fcntl64 => controlled;
     /// May ask how much is left to read.
     ioctl = ioctl => io_controlled;
     /// Reads at the offset unless told where.
@@ -77,9 +66,9 @@ before! {
     /// As `mmap`.
     mmap64 = mmap64 => mapped;
     /// The C library reads from now on.
-    fdopen = fdopen => passed;
+    fdopen = fdopen => left;
     /// As `fdopen`.
-    _IO_fdopen = fdopen => passed;
+    _IO_fdopen = fdopen => left;
     /// Whoever locks a file wants to see what others write.
     flock = flock => locked;
     /// As `flock`; from the offset on.
@@ -94,6 +83,10 @@ before! {
     truncate = truncate => truncated;
     /// As `truncate`.
     truncate64 = truncate64 => truncated;
+    /// Closes all streams.
+    fcloseall = fcloseall => everything_left;
+    /// The streams of the C library become a terminal's.
+    login_tty = login_tty => terminal_taken;
     /// Closes many.
     close_range = close_range => closed_range;
     /// Closes many.
@@ -178,37 +171,19 @@ pub unsafe extern "C" fn __vfork() -> c_int {
 
 // ---- the hooks ------------------------------------------------------------------------------------------
 
+/// The offset is the kernel's from now on.
 #[inline]
-fn back(fd: usize, reason: Reason) {
-    if process::viewer().is_some() {
+fn share(fd: usize, reason: Reason) {
+    if process::is_on() {
+        table::share(fd as c_int, reason);
+    }
+}
+
+/// The descriptor is the kernel's from now on.
+#[inline]
+fn leave(fd: usize, reason: Reason) {
+    if process::is_on() {
         table::detach(fd as c_int, reason);
-    }
-}
-
-extern "C" fn duplicated(fd: usize) {
-    back(fd, Reason::Duplicated);
-}
-
-extern "C" fn duplicated_onto(fd: usize, onto: usize) {
-    back(fd, Reason::Duplicated);
-    if onto != fd {
-        back(onto, Reason::Duplicated); // not forgotten: the call may fail, and then it stays open
-    }
-}
-
-extern "C" fn controlled(fd: usize, command: usize) {
-    const F_DUPFD: c_int = 0;
-    const F_SETFL: c_int = 4;
-    const F_GETLK: c_int = 5;
-    const F_SETLKW: c_int = 7;
-    const F_OFD_GETLK: c_int = 36;
-    const F_OFD_SETLKW: c_int = 38;
-    const F_DUPFD_CLOEXEC: c_int = 1030;
-    match command as c_int {
-        F_DUPFD | F_DUPFD_CLOEXEC => back(fd, Reason::Duplicated),
-        F_SETFL => back(fd, Reason::Flags),
-        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => back(fd, Reason::Locked),
-        _ => {}
     }
 }
 
@@ -216,50 +191,50 @@ extern "C" fn io_controlled(fd: usize, command: usize) {
     /// What terminals are asked, and what does not touch the offset: isatty, the window's size, close-on-exec.
     const HARMLESS: [usize; 5] = [0x5401, 0x5413, 0x5450, 0x5451, 0x5421];
     if !HARMLESS.contains(&(command & 0xffff_ffff)) {
-        back(fd, Reason::Passed);
+        share(fd, Reason::Passed);
     }
 }
 
 extern "C" fn sent_file(_to: usize, from: usize, position: usize) {
     if position == 0 {
-        back(from, Reason::Passed);
+        share(from, Reason::Passed);
     }
 }
 
 extern "C" fn spliced(from: usize, position: usize) {
     if position == 0 {
-        back(from, Reason::Passed);
+        share(from, Reason::Passed);
     }
 }
 
 extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: usize, fd: usize) {
     const MAP_ANONYMOUS: usize = 0x20;
     if flags & MAP_ANONYMOUS == 0 {
-        back(fd, Reason::Mapped);
+        leave(fd, Reason::Mapped);
     }
 }
 
-extern "C" fn passed(fd: usize) {
-    back(fd, Reason::Passed);
+extern "C" fn left(fd: usize) {
+    leave(fd, Reason::Passed);
 }
 
 extern "C" fn locked(fd: usize) {
-    back(fd, Reason::Locked);
+    leave(fd, Reason::Locked);
 }
 
 fn passed_on(fd: c_int) {
-    table::detach(fd, Reason::Passed);
+    table::share(fd, Reason::Passed);
 }
 
 extern "C" fn sent_message(_socket: usize, message: usize) {
-    if process::viewer().is_some() {
+    if process::is_on() {
         // SAFETY: the program's message; a wrong address is a fault here instead of an error.
         unsafe { descriptors_in(message as *const Message, passed_on) };
     }
 }
 
 extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
-    if process::viewer().is_some() && messages != 0 {
+    if process::is_on() && messages != 0 {
         for i in 0..(count as u32).min(1024) as usize {
             // SAFETY: as in `sent_message`; the program says there are `count`.
             unsafe { descriptors_in(&raw const (*(messages as *const Messages).add(i)).message, passed_on) };
@@ -268,7 +243,7 @@ extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
 }
 
 extern "C" fn truncated(path: usize) {
-    if process::viewer().is_some()
+    if process::is_on()
         && let Some(stat) = kernel::stat(path)
     {
         table::file_is_written(stat.device, stat.inode);
@@ -278,7 +253,7 @@ extern "C" fn truncated(path: usize) {
 extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
     const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
-    if process::viewer().is_none() {
+    if !process::is_on() {
         return;
     }
     match flags as c_int {
@@ -290,21 +265,31 @@ extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
 }
 
 extern "C" fn closed_from(first: usize) {
-    if process::viewer().is_some() {
+    if process::is_on() {
         table::forget_range((first as c_int).max(0) as u32, u32::MAX);
     }
 }
 
 extern "C" fn inherited() {
-    if process::viewer().is_some() {
-        table::detach_all(Reason::Forked);
+    if process::is_on() {
+        table::share_all(Reason::Forked);
     }
 }
 
 extern "C" fn everything_passed() {
-    if process::viewer().is_some() {
+    if process::is_on() {
+        table::share_all(Reason::Passed);
+    }
+}
+
+extern "C" fn everything_left() {
+    if process::is_on() {
         table::detach_all(Reason::Passed);
     }
+}
+
+extern "C" fn terminal_taken() {
+    (0..3).for_each(|fd| leave(fd, Reason::Passed));
 }
 
 extern "C" fn no_more() {
@@ -337,7 +322,7 @@ extern "C" fn confined(option: usize) {
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
-    if process::viewer().is_none() {
+    if !process::is_on() {
         return;
     }
     match number {
@@ -373,7 +358,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::MMAP => mapped(a, b, c, d, e),
         // Anything else that might name a served descriptor takes it back. A number that only looks like
         // one costs that descriptor its speed.
-        _ => [a, b, c, d, e].into_iter().for_each(|argument| back(argument, Reason::Passed)),
+        _ => [a, b, c, d, e].into_iter().for_each(|argument| leave(argument, Reason::Passed)),
     }
 }
 

@@ -1,49 +1,94 @@
 //! Process: whether this process is served now, and what forks do to it.
 //!
 //! The switch lies in a page that the kernel clears in every forked child,
-//! however it was forked. So a child that shares nothing with us but copies of
-//! our tables finds itself switched off, and all its calls go to the kernel.
-//! It needs no handler for that, and no call of ours in the child.
+//! however it was forked. So a child finds out by itself that it is one, at the
+//! first call of ours that it makes, and needs no handler for that.
+//!
+//! ```text
+//!                attach                     stop
+//!   INERT -----------------> SERVING -----------------> STOPPING
+//!   (the page of a              ^
+//!    forked child)              | join: a page of its own, at the first read it could be served
+//!   FORKED --settle--> CHILD ---+----> LEFT   there is no page, or its parent had stopped
+//! ```
+//!
+//! | switch | meaning |
+//! |---|---|
+//! | INERT | not attached: wrappers only pass on |
+//! | SERVING | attached |
+//! | STOPPING | something happened that we cannot follow: all descriptors went back, no new ones are served |
+//! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
+//! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
+//! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
+//! | LEFT | as INERT, for good |
+//!
+//! A child is **settled** in one pass over the table: whatever it inherited has
+//! an offset that its parent has too, so it is served only where the reader
+//! says the position ([`table::settle_child`]). It claims a viewer's page only
+//! when it is about to attach a file: most children open nothing but a program.
+//! From then on a hit costs what it costs anywhere.
 //!
 //! A child of `vfork` is different: it runs in our memory with descriptors of
 //! its own. It must write nothing and believe nothing. While one may be alive,
-//! every wrapper compares process numbers.
+//! every wrapper compares process numbers. What the C library's `posix_spawn`
+//! does in its child is the same, so it counts as a `vfork`.
 //!
-//! ```text
-//!   INERT     the beginning, and every forked child: wrappers only pass on
-//!   SERVING   attached
-//!   STOPPING  something happened that we cannot follow: all descriptors went back, no new ones are served
-//! ```
+//! Invariants:
+//!  1. Whoever is BUSY has its signals held back and waits for nobody, so waiting for it ends.
+//!  2. A child that shares our memory never settles, joins or changes the table.
+//!  3. A forked child has no handle of its parent's.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::Reason;
-use quinion::viewer::Viewer;
+use quinion::viewer::{Mapped, Viewer};
 
-use crate::{kernel, table};
+use crate::kernel::{self, SignalsHeld};
+use crate::table;
 
+/// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
 const SERVING: u32 = 1;
 const STOPPING: u32 = 2;
+const CHILD: u32 = 3;
+const BUSY: u32 = 4;
+const LEFT: u32 = 5;
 
 static OFF: AtomicU32 = AtomicU32::new(INERT);
 /// Where the switch is: at first a constant, then a page of its own.
 static SWITCH: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const OFF).cast_mut());
-/// The process that attached.
+/// The process that attached, or was settled.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Whether this process or one that it was forked from has stopped: its children may be under the same ban.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+/// How many forks lie between the process that attached and this one, as far as they were settled.
+static DEPTH: AtomicU32 = AtomicU32::new(0);
 /// How many threads are inside `vfork`, each suspended until its child has left our memory.
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 /// Forks that were begun (high half) and of these the ones under way (low half).
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
-struct Place(UnsafeCell<MaybeUninit<Viewer>>);
-// SAFETY: written once, by the constructor, before the switch is turned on with Release.
-unsafe impl Sync for Place {}
-static VIEWER: Place = Place(UnsafeCell::new(MaybeUninit::uninit()));
+/// Where the cache is mapped: a forked child has the same mappings.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// The arena, read-only.
+    pub arena: Mapped,
+    /// The control file.
+    pub control: Mapped,
+    /// What both must say.
+    pub token: u64,
+}
+
+struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
+// SAFETY: written before the switch says SERVING, with Release: by the constructor, or by the one thread of a forked
+// child that made the switch BUSY.
+unsafe impl<T> Sync for Cell<T> {}
+static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
@@ -51,11 +96,10 @@ fn switch() -> &'static AtomicU32 {
     unsafe { &*SWITCH.load(Ordering::Acquire) }
 }
 
+/// Whether we are a child of `vfork`, or of `posix_spawn` before its program: nothing may be believed or written.
 #[inline]
-fn mode() -> u32 {
-    // SeqCst, partner: the store in `stop`, against `table::publish` (its head argues).
-    let mode = switch().load(Ordering::SeqCst);
-    if mode != INERT && VFORKS.load(Ordering::Relaxed) != 0 && is_other_process() { INERT } else { mode }
+fn is_guest() -> bool {
+    VFORKS.load(Ordering::Relaxed) != 0 && is_other_process()
 }
 
 #[cold]
@@ -63,22 +107,112 @@ fn is_other_process() -> bool {
     kernel::process() != PROCESS.load(Ordering::Relaxed)
 }
 
-/// The viewer, if descriptors of this process may be served.
+/// The switch; INERT if nothing is to be done, never FORKED or BUSY.
+#[inline]
+fn mode() -> u32 {
+    // SeqCst, partner: the store in `stop`, against `table::publish` (its head argues).
+    let mode = switch().load(Ordering::SeqCst);
+    match mode {
+        SERVING | STOPPING => {
+            if is_guest() {
+                INERT
+            } else {
+                mode
+            }
+        }
+        _ => mode_of_child(mode),
+    }
+}
+
+/// What the switch says that is not plainly attached.
+#[cold]
+fn mode_of_child(mut mode: u32) -> u32 {
+    let page = switch();
+    if core::ptr::eq(page, &OFF) {
+        return INERT;
+    }
+    loop {
+        match mode {
+            INERT => settle(page),
+            LEFT => return INERT,
+            // A guest does not wait for a thread of the process it is in.
+            _ if is_guest() => return INERT,
+            BUSY => kernel::yield_now(),
+            settled => return settled,
+        }
+        mode = page.load(Ordering::SeqCst); // as in `mode`
+    }
+}
+
+/// Takes the switch from `from` to BUSY, does `work` with signals held back, and goes on to what it answers.
+fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
+    // Before the exchange: a handler that ran after it, in this thread, would wait for itself.
+    let _held = SignalsHeld::new();
+    // SeqCst, partner: `mode`.
+    if page.compare_exchange(from, BUSY, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        // SeqCst, partner: `mode`; also the Release for what `work` wrote.
+        page.store(work(), Ordering::SeqCst);
+    }
+}
+
+/// The first call in a forked child: its tables become its own.
+#[cold]
+fn settle(page: &AtomicU32) {
+    busy(page, INERT, || {
+        PROCESS.store(kernel::process(), Ordering::Relaxed);
+        // What other threads of the parent were in the middle of is not under way here.
+        VFORKS.store(0, Ordering::Relaxed);
+        FORKS.store(0, Ordering::Relaxed);
+        DEPTH.fetch_add(1, Ordering::Relaxed);
+        table::settle_child();
+        if STOPPED.load(Ordering::Relaxed) { LEFT } else { CHILD }
+    });
+}
+
+/// The viewer, if this process has one.
 #[inline]
 pub fn viewer() -> Option<&'static Viewer> {
-    // SAFETY: the switch is on, so the constructor has written the viewer; the Acquire is in `switch`'s
-    // load or in that of the mode, the Release in `start`.
-    (mode() != INERT).then(|| unsafe { (*VIEWER.0.get()).assume_init_ref() })
+    match mode() {
+        // SAFETY: the switch is on, so whoever turned it on has written the viewer before, with Release; the
+        // Acquire is in the load of `mode` or in `switch`.
+        SERVING | STOPPING => Some(unsafe { (*VIEWER.0.get()).assume_init_ref() }),
+        _ => None,
+    }
+}
+
+/// The viewer, which a forked child becomes now if it is none yet.
+pub fn join() -> Option<&'static Viewer> {
+    if mode() == CHILD {
+        busy(switch(), CHILD, || {
+            // SAFETY: the page exists, so the constructor has written the place.
+            let place = unsafe { (*PLACE.0.get()).assume_init() };
+            // SAFETY: both files stay mapped in the child as they were in its parent.
+            let viewer = unsafe {
+                Viewer::attach(place.arena, place.control, place.token, PROCESS.load(Ordering::Relaxed))
+            };
+            let Ok(viewer) = viewer else { return LEFT };
+            // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
+            unsafe { (*VIEWER.0.get()).write(viewer) };
+            SERVING
+        });
+    }
+    viewer()
+}
+
+/// Whether the table is to be kept: this process is a viewer, or may become one.
+#[inline]
+pub fn is_on() -> bool {
+    mode() != INERT
 }
 
 /// Whether descriptors that are opened now may be served.
 #[inline]
 pub fn may_serve_more() -> bool {
-    mode() == SERVING
+    matches!(mode(), SERVING | CHILD)
 }
 
 /// Turns the switch on, in a page of its own.
-pub fn start(viewer: Viewer, process: u32) -> Option<()> {
+pub fn start(viewer: Viewer, place: Place, process: u32) -> Option<()> {
     let page = kernel::map_private(4096)?;
     if kernel::wipe_on_fork(page, 4096).is_err() {
         kernel::unmap(page, 4096);
@@ -86,6 +220,8 @@ pub fn start(viewer: Viewer, process: u32) -> Option<()> {
     }
     // SAFETY: the constructor runs once and nobody reads before the switch is on.
     unsafe { (*VIEWER.0.get()).write(viewer) };
+    // SAFETY: as above.
+    unsafe { (*PLACE.0.get()).write(place) };
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
     // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
@@ -96,9 +232,20 @@ pub fn start(viewer: Viewer, process: u32) -> Option<()> {
 
 /// Gives all descriptors back to the kernel, for good, and serves no new ones.
 pub fn stop(reason: Reason) {
-    if viewer().is_some() {
-        switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
-        table::detach_all(reason);
+    match mode() {
+        SERVING | STOPPING => {
+            STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
+            switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
+            table::detach_all(reason);
+        }
+        CHILD => {
+            STOPPED.store(true, Ordering::Relaxed);
+            busy(switch(), CHILD, || LEFT);
+            if is_on() {
+                stop(reason); // it joined meanwhile
+            }
+        }
+        _ => {}
     }
 }
 
@@ -116,35 +263,54 @@ pub fn forked_since(before: u64) -> bool {
     before as u32 != 0 || FORKS.load(Ordering::SeqCst) != before
 }
 
-/// Gives all descriptors back because a child is about to share them. `false` if there was nothing to do, and
-/// [`end_fork`] must not be called.
-pub fn begin_fork() -> bool {
-    if viewer().is_none() {
-        return false;
+/// A fork that was begun, in this process or in the one it was forked from.
+#[derive(Clone, Copy)]
+pub struct Fork {
+    depth: u32,
+}
+
+/// Gives all offsets back because a child is about to share them. `None` if there was nothing to do.
+pub fn begin_fork() -> Option<Fork> {
+    if !is_on() {
+        return None;
     }
     FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partner: `forked_since`
-    table::detach_all(Reason::Forked);
-    true
+    table::share_all(Reason::Forked);
+    Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }
 
-/// The fork is done, in the parent. In a child the count does not matter: it is switched off.
-pub fn end_fork() {
-    FORKS.fetch_sub(1, Ordering::SeqCst); // partner: `forked_since`
-}
-
-/// As [`begin_fork`], before a `vfork`.
-pub extern "C" fn begin_vfork() {
-    if begin_fork() {
-        VFORKS.fetch_add(1, Ordering::SeqCst); // before the child exists; partner: `mode`
+/// The fork is done, in the parent; in the child this does nothing, for nothing is under way there.
+pub fn end_fork(fork: Fork) {
+    // A child that made no call yet has a cleared switch, and one that did is one deeper.
+    if switch().load(Ordering::Relaxed) != INERT && DEPTH.load(Ordering::Relaxed) == fork.depth {
+        FORKS.fetch_sub(1, Ordering::SeqCst); // partner: `forked_since`
     }
+}
+
+/// As [`begin_fork`], before a child that will run in our memory.
+pub fn begin_guest() -> Option<Fork> {
+    let fork = begin_fork()?;
+    VFORKS.fetch_add(1, Ordering::SeqCst); // before the child exists; partner: `mode`
+    Some(fork)
+}
+
+/// That child has left our memory.
+pub fn end_guest(fork: Fork) {
+    VFORKS.fetch_sub(1, Ordering::SeqCst); // partner: `mode`
+    end_fork(fork);
+}
+
+/// Before a `vfork`.
+pub extern "C" fn begin_vfork() {
+    let _ = begin_guest(); // `end_vfork` finds out again
 }
 
 /// After a `vfork`, in the parent only. `answer` is the kernel's.
 pub extern "C" fn end_vfork(answer: isize) -> isize {
-    // Only who is switched on counted: a child of `vfork` that calls it again did not.
-    if viewer().is_some() {
-        VFORKS.fetch_sub(1, Ordering::SeqCst); // partner: `mode`
-        end_fork();
+    // Only who is switched on counted: a child of `vfork` that calls it again did not. Our memory was not
+    // forked meanwhile, so the depth is the same.
+    if is_on() {
+        end_guest(Fork { depth: DEPTH.load(Ordering::Relaxed) });
     }
     crate::real::answer(answer)
 }

@@ -38,8 +38,14 @@ pub fn answer(answer: isize) -> isize {
 
 /// The descriptor of a stream; negative if it has none.
 pub fn stream_fd(stream: *mut c_void) -> c_int {
-    // SAFETY: the caller got the stream from the C library just now.
-    unsafe { fileno(stream) }
+    // SAFETY: the caller got the stream from the C library; the errno is the calling thread's. A stream without a
+    // descriptor is no error of the program's.
+    unsafe {
+        let before = *__errno_location();
+        let fd = fileno(stream);
+        *__errno_location() = before;
+        fd
+    }
 }
 
 /// Ends the thread here if somebody asked for that: a served read is a cancellation point as the real one is.
@@ -162,7 +168,7 @@ reals! {
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
         fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
         fork, _Fork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
-        fdopen, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
+        fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
         io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }

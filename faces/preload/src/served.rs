@@ -21,9 +21,10 @@ use quinion::arena::control::{Counter, Operation, Reason};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, RequestError, Viewer};
 
+use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, Attachment, State, Word};
-use crate::{kernel, process, written};
+use crate::{process, written};
 
 /// The most bytes one call reads, as in the kernel.
 const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -49,60 +50,98 @@ enum Target<'a> {
 
 // ---- 1: what is fd? -----------------------------------------------------------------------------------
 
-/// The viewer and the word of a descriptor that is served; a candidate is attached on the way.
-#[inline]
-fn served(fd: c_int) -> Option<(&'static Viewer, Word)> {
-    let viewer = process::viewer()?;
-    let word = table::look(fd)?;
-    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word) }
+/// Where a read begins: whose word a descriptor's state has to keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    /// At the descriptor's offset, which must be the private one.
+    Offset,
+    /// Where the caller says.
+    Given,
 }
 
-#[cold]
-fn not_served_yet(viewer: &'static Viewer, fd: c_int, mut word: Word) -> Option<(&'static Viewer, Word)> {
-    loop {
-        match word.state() {
-            State::Served => return Some((viewer, word)),
-            State::Moving => kernel::yield_now(),
-            State::Candidate => attach(viewer, fd, word),
-            State::Kernel => {
-                viewer.count(Counter::KernelReads, 1);
-                return None;
-            }
-            State::Other => return None,
-            State::Unknown => settle_unknown(viewer, fd, word),
-        }
-        word = table::look(fd)?;
+impl From {
+    /// Whether a descriptor in this state is served.
+    #[inline]
+    fn is_served(self, state: State) -> bool {
+        state == State::Served || self == From::Given && state == State::Positioned
     }
 }
 
-/// Whether reads of a descriptor are served; a candidate is attached on the way.
+/// The viewer and the word of a descriptor that is served; one that may be is attached on the way.
+#[inline]
+fn served(fd: c_int, from: From) -> Option<(&'static Viewer, Word)> {
+    if let Some(viewer) = process::viewer() {
+        let word = table::look(fd)?;
+        if from.is_served(word.state()) {
+            return Some((viewer, word));
+        }
+    }
+    not_served_yet(fd, from)
+}
+
+#[cold]
+fn not_served_yet(fd: c_int, from: From) -> Option<(&'static Viewer, Word)> {
+    if !process::is_on() {
+        return None;
+    }
+    loop {
+        let word = table::look(fd)?;
+        match word.state() {
+            state if from.is_served(state) => return Some((process::viewer()?, word)),
+            State::Moving => kernel::yield_now(),
+            State::Candidate => attach(fd, word),
+            State::Shared if from == From::Given => attach(fd, word),
+            State::Kernel | State::Shared | State::Served | State::Positioned => {
+                left_to_the_kernel(fd, word);
+                return None;
+            }
+            State::Other => return None,
+            State::Unknown => settle_unknown(fd, word),
+        }
+    }
+}
+
+/// Whether reads of a descriptor are served, if they say where; one that may be is attached on the way.
 fn is_served(fd: c_int) -> bool {
-    let Some(viewer) = process::viewer() else { return false };
+    if !process::is_on() {
+        return false;
+    }
     loop {
         let Some(word) = table::look(fd) else { return false };
         match word.state() {
-            State::Served => return true,
-            State::Candidate => attach(viewer, fd, word),
+            State::Served | State::Positioned => return true,
+            State::Candidate => attach(fd, word),
             State::Moving => kernel::yield_now(),
             _ => return false,
         }
     }
 }
 
-/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
-/// might have been served.
-fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
-    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
-    if regular {
-        viewer.count_reason(Reason::Foreign);
+/// A read that might have been served is not.
+fn left_to_the_kernel(fd: c_int, word: Word) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count(Counter::KernelReads, 1);
+        if table::tell(fd, word) {
+            viewer.count_reason(Reason::Foreign);
+        }
     }
-    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
 }
 
-/// Asks the owner for the file behind a candidate. Afterwards it is a candidate no more.
-fn attach(viewer: &Viewer, fd: c_int, word: Word) {
-    match ask_to_attach(viewer, fd) {
-        Ok(to) => {
+/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
+/// might have been served.
+fn settle_unknown(fd: c_int, word: Word) {
+    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
+    if regular && let Some(viewer) = process::viewer() {
+        viewer.count_reason(Reason::Foreign);
+    }
+    table::settle(fd, word, word.with_state(if regular { State::Kernel } else { State::Other }));
+}
+
+/// Asks the owner for the file behind a descriptor that may be served. Afterwards it either is, or is left to the
+/// kernel.
+fn attach(fd: c_int, word: Word) {
+    match look_over(fd).and_then(|stat| ask_to_attach(fd, &stat)) {
+        Ok((viewer, to)) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
             } else {
@@ -113,7 +152,8 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
     }
 }
 
-fn ask_to_attach(viewer: &Viewer, fd: c_int) -> Result<Attachment, Reason> {
+/// Whether a descriptor's file can be served, as far as the kernel knows.
+fn look_over(fd: c_int) -> Result<Stat, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
@@ -125,9 +165,15 @@ fn ask_to_attach(viewer: &Viewer, fd: c_int) -> Result<Attachment, Reason> {
     if written::contains(stat.device, stat.inode) {
         return Err(Reason::Writable);
     }
+    Ok(stat)
+}
+
+/// Asks the owner. A forked child becomes a viewer by that.
+fn ask_to_attach(fd: c_int, stat: &Stat) -> Result<(&'static Viewer, Attachment), Reason> {
+    let viewer = process::join().ok_or(Reason::NoOwner)?;
     let question = [fd as u64, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
-    Ok(Attachment { handle, place, device: stat.device, inode: stat.inode })
+    Ok((viewer, Attachment { handle, place, device: stat.device, inode: stat.inode }))
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -255,12 +301,12 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 #[inline]
 fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd)?;
+        let (viewer, word) = served(fd, From::Offset)?;
         test_cancel();
         let bytes = transfer_all(viewer, fd, word.offset(), to)?;
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
-            table::detach(fd, Reason::Number);
+            table::share(fd, Reason::Number);
         } else if table::advance(fd, word, offset) {
             return Some(counted(viewer, bytes));
         }
@@ -271,7 +317,7 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 #[inline]
 fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd)?;
+        let (viewer, word) = served(fd, From::Given)?;
         test_cancel();
         let bytes = transfer_all(viewer, fd, position, to)?;
         // The number may have been closed and opened anew under the copy.
@@ -318,8 +364,8 @@ fn at(position: i64) -> Option<u64> {
 /// Puts the kernel's offset right before a call that is not served uses it.
 #[inline]
 fn to_the_kernel(fd: c_int) {
-    if process::viewer().is_some() {
-        table::detach(fd, Reason::Passed);
+    if process::is_on() {
+        table::share(fd, Reason::Passed);
     }
 }
 
@@ -468,7 +514,7 @@ names! {
 
     /// Forgets the descriptor, then closes it.
     close | __close (fd: c_int) -> c_int {
-        if process::viewer().is_some() {
+        if process::is_on() {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
@@ -478,12 +524,14 @@ names! {
 /// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
 /// has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
-    let viewer = process::viewer()?;
+    if !process::is_on() {
+        return None;
+    }
     loop {
         let word = table::look(fd)?;
         match word.state() {
-            State::Served => match seek_served(viewer, fd, word, offset, whence) {
-                Ok(to) if to >= table::OFFSETS_MAX => table::detach(fd, Reason::Number),
+            State::Served => match seek_served(process::viewer()?, fd, word, offset, whence) {
+                Ok(to) if to >= table::OFFSETS_MAX => table::share(fd, Reason::Number),
                 Ok(to) if table::advance(fd, word, to) => return Some(to as isize),
                 Ok(_) => {} // somebody was faster
                 Err(error) => return Some(-error.0 as isize),

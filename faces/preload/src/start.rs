@@ -21,10 +21,10 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     if let Some(place) = unsafe { find(environment, b"QUINION_VIEW=") }.and_then(Place::parse)
-        && let Some(viewer) = attach(&place)
-        && process::start(viewer, kernel::process()).is_some()
+        && let Some((viewer, mapped)) = attach(&place)
+        && process::start(viewer, mapped, kernel::process()).is_some()
     {
-        inherited_writers();
+        adopt_inherited();
     }
 }
 
@@ -75,7 +75,7 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-fn attach(place: &Place) -> Option<Viewer> {
+fn attach(place: &Place) -> Option<(Viewer, process::Place)> {
     let arena = map_file(place.process, place.arena, Access::Read)?;
     let Some(control) = map_file(place.process, place.control, Access::ReadWrite) else {
         kernel::unmap(arena.base, arena.bytes as usize);
@@ -87,7 +87,7 @@ fn attach(place: &Place) -> Option<Viewer> {
         kernel::unmap(arena.base, arena.bytes as usize);
         kernel::unmap(control.base, control.bytes as usize);
     }
-    viewer.ok()
+    Some((viewer.ok()?, process::Place { arena, control, token: place.token }))
 }
 
 fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
@@ -141,8 +141,9 @@ fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {
     put(&digits[first..]);
 }
 
-/// Descriptors the program was born with may write: their files are not served.
-fn inherited_writers() {
+/// Descriptors the program was born with: somebody else may have them too, and the files of those that may write
+/// are not served.
+fn adopt_inherited() {
     let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };
     let mut entries = [0u64; 128];
     loop {

@@ -6,9 +6,12 @@
 //!
 //!             open                first read                    close
 //!   UNKNOWN --------> CANDIDATE -----------> SERVED -------------------> UNKNOWN
-//!                         |                    |  ^ reads and seeks: offset only
-//!                         v                    v
-//!                       KERNEL <---lseek--- MOVING         for good, until the number is opened anew
+//!      |                  | dup, fork,         |  ^ reads and seeks: offset only
+//!      | inherited,       v sendfile ..        v
+//!      `----------->   SHARED ----------> POSITIONED     reads say where; the offset is the kernel's
+//!        received,        |  first pread       |
+//!        a duplicate      v                    v
+//!                       KERNEL <--------- (from MOVING)   for good, until the number is opened anew
 //! ```
 //!
 //! | state | meaning | whose offset counts |
@@ -16,6 +19,8 @@
 //! | UNKNOWN | not opened by a call we saw, or closed | the kernel's |
 //! | CANDIDATE | opened for reading here; nobody else can have it | the kernel's |
 //! | SERVED | attached; `FILES` says to what | the private one |
+//! | SHARED | somebody else may have it, or its offset is used past us; not attached | the kernel's |
+//! | POSITIONED | as SHARED, and attached: only reads that say where are served | the kernel's |
 //! | MOVING | one thread, its signals held back, carries the offset over | wait |
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
@@ -24,11 +29,16 @@
 //! descriptor went back to the kernel fails its compare-exchange and starts
 //! over there. The generation tells one opening of a number from the next.
 //!
+//! SHARED is a permission to look, no knowledge: whoever attaches looks at the
+//! descriptor that there is then. So it may be said of a number too often, and
+//! a forked child says it of all it inherited.
+//!
 //! Invariants:
-//!  1. The kernel's offset is right before any call that uses it runs: who wants one detaches first.
+//!  1. The kernel's offset is right before any call that uses it runs: who wants one shares or detaches first.
 //!  2. A descriptor is SERVED only while its description is this process's alone.
 //!  3. What `FILES` holds for a number changes only while its state is MOVING.
 //!  4. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
+//!  5. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against opening for writing, attaching against stopping. In their one order
@@ -46,10 +56,13 @@ use crate::{process, written};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
-/// The first descriptor that may be served: streams of the C library read 0 to 2 past us.
+/// The first descriptor that may be SERVED: streams of the C library read 0 to 2 past us, at the offset.
 pub const FIRST: i32 = 3;
 /// The first offset that does not fit.
 pub const OFFSETS_MAX: u64 = 1 << 48;
+
+/// In the offset's place of a SHARED word: it has been counted why.
+const TOLD: u64 = 1;
 
 /// What a descriptor is; see the head of this file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +80,18 @@ pub enum State {
     Kernel = 4,
     /// No regular file.
     Other = 5,
+    /// Attached, for reads that say where.
+    Positioned = 6,
+    /// Not attached, and only reads that say where may be served.
+    Shared = 7,
+}
+
+impl State {
+    /// Whether there is a file of the owner's behind it.
+    #[inline]
+    pub fn is_attached(self) -> bool {
+        matches!(self, State::Served | State::Positioned)
+    }
 }
 
 /// A descriptor's word, as read at one moment.
@@ -85,6 +110,8 @@ impl Word {
             3 => State::Moving,
             4 => State::Kernel,
             5 => State::Other,
+            6 => State::Positioned,
+            7 => State::Shared,
             _ => State::Unknown,
         }
     }
@@ -100,9 +127,15 @@ impl Word {
         debug_assert!(offset < OFFSETS_MAX);
         Self(self.0 & !(OFFSETS_MAX - 1) | offset)
     }
+    /// The same word with another state.
     #[must_use]
-    fn with_state(self, state: State) -> Self {
+    pub fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
+    }
+    /// The same opening, whose offset is the kernel's from now on. The offset's place then holds whether the
+    /// report knows why ([`tell`]).
+    fn positioned(self, state: State) -> Self {
+        self.with_state(state).with_offset(TOLD)
     }
     /// The word of the next opening of this number.
     fn opened(self, state: State) -> Self {
@@ -222,10 +255,10 @@ fn moving(fd: i32, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> 
 /// A descriptor was opened for reading by a call we saw. `forks` is what [`process::forks`] said before the
 /// call.
 pub fn opened(fd: i32, forks: u64) {
-    END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
+    see(fd);
     set_opened(fd, State::Candidate);
     if process::forked_since(forks) {
-        detach(fd, Reason::Forked);
+        share(fd, Reason::Forked);
     } else if !process::may_serve_more() {
         detach(fd, Reason::Passed);
     }
@@ -236,17 +269,47 @@ pub fn opened_for_kernel(fd: i32, state: State) {
     set_opened(fd, state);
 }
 
+/// A descriptor has appeared whose description somebody else may have: reads that say where may be served.
+/// `told` is whether it has been counted why no others are.
+pub fn adopt(fd: i32, told: bool) {
+    see(fd);
+    set_opened(fd, State::Shared);
+    if told && let Some(word) = look(fd) {
+        settle(fd, word, word.positioned(State::Shared));
+    }
+}
+
+/// Whoever looks at all descriptors looks at this one too from now on.
+fn see(fd: i32) {
+    if (fd as usize) < DESCRIPTORS {
+        END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below
+    }
+}
+
 fn set_opened(fd: i32, state: State) {
     while let Some(word) = look_settled(fd) {
+        let handle = file(fd).handle;
         if exchange(fd, word, word.opened(state)).is_ok() {
+            if word.state().is_attached() {
+                // It was closed by means we do not see, so no number is safe any more.
+                give_back(handle);
+                process::stop(Reason::Passed);
+            }
             return;
         }
     }
 }
 
-/// A descriptor was looked at once and is left alone from now on.
-pub fn settle(fd: i32, from: Word, state: State) {
-    let _ = exchange(fd, from, from.with_state(state)); // who was faster knew better
+/// A descriptor was looked at once: what is known of it now, if nobody was faster, who knew better.
+pub fn settle(fd: i32, from: Word, to: Word) {
+    let _ = exchange(fd, from, to);
+}
+
+/// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
+pub fn tell(fd: i32, word: Word) -> bool {
+    word.state() == State::Shared
+        && word.offset() != TOLD
+        && exchange(fd, word, word.positioned(State::Shared)).is_ok()
 }
 
 /// The descriptor is about to be closed.
@@ -258,7 +321,7 @@ pub fn forget(fd: i32) {
         }
         let handle = file(fd).handle;
         if exchange(fd, word, word.with_state(State::Unknown)).is_ok() {
-            if word.state() == State::Served {
+            if word.state().is_attached() {
                 give_back(handle);
             }
             return;
@@ -275,10 +338,16 @@ fn give_back(handle: u64) {
 
 // ---- serving ------------------------------------------------------------------------------------------
 
-/// Makes a candidate served, from the kernel's offset on. `false` if it is no candidate any more.
+/// Makes a candidate served, from the kernel's offset on, and a shared one positioned. `false` if it is neither
+/// any more.
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     let published = moving(fd, from, || {
-        let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
+        let word = if from.state() == State::Shared {
+            from.positioned(State::Positioned)
+        } else {
+            let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
+            from.with_state(State::Served).with_offset(offset)
+        };
         let file = &FILES[fd as usize];
         file.handle.store(to.handle, Ordering::Relaxed);
         file.place.store(to.place, Ordering::Relaxed);
@@ -286,7 +355,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.touched.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
-        from.with_state(State::Served).with_offset(offset)
+        word
     })
     .is_ok();
     if published && written::contains(to.device, to.inode) {
@@ -317,6 +386,44 @@ pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<i
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
 
+/// Leaves the offset of `fd` to the kernel for good; it is right afterwards. Reads that say where are served
+/// still.
+#[inline]
+pub fn share(fd: i32, reason: Reason) {
+    let Some(word) = look(fd) else { return };
+    if matches!(word.state(), State::Candidate | State::Served | State::Moving) {
+        share_now(fd, reason);
+    }
+}
+
+#[cold]
+fn share_now(fd: i32, reason: Reason) {
+    while let Some(word) = look_settled(fd) {
+        let done = match word.state() {
+            State::Candidate => exchange(fd, word, word.positioned(State::Shared)),
+            State::Served => moving(fd, word, || {
+                carry_over(fd, word);
+                word.positioned(State::Positioned)
+            }),
+            _ => return,
+        };
+        if done.is_ok() {
+            return count(reason);
+        }
+    }
+}
+
+/// The kernel's offset becomes what the private one was.
+fn carry_over(fd: i32, word: Word) {
+    let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
+}
+
+fn count(reason: Reason) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count_reason(reason);
+    }
+}
+
 /// Leaves `fd` to the kernel for good; the kernel's offset is right afterwards.
 #[inline]
 pub fn detach(fd: i32, reason: Reason) {
@@ -330,42 +437,54 @@ pub fn detach(fd: i32, reason: Reason) {
 fn detach_now(fd: i32, reason: Reason) {
     while let Some(word) = look_settled(fd) {
         let left = word.with_state(State::Kernel);
+        let handle = file(fd).handle;
         let done = match word.state() {
-            State::Candidate => exchange(fd, word, left).is_ok(),
-            State::Served => {
-                let handle = file(fd).handle;
-                let carry = || {
-                    let _ = kernel::lseek(fd, word.offset() as i64, kernel::SEEK_SET);
-                    left
-                };
-                let moved = moving(fd, word, carry).is_ok();
-                if moved {
-                    give_back(handle);
-                }
-                moved
-            }
+            State::Candidate | State::Shared | State::Positioned => exchange(fd, word, left),
+            State::Served => moving(fd, word, || {
+                carry_over(fd, word);
+                left
+            }),
             _ => return,
         };
-        if done {
-            if let Some(viewer) = process::viewer() {
-                viewer.count_reason(reason);
+        if done.is_ok() {
+            if word.state().is_attached() {
+                give_back(handle);
             }
-            return;
+            return count(reason);
         }
     }
 }
 
 /// Leaves all descriptors to the kernel.
 pub fn detach_all(reason: Reason) {
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
         detach(fd as i32, reason);
     }
 }
 
+/// Leaves all offsets to the kernel.
+pub fn share_all(reason: Reason) {
+    // SeqCst, partner: the `fetch_max` in `see`.
+    for fd in 0..END.load(Ordering::SeqCst) {
+        share(fd as i32, reason);
+    }
+}
+
+/// In a forked child, by its only thread that looks: all it inherited is its parent's too. What other threads of
+/// the parent were in the middle of they finish there, and the offset is the kernel's by then.
+pub fn settle_child() {
+    for fd in 0..END.load(Ordering::Relaxed) {
+        let Some(word) = look(fd as i32) else { return };
+        if !matches!(word.state(), State::Unknown | State::Kernel | State::Other) {
+            settle(fd as i32, word, word.opened(State::Shared).with_offset(TOLD));
+        }
+    }
+}
+
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
         forget(fd as i32);
     }
@@ -374,11 +493,11 @@ pub fn forget_range(first: u32, last: u32) {
 /// The file is open for writing in this process from now on: no descriptor of it is served any more.
 pub fn file_is_written(device: u64, inode: u64) {
     written::add(device, inode);
-    // SeqCst, partner: the `fetch_max` in `opened`.
+    // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
-        let served = look_settled(fd as i32).is_some_and(|word| word.state() == State::Served);
+        let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
         let file = &FILES[fd as usize];
-        if served
+        if attached
             && file.inode.load(Ordering::Relaxed) == inode
             && file.device.load(Ordering::Relaxed) == device
         {

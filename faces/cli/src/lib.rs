@@ -6,6 +6,7 @@
 //! their own, to see that programs print the same with a cache and without, and
 //! what `run` shares with the other verbs.
 
+pub mod elf;
 pub mod report;
 pub mod run;
 pub mod size;

@@ -19,18 +19,23 @@
 //! with the same number is not mistaken for it. Its page is cleared and freed
 //! when no worker is at work for it.
 //!
+//! A cache that outlives a command serves several **runs**, one after the other and side by side. Each gets a number,
+//! which its viewers put into their pages, so that each can be told what its own have done. The sums of viewers that
+//! are no more lie in the seats they had: a viewer's numbers move from its page there under the seat's lock, so who
+//! adds up finds them once.
+//!
 //! Invariants:
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
 //!  2. No lock of this room is held while the [`Owner`] is called.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,6 +54,8 @@ use crate::viewer::sys::{Errno, futex_wait, futex_wake};
 pub const WORKERS: usize = 4;
 /// The time between two heartbeats, in milliseconds.
 const BEAT_MILLIS: u32 = 100;
+/// The run of viewers that said none.
+const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if nobody rings.
 const NAP_MILLIS: u32 = 1000;
 
@@ -140,6 +147,8 @@ struct Seat {
     tail: u32,
     /// Workers that are at work for it.
     busy: u32,
+    /// Sums of the viewers that had the page and are no more, by run; stays when the viewer goes.
+    past: BTreeMap<u64, ViewerTotals>,
 }
 
 impl Seat {
@@ -177,8 +186,9 @@ struct Job {
 struct Shared {
     owner: Arc<dyn Owner>,
     seats: Vec<RankedMutex<Seat>>,
-    /// Sums of the viewers that are no more.
-    past: RankedMutex<ViewerTotals>,
+    /// Runs that have begun and not ended.
+    runs: RankedMutex<HashSet<u64>>,
+    last_run: AtomicU64,
     /// Where the last worker found work.
     cursor: AtomicU32,
 }
@@ -200,8 +210,9 @@ impl Service {
     /// Starts `workers` threads (at least one) that answer, and one that keeps the house.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
         let seats = (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect();
-        let past = RankedMutex::new(Rank::Viewer, ViewerTotals::default());
-        let shared = Arc::new(Shared { owner, seats, past, cursor: AtomicU32::new(0) });
+        let runs = RankedMutex::new(Rank::Viewer, HashSet::new());
+        let (last_run, cursor) = (AtomicU64::new(0), AtomicU32::new(0));
+        let shared = Arc::new(Shared { owner, seats, runs, last_run, cursor });
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the others.
@@ -220,18 +231,54 @@ impl Service {
 
     /// What viewers did so far.
     pub fn totals(&self) -> ViewerTotals {
-        self.shared.totals()
+        self.shared.totals(|_| true)
+    }
+
+    /// Begins to count for a run apart. Its number, above 0, goes to its viewers, who say it by
+    /// [`Viewer::count_for`](crate::viewer::Viewer::count_for).
+    pub fn begin_run(&self) -> u64 {
+        let run = self.shared.last_run.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.runs.lock().insert(run);
+        run
+    }
+
+    /// What viewers of that run did so far, as they say themselves; of one that has ended, nothing. What they read and
+    /// was not noted yet is noted first, so that the owner's numbers agree.
+    pub fn totals_of(&self, run: u64) -> ViewerTotals {
+        self.shared.drain_rings();
+        self.shared.totals(|counted_for| counted_for == run)
+    }
+
+    /// Nobody asks for that run any more: its numbers are nobody's from now on, and those of its viewers that go on.
+    pub fn end_run(&self, run: u64) {
+        self.shared.runs.lock().remove(&run);
+        for seat in &self.shared.seats {
+            let mut seat = seat.lock();
+            if let Some(past) = seat.past.remove(&run) {
+                seat.past.entry(NO_RUN).or_default().merge(&past);
+            }
+        }
+    }
+
+    /// How many processes view the cache now. One that has died is counted for a tenth of a second or so.
+    pub fn viewers(&self) -> usize {
+        (0..VIEWERS_MAX).filter(|&viewer| self.shared.process(viewer) != 0).count()
     }
 
     /// Says that nothing is served any more, waits for the threads, detaches all handles. The last totals.
     pub fn stop(mut self) -> ViewerTotals {
         self.close();
-        self.shared.totals()
+        self.shared.totals(|_| true)
+    }
+
+    /// Says the same; who asks later is told what viewers had done until then. Nothing is served any more.
+    pub fn stop_serving(&mut self) {
+        self.close();
     }
 
     fn close(&mut self) {
-        if self.process.is_forked() {
-            return; // neither the control file nor the threads are this process's
+        if self.process.is_forked() || self.threads.is_empty() {
+            return; // neither the control file nor the threads are this process's; or all has ended
         }
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
@@ -417,6 +464,9 @@ impl Shared {
 
     /// Frees the page of a viewer that is no more.
     fn free_if_over(&self, viewer: usize) {
+        // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that nobody asks for.
+        let said = self.page(viewer).run.load(Ordering::Relaxed);
+        let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
         let process = self.process(viewer);
         if process == 0 {
@@ -427,14 +477,13 @@ impl Shared {
             return;
         }
         self.drain_ring_of(&mut seat, viewer);
-        let gone = std::mem::take(&mut *seat);
-        let mut past = ViewerTotals::default();
-        past.add(self.page(viewer));
+        seat.past.entry(run).or_default().add(self.page(viewer));
+        let past = std::mem::take(&mut seat.past);
+        let gone = std::mem::replace(&mut *seat, Seat { past, ..Seat::default() });
         clear(self.page(viewer));
         // Release, partner: the Acquire of the viewer that claims the page: it finds it cleared.
         self.control().processes[viewer].store(0, Ordering::Release);
         drop(seat);
-        self.past.lock().merge(&past);
         self.detach_handles(gone);
     }
 
@@ -456,15 +505,21 @@ impl Shared {
 
     fn detach_all(&self) {
         for seat in &self.seats {
-            let handles = std::mem::take(&mut seat.lock().handles);
+            let handles = std::mem::take(&mut seat.lock().handles); // its sums stay
             self.detach_handles(Seat { handles, ..Seat::default() });
         }
     }
 
-    fn totals(&self) -> ViewerTotals {
-        let mut totals = self.past.lock().clone();
-        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
-            totals.add(self.page(viewer));
+    /// The sums of all whose run is `wanted`, the dead and the living.
+    fn totals(&self, wanted: impl Fn(u64) -> bool) -> ViewerTotals {
+        let mut totals = ViewerTotals::default();
+        for (viewer, seat) in self.seats.iter().enumerate() {
+            let seat = seat.lock();
+            seat.past.iter().filter(|&(&run, _)| wanted(run)).for_each(|(_, past)| totals.merge(past));
+            let page = self.page(viewer);
+            if self.process(viewer) != 0 && wanted(page.run.load(Ordering::Relaxed)) {
+                totals.add(page);
+            }
         }
         totals
     }
@@ -521,4 +576,5 @@ fn clear(page: &ViewerPage) {
         request.state.store(state::FREE, Ordering::Relaxed);
     }
     page.ring_head.store(0, Ordering::Relaxed);
+    page.run.store(NO_RUN, Ordering::Relaxed);
 }

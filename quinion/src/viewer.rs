@@ -134,6 +134,7 @@ pub struct Viewer {
     arena: View,
     control: ControlView,
     number: usize,
+    run: AtomicU64,
     gone: AtomicBool,
 }
 
@@ -163,7 +164,7 @@ impl Viewer {
             return Err(AttachError::Closed);
         }
         let number = claim_page(&control, process).ok_or(AttachError::Full)?;
-        Ok(Self { arena, control, number, gone: AtomicBool::new(false) })
+        Ok(Self { arena, control, number, run: AtomicU64::new(0), gone: AtomicBool::new(false) })
     }
 
     /// The arena.
@@ -174,6 +175,16 @@ impl Viewer {
     #[inline]
     pub fn page(&self) -> &ViewerPage {
         self.control.viewer_page(self.number).expect("a claimed page exists")
+    }
+    /// What this viewer counts is of that run; see [`ViewerPage::run`]. Said when a page was claimed, before anything
+    /// is counted there.
+    pub fn count_for(&self, run: u64) {
+        self.run.store(run, Ordering::Relaxed);
+        self.page().run.store(run, Ordering::Relaxed);
+    }
+    /// The run that it counts for, 0 if none was said: for a child that claims a page of its own.
+    pub fn run(&self) -> u64 {
+        self.run.load(Ordering::Relaxed)
     }
     /// Whether the owner was given up.
     #[inline]

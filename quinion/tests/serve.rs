@@ -221,6 +221,46 @@ fn a_dead_viewer_leaves_nothing_behind() {
     assert_eq!((totals.viewers, totals.reads), (1, 5), "what it did is remembered");
 }
 
+/// Two runs side by side, one of which has a viewer that dies, and one that comes when its run has ended.
+#[test]
+fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
+    let owner = NaiveOwner::new(1000);
+    let mut service = Service::start(owner.clone(), 1).unwrap();
+    let (first, second) = (service.begin_run(), service.begin_run());
+    assert!(first != second && first.min(second) > 0);
+    let (mut dying, lasting, nobodys) =
+        (asleep(), viewer(&owner, us()), viewer(&owner, std::os::unix::process::parent_id()));
+    let theirs = viewer(&owner, dying.id());
+    theirs.count_for(first);
+    lasting.count_for(second);
+    for (viewer, reads) in [(&theirs, 5), (&lasting, 7), (&nobodys, 11)] {
+        viewer.count(Counter::Reads, reads);
+    }
+    let reads = |service: &Service, run| service.totals_of(run).reads;
+    assert_eq!((reads(&service, first), reads(&service, second), service.totals().reads), (5, 7, 23));
+    assert_eq!(service.viewers(), 3);
+    dying.kill().unwrap();
+    // Whenever one looks, before, while or after its page is given to others, each has what it counted.
+    while service.viewers() == 3 {
+        assert_eq!((reads(&service, first), service.totals().reads), (5, 23));
+    }
+    dying.wait().unwrap();
+    assert_eq!(
+        (reads(&service, first), service.totals_of(first).viewers, service.totals().reads),
+        (5, 1, 23)
+    );
+    service.end_run(first);
+    let late = viewer(&owner, dying.id());
+    late.count_for(first);
+    late.count(Counter::Reads, 1);
+    while service.viewers() == 3 {
+        std::thread::yield_now(); // its process is no more: its page goes, to nobody's sums
+    }
+    assert_eq!((reads(&service, first), reads(&service, second), service.totals().reads), (0, 7, 24));
+    service.stop_serving();
+    assert_eq!((reads(&service, second), service.stop().reads), (7, 24), "stopped twice, counted once");
+}
+
 #[test]
 fn a_process_that_became_another_program_gets_a_new_page() {
     let owner = NaiveOwner::new(1000);

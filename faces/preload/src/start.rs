@@ -2,7 +2,9 @@
 //!
 //! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN`, two
 //! descriptors of the owner's process and a number in hexadecimal. The files
-//! are opened by way of `/proc`, checked, mapped and closed again.
+//! are opened by way of `/proc`, checked, mapped and closed again. If the owner
+//! serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is
+//! counted for that one.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
@@ -20,10 +22,10 @@ static START: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_
 unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
-    if let Some(place) = unsafe { find(environment, b"QUINION_VIEW=") }.and_then(Place::parse)
-        && let Some((viewer, mapped)) = attach(&place)
-        && process::start(viewer, mapped, kernel::process()).is_some()
-    {
+    let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
+    let Some((viewer, mapped)) = place.and_then(Place::parse).and_then(|place| attach(&place)) else { return };
+    viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
+    if process::start(viewer, mapped, kernel::process()).is_some() {
         adopt_inherited();
     }
 }

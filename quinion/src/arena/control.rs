@@ -145,6 +145,8 @@ impl ControlView {
 pub struct ViewerPage {
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
+    /// For which run of programs it counts; 0 for none. See [`crate::serve::Service::begin_run`].
+    pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
     pub counters: [AtomicU64; 32],
     /// Questions and answers.

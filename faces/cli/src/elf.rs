@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use object::elf::{
-    DT_NEEDED, DT_RPATH, DT_RUNPATH, EM_X86_64, FileHeader64, PF_X, PT_INTERP, PT_LOAD, STT_FUNC,
+    DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, EM_X86_64, FileHeader64, PF_X, PT_INTERP, PT_LOAD, STT_FUNC,
     STT_GNU_IFUNC,
 };
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader, Sym};
@@ -144,6 +144,11 @@ impl Elf {
         String::from_utf8(name.to_vec()).ok()
     }
 
+    /// The name by which others ask for it; `None` for most programs.
+    pub fn soname(&self) -> Option<String> {
+        self.dynamic_strings(&[DT_SONAME]).pop()
+    }
+
     /// The libraries it asks for, by the names it uses.
     pub fn needed(&self) -> Vec<String> {
         self.dynamic_strings(&[DT_NEEDED])
@@ -157,7 +162,9 @@ impl Elf {
     fn dynamic_strings(&self, tags: &[object::elf::DynamicTag]) -> Vec<String> {
         let file = self.file();
         let sections = file.elf_section_table();
-        let Ok(Some((entries, link))) = sections.dynamic(LITTLE, self.bytes.as_slice()) else { return vec![] };
+        let Ok(Some((entries, link))) = sections.dynamic(LITTLE, self.bytes.as_slice()) else {
+            return vec![];
+        };
         let Ok(strings) = sections.strings(LITTLE, self.bytes.as_slice(), link) else { return vec![] };
         entries
             .iter()
@@ -273,7 +280,8 @@ mod tests {
         let elf = Elf::open(&library).unwrap();
         assert!(elf.build_id().is_none_or(|id| (8..=32).contains(&id.len())));
         let output = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output().expect("nm");
-        let mut theirs: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect();
+        let mut theirs: Vec<String> =
+            String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect();
         theirs.retain(|line| matches!(line.split(' ').nth(1), Some("T" | "W")));
         let mut ours: Vec<String> = Vec::new();
         for symbol in elf.symbols() {

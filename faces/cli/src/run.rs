@@ -27,6 +27,7 @@ use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
 use crate::report::Form;
 
+pub mod examine;
 pub mod foreign;
 mod program;
 mod report;
@@ -136,8 +137,11 @@ pub struct Session {
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: preload_file()?, owner })
+        let object = preload_file()?;
+        let examiner = examine::Examiner::new(&object)?;
+        let examine = move |process, own, own_bytes| examiner.examine(process, own, own_bytes);
+        let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
+        Ok(Self { service, object, owner })
     }
 
     /// Lets the program of `command`, once started, view the cache. Objects that are preloaded already stay so,

@@ -170,6 +170,6 @@ reals! {
         fork, _Fork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
-        io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
+        dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }
 }

@@ -24,7 +24,7 @@ use quinion::viewer::{ReadEnd, RequestError, Viewer};
 use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, Attachment, State, Word};
-use crate::{process, written};
+use crate::{careful, process, written};
 
 /// The most bytes one call reads, as in the kernel.
 const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -140,7 +140,7 @@ fn settle_unknown(fd: c_int, word: Word) {
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it either is, or is left to the
 /// kernel.
 fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|stat| ask_to_attach(fd, &stat)) {
+    match look_over(fd).and_then(|stat| ask_to_attach(fd, word.state(), &stat)) {
         Ok((viewer, to)) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
@@ -148,6 +148,7 @@ fn attach(fd: c_int, word: Word) {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
             }
         }
+        Err(Reason::Careful) => table::share(fd, Reason::Careful),
         Err(reason) => table::detach(fd, reason),
     }
 }
@@ -169,11 +170,17 @@ fn look_over(fd: c_int) -> Result<Stat, Reason> {
 }
 
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, stat: &Stat) -> Result<(&'static Viewer, Attachment), Reason> {
+fn ask_to_attach(fd: c_int, from: State, stat: &Stat) -> Result<(&'static Viewer, Attachment), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
+    let looked_at = match (careful::permits_offsets(viewer), from) {
+        (true, _) => None,
+        (false, State::Candidate) => return Err(Reason::Careful),
+        (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
+        (false, _) => Some(stat.changed_nanos),
+    };
     let question = [fd as u64, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
-    Ok((viewer, Attachment { handle, place, device: stat.device, inode: stat.inode }))
+    Ok((viewer, Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at }))
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -318,6 +325,9 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, From::Given)?;
+        if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
+            continue;
+        }
         test_cancel();
         let bytes = transfer_all(viewer, fd, position, to)?;
         // The number may have been closed and opened anew under the copy.

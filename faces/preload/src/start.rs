@@ -23,7 +23,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
-    let Some((viewer, mapped)) = place.and_then(Place::parse).and_then(|place| attach(&place)) else { return };
+    let Some((viewer, mapped)) = place.and_then(Place::parse).and_then(|place| attach(&place)) else {
+        return;
+    };
     viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
     if process::start(viewer, mapped, kernel::process()).is_some() {
         adopt_inherited();

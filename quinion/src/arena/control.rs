@@ -212,6 +212,22 @@ pub enum Operation {
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
+    /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
+    /// Arguments: where the viewer's own moved code begins and how many bytes that has, 0 and 0 for none.
+    /// Answers: a [`Conduct`].
+    Examine = 10,
+}
+
+/// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u64)]
+pub enum Conduct {
+    /// None enters the kernel by itself.
+    Clean = 0,
+    /// Some do, for calls that leave descriptors and their offsets alone.
+    Harmless = 1,
+    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its descriptor.
+    Careful = 2,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -266,11 +282,15 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
+    /// The kernel holds the file, and serves it until its reads have taken long enough.
+    Resident = 13,
+    /// An object in the process may use descriptors without anybody hearing of it.
+    Careful = 14,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 15] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -284,6 +304,8 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
+        Reason::Resident,
+        Reason::Careful,
     ];
 }
 

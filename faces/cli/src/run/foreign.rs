@@ -27,12 +27,13 @@
 use std::collections::HashMap;
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register,
 };
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
+use quinion::arena::control::Conduct;
 
 /// One place from which an object enters the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,25 +44,12 @@ pub struct Site {
     pub number: Option<u32>,
 }
 
-/// How the descriptors of a process may be served, for what its objects do.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Conduct {
-    /// No object enters the kernel by itself.
-    Clean,
-    /// Some do, for calls that leave descriptors and their offsets alone.
-    Harmless,
-    /// Some may do anything.
-    Careful,
-}
-
-impl Conduct {
-    /// What these sites of one object come to.
-    pub fn of(sites: &[Site]) -> Self {
-        match sites {
-            [] => Self::Clean,
-            sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => Self::Harmless,
-            _ => Self::Careful,
-        }
+/// What these sites of one object come to.
+pub fn conduct(sites: &[Site]) -> Conduct {
+    match sites {
+        [] => Conduct::Clean,
+        sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => Conduct::Harmless,
+        _ => Conduct::Careful,
     }
 }
 
@@ -211,7 +199,8 @@ impl<'a> Code64<'a> {
         let mut loaded = Vec::new();
         let mut frames = None;
         for header in headers {
-            let bytes = || header.data(endian, object).map_err(|()| "a segment lies outside the file".to_owned());
+            let bytes =
+                || header.data(endian, object).map_err(|()| "a segment lies outside the file".to_owned());
             match header.p_type(endian) {
                 PT_LOAD => {
                     loaded.push((header.p_vaddr(endian), bytes()?, header.p_flags(endian).0 & PF_X.0 != 0))
@@ -343,7 +332,8 @@ impl Number {
         {
             self.set = Some((0, instruction.ip()));
         } else if self.writes.info(instruction).used_registers().iter().any(|used| {
-            is_rax(used.register()) && !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None)
+            is_rax(used.register())
+                && !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None)
         }) {
             self.set = None;
         }
@@ -397,7 +387,12 @@ fn functions(at: u64, table: &[u8], loaded: &[(u64, &[u8], bool)]) -> Vec<(u64, 
 }
 
 /// The length of the function whose entry is at `entry`, if the entry says that it starts at `start`.
-fn length(start: u64, entry: u64, loaded: &[(u64, &[u8], bool)], forms: &mut HashMap<u64, bool>) -> Option<u64> {
+fn length(
+    start: u64,
+    entry: u64,
+    loaded: &[(u64, &[u8], bool)],
+    forms: &mut HashMap<u64, bool>,
+) -> Option<u64> {
     let word = |at: u64| bytes_at(loaded, at)?.get(..4)?.try_into().ok().map(u32::from_le_bytes);
     let (common_back, begin, length) = (word(entry + 4)?, word(entry + 8)?, word(entry + 12)?);
     let common = (entry + 4).checked_sub(u64::from(common_back))?;
@@ -411,7 +406,9 @@ fn length(start: u64, entry: u64, loaded: &[(u64, &[u8], bool)], forms: &mut Has
 fn has_usual_form(common: u64, loaded: &[(u64, &[u8], bool)]) -> bool {
     const RELATIVE_WORD: u8 = 0x1b;
     let Some(bytes) = bytes_at(loaded, common) else { return false };
-    let Some(name) = bytes.get(9..).and_then(|rest| rest.split(|&byte| byte == 0).next()) else { return false };
+    let Some(name) = bytes.get(9..).and_then(|rest| rest.split(|&byte| byte == 0).next()) else {
+        return false;
+    };
     // After the name: two numbers and a register, the length of what follows, then a value for each letter.
     let mut at = 9 + name.len() + 1;
     let mut skip_number = || {
@@ -434,7 +431,9 @@ fn has_usual_form(common: u64, loaded: &[(u64, &[u8], bool)]) -> bool {
 }
 
 fn bytes_at<'a>(loaded: &[(u64, &'a [u8], bool)], address: u64) -> Option<&'a [u8]> {
-    loaded.iter().find_map(|(start, bytes, _)| bytes.get(usize::try_from(address.checked_sub(*start)?).ok()?..))
+    loaded
+        .iter()
+        .find_map(|(start, bytes, _)| bytes.get(usize::try_from(address.checked_sub(*start)?).ok()?..))
 }
 
 #[cfg(test)]
@@ -452,12 +451,24 @@ mod tests {
                 Ok(sites) => {
                     let code = Code64::of(&bytes).unwrap();
                     let outside = sites.iter().filter(|s| code.function(s.address).is_none()).count();
-                    let mut names: Vec<String> = sites.iter().map(|s| s.number.map_or("?".into(), call_name)).collect();
+                    let mut names: Vec<String> =
+                        sites.iter().map(|s| s.number.map_or("?".into(), call_name)).collect();
                     names.sort();
                     let sites_n = sites.len();
-                    let counted = names.chunk_by(|a, b| a == b).map(|c| format!("{}x{}", c[0], c.len())).collect::<Vec<_>>();
+                    let counted = names
+                        .chunk_by(|a, b| a == b)
+                        .map(|c| format!("{}x{}", c[0], c.len()))
+                        .collect::<Vec<_>>();
                     if sites_n > 0 || began.elapsed().as_millis() > 20 {
-                    println!("{path} {:?} sites {} outside {} functions {} {:?}: {:?}", Conduct::of(&sites), sites_n, outside, code.functions.len(), began.elapsed(), counted);
+                        println!(
+                            "{path} {:?} sites {} outside {} functions {} {:?}: {:?}",
+                            conduct(&sites),
+                            sites_n,
+                            outside,
+                            code.functions.len(),
+                            began.elapsed(),
+                            counted
+                        );
                     }
                 }
             }

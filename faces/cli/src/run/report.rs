@@ -296,6 +296,8 @@ fn key(reason: Reason) -> &'static str {
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
+        Reason::Resident => "resident",
+        Reason::Careful => "careful",
     }
 }
 
@@ -315,5 +317,7 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
+        Reason::Resident => "in the kernel's memory already",
+        Reason::Careful => "where code of the program's own may use descriptors unseen",
     }
 }

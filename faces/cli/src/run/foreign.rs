@@ -244,7 +244,13 @@ impl<'a> Code64<'a> {
             }
             match instruction.ip().cmp(&address) {
                 std::cmp::Ordering::Less => number.pass(&instruction),
-                std::cmp::Ordering::Equal => is_site = Some(true),
+                std::cmp::Ordering::Equal => {
+                    is_site = Some(());
+                    if instruction.mnemonic() != Mnemonic::Syscall {
+                        number.set = None; // the numbers of the other ways in are others
+                    }
+                    break;
+                }
                 std::cmp::Ordering::Greater => break,
             }
         }

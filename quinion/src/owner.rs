@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
+use crate::arena::control::Manners;
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
@@ -27,6 +28,10 @@ use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
 use crate::viewer::sys::Errno;
 
+mod polite;
+
+use polite::{Polite, Verdict};
+
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
 pub struct CacheOwner {
@@ -34,13 +39,24 @@ pub struct CacheOwner {
     outside: Outside,
     files: RankedMutex<HashMap<u64, Arc<File>>>,
     last: AtomicU64,
+    /// If what the kernel holds is left to it.
+    polite: Option<Polite>,
 }
 
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0) }
+        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
+    }
+
+    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
+    /// that are in its page cache already. These are taken over when they have been read some times again, and then
+    /// filled from there.
+    #[must_use]
+    pub fn polite(mut self) -> Self {
+        self.polite = Some(Polite::new());
+        self
     }
 
     /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
@@ -81,10 +97,38 @@ impl Owner for CacheOwner {
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
+        if self.polite.as_ref().is_some_and(|polite| polite.is_filled_by_kernel((device, inode))) {
+            file.read_by_kernels_cache();
+        }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
         self.files.lock().insert(handle, Arc::new(file));
         Ok(Attached { handle, cell, id })
+    }
+
+    fn manners(&self) -> Manners {
+        self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
+    }
+
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let room = self.cache.arena().bound() / 4;
+        match self.polite.as_ref()?.judge(process, descriptor, file, spent, room) {
+            Verdict::Attach => None,
+            Verdict::Kernels(credit) => Some(credit),
+        }
+    }
+
+    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+        let Some(polite) = &self.polite else { return };
+        while let Some(wish) = polite.next_wish() {
+            let done = self.cache.adopt(wish.file()).and_then(|file| {
+                file.read_by_kernels_cache();
+                wish.steps().take_while(|_| go_on()).try_for_each(|step| {
+                    file.make_ready(step.start, (step.end - step.start) as usize)
+                })
+            });
+            polite.end(&wish, done.is_ok());
+        }
     }
 
     fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {

@@ -42,8 +42,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Conduct, Control, Counter, Operation, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage,
-    state,
+    ABANDONED, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
+    VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -63,7 +63,7 @@ const NAP_MILLIS: u32 = 1000;
 /// A file as the owner attached it for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// The owner's number for this attachment, different from all others that are not detached yet.
+    /// The owner's number for this attachment, different from all others that are not detached yet, and from 0.
     pub handle: u64,
     /// Where the file's record is.
     pub cell: CellNumber,
@@ -81,6 +81,22 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
     /// descriptor may have been closed and used again since. Size and times are looked at now.
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
+    /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
+    fn manners(&self) -> Manners {
+        Manners::default()
+    }
+    /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
+    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again. `spent`
+    /// says that it does ask again.
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let _ = (process, descriptor, file, spent);
+        None
+    }
+    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is better
+    /// done when nobody waits for it. It ends soon after `go_on` says no.
+    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+        let _ = go_on;
+    }
     /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist.
     fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno>;
     /// A reader met the readahead marker on the folio whose first page is `page`.
@@ -230,6 +246,7 @@ impl Service {
         let (last_run, cursor) = (AtomicU64::new(0), AtomicU32::new(0));
         let shared = Arc::new(Shared { owner, examiner, seats, runs, last_run, cursor });
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
+        shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the others.
         service.spawn("quinion-keeper", Shared::keep_house)?;
@@ -401,6 +418,9 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
         self.seats[job.viewer].lock().busy -= 1;
+        if job.operation == Operation::Attach as u32 {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(&|| !self.is_closed())));
+        }
     }
 
     fn answer(&self, job: &Job) -> Result<[u64; 2], Errno> {
@@ -441,7 +461,11 @@ impl Shared {
     }
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
-        let descriptor = i32::try_from(descriptor).map_err(|_| Errno::BADF)?;
+        let spent = descriptor & CREDIT_SPENT != 0;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
+        if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
+            return Ok([0, credit]);
+        }
         let attached = self.owner.attach(job.process, descriptor, device, inode)?;
         let is_new = self.seats[job.viewer].lock().handles.insert(attached.handle);
         debug_assert!(is_new, "a handle that was given already");

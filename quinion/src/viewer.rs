@@ -32,7 +32,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
+    ABANDONED, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
     ViewerPage, state,
 };
 use crate::arena::referenced::is_saturated;
@@ -190,6 +190,11 @@ impl Viewer {
     #[inline]
     pub fn owner_is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    /// When files are asked for.
+    pub fn manners(&self) -> Manners {
+        self.control.control().manners()
     }
 
     /// Adds to a number of the report.

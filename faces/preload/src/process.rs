@@ -43,7 +43,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use quinion::arena::control::Reason;
+use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
@@ -197,6 +197,13 @@ pub fn join() -> Option<&'static Viewer> {
         });
     }
     viewer()
+}
+
+/// How readily files are taken over. Only while [`is_on`].
+pub fn manners() -> Manners {
+    // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
+    // asked is the same for all viewers.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.manners()
 }
 
 /// Whether the table is to be kept: this process is a viewer, or may become one.

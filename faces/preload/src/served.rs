@@ -7,6 +7,9 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
+//! A file is attached when that is likely to pay: a large one at its first read, a small one after many reads, and one
+//! that the kernel has in memory when the owner says so. Until then the kernel reads it (`table.rs`, credit).
+//!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
 //! that changed. So an error the program sees is always the kernel's own.
@@ -17,7 +20,7 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{Counter, Operation, Reason};
+use quinion::arena::control::{CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, RequestError, Viewer};
 
@@ -50,48 +53,59 @@ enum Target<'a> {
 
 // ---- 1: what is fd? -----------------------------------------------------------------------------------
 
-/// Where a read begins: whose word a descriptor's state has to keep.
+/// At what place of a file a read begins, and so what a descriptor's state has to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum From {
-    /// At the descriptor's offset, which must be the private one.
+enum Start {
+    /// Where the descriptor stands, which must be the private offset.
     Offset,
-    /// Where the caller says.
-    Given,
+    /// Where the call says.
+    Position,
 }
 
-impl From {
+impl Start {
     /// Whether a descriptor in this state is served.
     #[inline]
     fn is_served(self, state: State) -> bool {
-        state == State::Served || self == From::Given && state == State::Positioned
+        state == State::Served || self == Start::Position && state == State::Positioned
     }
 }
 
-/// The viewer and the word of a descriptor that is served; one that may be is attached on the way.
+/// The viewer and the word of a descriptor that is served; one that may be is attached on the way, if it is time.
 #[inline]
-fn served(fd: c_int, from: From) -> Option<(&'static Viewer, Word)> {
+fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     if let Some(viewer) = process::viewer() {
         let word = table::look(fd)?;
-        if from.is_served(word.state()) {
+        if start.is_served(word.state()) {
             return Some((viewer, word));
         }
     }
-    not_served_yet(fd, from)
+    not_served_yet(fd, to, start)
 }
 
 #[cold]
-fn not_served_yet(fd: c_int, from: From) -> Option<(&'static Viewer, Word)> {
+fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     if !process::is_on() {
         return None;
     }
     loop {
         let word = table::look(fd)?;
         match word.state() {
-            state if from.is_served(state) => return Some((process::viewer()?, word)),
+            state if start.is_served(state) => return Some((process::viewer()?, word)),
             State::Moving => kernel::yield_now(),
-            State::Candidate => attach(fd, word),
-            State::Shared if from == From::Given => attach(fd, word),
-            State::Kernel | State::Shared | State::Served | State::Positioned => {
+            State::Candidate | State::Shared
+                if start == Start::Position || word.state() == State::Candidate =>
+            {
+                match whose_turn(fd, word) {
+                    Turn::Ours => attach(fd, word),
+                    // A read at the offset is charged by `pass_on`.
+                    Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                        left_to_the_kernel(fd, word);
+                        return None;
+                    }
+                    Turn::Kernels | Turn::Unknown => {}
+                }
+            }
+            State::Kernel | State::Candidate | State::Shared | State::Served | State::Positioned => {
                 left_to_the_kernel(fd, word);
                 return None;
             }
@@ -101,7 +115,7 @@ fn not_served_yet(fd: c_int, from: From) -> Option<(&'static Viewer, Word)> {
     }
 }
 
-/// Whether reads of a descriptor are served, if they say where; one that may be is attached on the way.
+/// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
 fn is_served(fd: c_int) -> bool {
     if !process::is_on() {
         return false;
@@ -110,7 +124,11 @@ fn is_served(fd: c_int) -> bool {
         let Some(word) = table::look(fd) else { return false };
         match word.state() {
             State::Served | State::Positioned => return true,
-            State::Candidate => attach(fd, word),
+            State::Candidate => match whose_turn(fd, word) {
+                Turn::Ours => attach(fd, word),
+                Turn::Kernels => return false,
+                Turn::Unknown => {}
+            },
             State::Moving => kernel::yield_now(),
             _ => return false,
         }
@@ -127,6 +145,72 @@ fn left_to_the_kernel(fd: c_int, word: Word) {
     }
 }
 
+/// Who is to read a candidate.
+enum Turn {
+    /// We, after asking the owner.
+    Ours,
+    /// The kernel, for a while.
+    Kernels,
+    /// That has just been found out: look again.
+    Unknown,
+}
+
+fn whose_turn(fd: c_int, word: Word) -> Turn {
+    match word.credit() {
+        Some(0) if !word.has_kernels_reads() => Turn::Ours,
+        Some(_) => Turn::Kernels,
+        None => look_at(process::manners(), fd, word),
+    }
+}
+
+/// The first read of a candidate: how large is it?
+fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
+    let is_small =
+        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
+        return Turn::Ours;
+    }
+    table::give_credit(fd, word, manners.credit_bytes, false);
+    Turn::Unknown
+}
+
+/// What a read takes of a credit.
+fn worth(to: Target<'_>) -> u64 {
+    match to {
+        Target::One(part) => Manners::worth(part.len as u64),
+        Target::Many(parts) => {
+            Manners::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
+        }
+    }
+}
+
+/// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
+struct Passed(Option<Word>);
+
+/// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
+/// until the read has ended.
+#[inline]
+fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
+    if !process::is_on() {
+        return Passed(None);
+    }
+    let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
+    if reads.is_none() {
+        table::share(fd, Reason::Passed);
+    }
+    Passed(reads)
+}
+
+impl Passed {
+    /// The kernel has answered.
+    #[inline]
+    fn end(self, fd: c_int) {
+        if let Some(begun) = self.0 {
+            table::end_kernels_read(fd, begun);
+        }
+    }
+}
+
 /// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
 /// might have been served.
 fn settle_unknown(fd: c_int, word: Word) {
@@ -137,11 +221,17 @@ fn settle_unknown(fd: c_int, word: Word) {
     table::settle(fd, word, word.with_state(if regular { State::Kernel } else { State::Other }));
 }
 
-/// Asks the owner for the file behind a descriptor that may be served. Afterwards it either is, or is left to the
-/// kernel.
+/// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
+/// owner's, or is left to the kernel.
 fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|stat| ask_to_attach(fd, word.state(), &stat)) {
-        Ok((viewer, to)) => {
+    match look_over(fd).and_then(|stat| ask_to_attach(fd, word, &stat)) {
+        Ok((viewer, Answer::AfterMore(bytes))) => {
+            if !word.is_owners_credit() {
+                viewer.count_reason(Reason::Resident);
+            }
+            table::give_credit(fd, word, bytes, true);
+        }
+        Ok((viewer, Answer::Attached(to))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
             } else {
@@ -169,18 +259,31 @@ fn look_over(fd: c_int) -> Result<Stat, Reason> {
     Ok(stat)
 }
 
+/// What the owner answers to who would attach a file.
+enum Answer {
+    /// Here it is.
+    Attached(Attachment),
+    /// Ask again when the kernel has read so many bytes.
+    AfterMore(u64),
+}
+
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, from: State, stat: &Stat) -> Result<(&'static Viewer, Attachment), Reason> {
+fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer, Answer), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
-    let looked_at = match (careful::permits_offsets(viewer), from) {
+    let looked_at = match (careful::permits_offsets(viewer), word.state()) {
         (true, _) => None,
         (false, State::Candidate) => return Err(Reason::Careful),
         (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
         (false, _) => Some(stat.changed_nanos),
     };
-    let question = [fd as u64, stat.device, stat.inode];
+    let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
+    let question = [fd as u64 | spent, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
-    Ok((viewer, Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at }))
+    let answer = match handle {
+        0 => Answer::AfterMore(place.max(1)),
+        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at }),
+    };
+    Ok((viewer, answer))
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -308,7 +411,7 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 #[inline]
 fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd, From::Offset)?;
+        let (viewer, word) = served(fd, to, Start::Offset)?;
         test_cancel();
         let bytes = transfer_all(viewer, fd, word.offset(), to)?;
         let offset = word.offset() + bytes as u64;
@@ -324,7 +427,7 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 #[inline]
 fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd, From::Given)?;
+        let (viewer, word) = served(fd, to, Start::Position)?;
         if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
             continue;
         }
@@ -371,14 +474,6 @@ fn at(position: i64) -> Option<u64> {
     u64::try_from(position).ok().filter(|&position| position < table::OFFSETS_MAX)
 }
 
-/// Puts the kernel's offset right before a call that is not served uses it.
-#[inline]
-fn to_the_kernel(fd: c_int) {
-    if process::is_on() {
-        table::share(fd, Reason::Passed);
-    }
-}
-
 /// Calls a real function of the given type.
 macro_rules! call_real {
     ($name:ident($($argument:expr => $type:ty),*) -> $answer:ty) => {{
@@ -416,22 +511,26 @@ pub(crate) use names;
 names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
-        match one(to, len).and_then(|to| read_on(fd, to)) {
-            Some(answer) => answer,
-            None => {
-                to_the_kernel(fd);
-                call_real!(read(fd => c_int, to => *mut u8, len => usize) -> isize)
-            }
+        let target = one(to, len);
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+            return answer;
         }
+        let passed = pass_on(fd, target);
+        let answer = call_real!(read(fd => c_int, to => *mut u8, len => usize) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
-        if len <= room && let Some(answer) = one(to, len).and_then(|to| read_on(fd, to)) {
+        let target = if len <= room { one(to, len) } else { None };
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
             return answer;
         }
-        to_the_kernel(fd);
-        call_real!(__read_chk(fd => c_int, to => *mut u8, len => usize, room => usize) -> isize)
+        let passed = pass_on(fd, target);
+        let answer = call_real!(__read_chk(fd => c_int, to => *mut u8, len => usize, room => usize) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served.
@@ -458,11 +557,14 @@ names! {
     /// Served.
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
-        if let Some(answer) = unsafe { many(parts, count) }.and_then(|to| read_on(fd, to)) {
+        let target = unsafe { many(parts, count) };
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
             return answer;
         }
-        to_the_kernel(fd);
-        call_real!(readv(fd => c_int, parts => *const Part, count => c_int) -> isize)
+        let passed = pass_on(fd, target);
+        let answer = call_real!(readv(fd => c_int, parts => *const Part, count => c_int) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served.
@@ -479,7 +581,8 @@ names! {
     /// Served without flags; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         // SAFETY: the program's promise.
-        if flags == 0 && let Some(to) = unsafe { many(parts, count) } {
+        let target = unsafe { many(parts, count) };
+        if flags == 0 && let Some(to) = target {
             let answer = match (position, at(position)) {
                 (-1, _) => read_on(fd, to),
                 (_, Some(position)) => read_at(fd, to, position),
@@ -489,12 +592,12 @@ names! {
                 return answer;
             }
         }
-        if position == -1 {
-            to_the_kernel(fd);
-        }
-        call_real!(preadv64v2(
+        let passed = if position == -1 { pass_on(fd, target) } else { Passed(None) };
+        let answer = call_real!(preadv64v2(
             fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int
-        ) -> isize)
+        ) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served: the private offset moves.

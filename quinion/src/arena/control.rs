@@ -61,9 +61,49 @@ pub struct Control {
     /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
     /// that had it, which has become another program since.
     pub processes: [AtomicU32; VIEWERS_MAX],
+    /// The numbers of [`Manners`], in the order of its fields.
+    pub manners: [AtomicU64; 2],
+}
+
+/// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
+/// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Manners {
+    /// A file of so many bytes or more is asked for at its first read.
+    pub large_bytes: u64,
+    /// A smaller one when reads of a descriptor have come to so many bytes, of which [`Manners::worth`] counts some.
+    pub credit_bytes: u64,
+}
+
+impl Manners {
+    /// The most that one read counts for: the kernel's ways are long for a small read, and not worth a word for a
+    /// large one.
+    pub const READ_BYTES_MAX: u64 = 16 << 10;
+
+    /// What a read of `len` bytes takes of a credit, in bytes.
+    pub const fn worth(len: u64) -> u64 {
+        if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
+    }
 }
 
 impl Control {
+    /// When viewers are to ask for files.
+    pub fn manners(&self) -> Manners {
+        let [large, credit] = &self.manners;
+        Manners {
+            large_bytes: large.load(Ordering::Relaxed),
+            credit_bytes: credit.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
+    pub fn set_manners(&self, manners: Manners) {
+        let numbers = [manners.large_bytes, manners.credit_bytes];
+        for (place, number) in self.manners.iter().zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Writes the first page of a control file; the magic number last.
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -194,13 +234,17 @@ pub mod state {
     pub const PENDING_UNATTENDED: u32 = 5;
 }
 
+/// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
+pub const CREDIT_SPENT: u64 = 1 << 32;
+
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, its device, its inode.
-    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half).
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
+    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
     /// Arguments: the handle, the position in bytes, the length in bytes.
@@ -282,7 +326,7 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
-    /// The kernel holds the file, and serves it until its reads have taken long enough.
+    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
     Resident = 13,
     /// An object in the process may use descriptors without anybody hearing of it.
     Careful = 14,

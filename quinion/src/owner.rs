@@ -123,9 +123,9 @@ impl Owner for CacheOwner {
         while let Some(wish) = polite.next_wish() {
             let done = self.cache.adopt(wish.file()).and_then(|file| {
                 file.read_by_kernels_cache();
-                wish.steps().take_while(|_| go_on()).try_for_each(|step| {
-                    file.make_ready(step.start, (step.end - step.start) as usize)
-                })
+                wish.steps()
+                    .take_while(|_| go_on())
+                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
             });
             polite.end(&wish, done.is_ok());
         }

@@ -32,8 +32,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
-    ViewerPage, state,
+    ABANDONED, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason,
+    Request, ViewerPage, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Grown, LayoutError, View};

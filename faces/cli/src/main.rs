@@ -3,6 +3,7 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
+//!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
 //!                [--report-file FILE] -- PROGRAM [ARGUMENTS]
@@ -17,6 +18,7 @@
 //! | 0 | all went well |
 //! | 1 | a file could not be read, or a cache not be built; standard error says why |
 //! | 2 | the command line was not understood |
+//! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
 //!
 //! `run` ends with its program's code instead: 127 if there is no such program,
@@ -24,6 +26,7 @@
 
 mod bench;
 mod cat;
+mod doctor;
 mod progress;
 mod restore;
 mod stat;
@@ -44,6 +47,8 @@ use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
+/// A program cannot be served.
+const EXIT_NOT_SERVED: u8 = 3;
 /// Nobody reads what is written: 128 + SIGPIPE.
 const EXIT_READER_GONE: u8 = 141;
 
@@ -55,6 +60,7 @@ Exit codes:
   0    all went well
   1    a file could not be read, or a cache not be built
   2    the command line was not understood
+  3    doctor: nothing of the program can be served
   141  nobody reads the output any more
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
@@ -72,6 +78,7 @@ enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
     Bench(bench::Arguments),
+    Doctor(doctor::Arguments),
     Run(RunArguments),
     Restore(restore::Arguments),
 }
@@ -130,6 +137,7 @@ fn main() -> ExitCode {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
+        Command::Doctor(arguments) => doctor::main(arguments),
         Command::Run(arguments) => run(arguments),
         Command::Restore(arguments) => restore::main(arguments),
     }

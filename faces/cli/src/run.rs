@@ -33,7 +33,7 @@ mod program;
 mod report;
 mod signals;
 
-pub use program::Kind;
+pub use program::{Kind, chain_of, look_at};
 pub use report::{OwnerNumbers, RunReport};
 use signals::Signals;
 

@@ -53,7 +53,11 @@ fn built() -> &'static Built {
             std::fs::create_dir(&folder).unwrap();
             let words: Vec<&str> = [words, &["-shared", "-fPIC"]].concat();
             compile("hostile.c", &folder.join("libloaded.so"), &words);
-            compile("hostile.c", &folder.join("plain"), &["-DPLAIN", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl"]);
+            compile(
+                "hostile.c",
+                &folder.join("plain"),
+                &["-DPLAIN", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl"],
+            );
         }
         built
     })
@@ -168,7 +172,9 @@ fn numbers_are_read_from_the_code_when_only_one_can_be_meant() {
 
 #[test]
 fn a_number_that_could_be_another_is_not_believed() {
-    for way in ["-DREGISTER", "-DJUMPED_OVER", "-DJUMPED_FROM_ELSEWHERE", "-DTABLE", "-DCALLED_BETWEEN", "-DPART"] {
+    for way in
+        ["-DREGISTER", "-DJUMPED_OVER", "-DJUMPED_FROM_ELSEWHERE", "-DTABLE", "-DCALLED_BETWEEN", "-DPART"]
+    {
         assert_eq!(numbers(&[way]), [None], "{way}");
     }
 }
@@ -185,7 +191,11 @@ fn bytes_that_only_look_like_a_call_are_none_and_what_may_be_one_is() {
 fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
     for program in ["/bin/cat", "/bin/sh", "/usr/bin/git"] {
         let Ok(bytes) = std::fs::read(program) else { continue };
-        assert_eq!(foreign::scan(&bytes).map(|sites| foreign::conduct(&sites)), Ok(Conduct::Clean), "{program}");
+        assert_eq!(
+            foreign::scan(&bytes).map(|sites| foreign::conduct(&sites)),
+            Ok(Conduct::Clean),
+            "{program}"
+        );
     }
     let sites = foreign::scan(&std::fs::read(&old_files()[0]).unwrap()).unwrap();
     let known = sites.iter().filter(|site| site.number.is_some()).count();

@@ -90,10 +90,7 @@ impl Control {
     /// When viewers are to ask for files.
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;
-        Manners {
-            large_bytes: large.load(Ordering::Relaxed),
-            credit_bytes: credit.load(Ordering::Relaxed),
-        }
+        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.

@@ -108,14 +108,7 @@ impl Polite {
 
     /// What is to be done about the file `name` behind `descriptor` of `process`. `spent` says that the kernel has
     /// read all it was to read; `room` is how large a file may be that is copied, in bytes.
-    pub(super) fn judge(
-        &self,
-        process: u32,
-        descriptor: i32,
-        name: Name,
-        spent: bool,
-        room: u64,
-    ) -> Verdict {
+    pub(super) fn judge(&self, process: u32, descriptor: i32, name: Name, spent: bool, room: u64) -> Verdict {
         // 1 What is known?
         let known = self.state.lock().known.get(&name).copied();
         if let Some(Known::Ours { .. }) = known {

@@ -110,9 +110,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn touched(&self, frame: Frame);
 }
 
-/// Says what the code does that a process has loaded: see [`Conduct`]. It is told the process and where, in its
-/// memory, code lies that the viewer itself made, and how many bytes (0 for none). Called by several threads at a time.
-pub type Examiner = Box<dyn Fn(u32, u64, u64) -> Conduct + Send + Sync>;
+/// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
+pub type Examiner = Box<dyn Fn(u32) -> Conduct + Send + Sync>;
 
 /// What all viewers did, dead ones included. Counted by themselves, so worth what they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -440,7 +439,7 @@ impl Shared {
             ATTACH => self.attach(job, first, second, third),
             EXAMINE => {
                 let examine = self.examiner.as_ref();
-                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process, first, second));
+                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process));
                 Ok([conduct as u64, 0])
             }
             FILL => self.owner.fill(first, second, third).map(|()| [0, 0]),

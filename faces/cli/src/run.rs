@@ -139,7 +139,7 @@ impl Session {
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
         let object = preload_file()?;
         let examiner = examine::Examiner::new(&object)?;
-        let examine = move |process, own, own_bytes| examiner.examine(process, own, own_bytes);
+        let examine = move |process| examiner.examine(process);
         let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
         Ok(Self { service, object, owner })
     }

@@ -16,8 +16,13 @@ fn text(bytes: &[u8]) -> String {
 /// What is said of a program in JSON, and the exit code.
 fn asked(program: &Path) -> (String, i32) {
     let folder = tempfile::tempdir().unwrap();
-    let output =
-        quinion(&["doctor", "--json", "--folder", folder.path().to_str().unwrap(), program.to_str().unwrap()]);
+    let output = quinion(&[
+        "doctor",
+        "--json",
+        "--folder",
+        folder.path().to_str().unwrap(),
+        program.to_str().unwrap(),
+    ]);
     assert!(output.stderr.is_empty(), "{output:?}");
     let said = text(&output.stdout);
     assert!(said.starts_with('{') && said.ends_with("}\n") && said.lines().count() == 1, "{said}");
@@ -56,8 +61,20 @@ fn the_machine_is_told_in_words_and_in_json() {
     let output = quinion(&["doctor", "--json", "--folder", folder]);
     let said = text(&output.stdout);
     for key in [
-        "kernel", "io_uring", "huge_pages_shared", "memlock_bytes", "memory_bytes", "ptrace_scope", "userfaultfd", "kvm",
-        "folders", "file_system", "direct", "lease", "cachestat", "uncached_reads",
+        "kernel",
+        "io_uring",
+        "huge_pages_shared",
+        "memlock_bytes",
+        "memory_bytes",
+        "ptrace_scope",
+        "userfaultfd",
+        "kvm",
+        "folders",
+        "file_system",
+        "direct",
+        "lease",
+        "cachestat",
+        "uncached_reads",
     ] {
         assert!(said.contains(&format!("\"{key}\":")), "{key} is missing in {said}");
     }
@@ -141,7 +158,9 @@ fn a_program_that_enters_the_kernel_by_itself_is_served_with_care() {
     compile("hostile.c", &program, &[]);
     let (said, code) = asked(&program);
     assert_eq!(code, 0, "{said}");
-    for part in ["\"system_calls_of_its_own\":[{", "\"unknown_calls\":1", "\"harmless\":false", "each after a look"] {
+    for part in
+        ["\"system_calls_of_its_own\":[{", "\"unknown_calls\":1", "\"harmless\":false", "each after a look"]
+    {
         assert!(said.contains(part), "{part} is missing in {said}");
     }
 }
@@ -160,7 +179,9 @@ fn fio_is_served_as_any_other() {
 
 #[test]
 fn no_program_is_an_error_that_says_what_to_do() {
-    for (name, wrong) in [("no-such-program-anywhere", "check the name"), ("/etc/passwd", "neither a script nor")] {
+    for (name, wrong) in
+        [("no-such-program-anywhere", "check the name"), ("/etc/passwd", "neither a script nor")]
+    {
         let output = quinion(&["doctor", name]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains(wrong), "{output:?}");

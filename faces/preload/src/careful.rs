@@ -53,16 +53,6 @@ const VERDICT: u64 = 3;
 const UNDER_WAY: u64 = 1 << 8;
 const BEGUN: u64 = 1 << 32;
 
-/// Where code lies that we made, and its bytes.
-static OUR_CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-/// Tells of code that this object made: it is not the program's.
-#[allow(dead_code, reason = "whoever patches functions says so here")]
-pub fn our_code(start: usize, bytes: usize) {
-    OUR_CODE[0].store(start as u64, Ordering::Relaxed); // both before `main`
-    OUR_CODE[1].store(bytes as u64, Ordering::Relaxed);
-}
-
 #[inline]
 fn loads_under_way(state: u64) -> bool {
     state as u32 >= UNDER_WAY as u32
@@ -103,8 +93,7 @@ pub fn insist() {
 }
 
 fn ask(viewer: &Viewer) -> u64 {
-    let [start, bytes] = [0, 1].map(|i| OUR_CODE[i].load(Ordering::Relaxed));
-    match viewer.request(Operation::Examine, [start, bytes, 0]) {
+    match viewer.request(Operation::Examine, [0; 3]) {
         Ok([conduct, _]) if conduct == Conduct::Clean as u64 || conduct == Conduct::Harmless as u64 => FREE,
         _ => CAREFUL,
     }

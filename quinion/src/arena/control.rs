@@ -254,7 +254,6 @@ pub enum Operation {
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
     /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
-    /// Arguments: where the viewer's own moved code begins and how many bytes that has, 0 and 0 for none.
     /// Answers: a [`Conduct`].
     Examine = 10,
 }

@@ -69,19 +69,24 @@ impl Examiner {
         Ok(Self { known: Mutex::default(), ours: rustix::fs::fstat(ours)?.st_ino })
     }
 
-    /// What the code of `process` does. `[own, own + own_bytes)` is code that our object made there.
-    pub fn examine(&self, process: u32, own: u64, own_bytes: u64) -> Conduct {
-        self.look(process, own..own.saturating_add(own_bytes)).unwrap_or(Conduct::Careful)
+    /// What the code of `process` does.
+    pub fn examine(&self, process: u32) -> Conduct {
+        self.look(process).unwrap_or(Conduct::Careful)
     }
 
-    fn look(&self, process: u32, own: std::ops::Range<u64>) -> Option<Conduct> {
+    fn look(&self, process: u32) -> Option<Conduct> {
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
         let mut worst = Conduct::Clean;
         let mut c_library = HashSet::new();
+        // Memory without a file right behind our object's is its own: variables, and functions' moved beginnings.
+        let mut ours_end = 0;
         for line in maps.lines() {
             let part = Part::of(line)?;
-            let is_own = own.contains(&part.start) && part.end <= own.end.next_multiple_of(4096);
-            if !part.is_code || is_own || part.is_kernels() || self.is_ours(&part) {
+            if self.is_ours(&part) || part.inode == 0 && part.path.is_empty() && part.start == ours_end {
+                ours_end = part.end;
+                continue;
+            }
+            if !part.is_code || part.is_kernels() {
                 continue;
             }
             let conduct = match part.inode {
@@ -219,7 +224,7 @@ mod tests {
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
             if name.ends_with("sleep") || name.ends_with("coreutils") {
                 if maps.contains("libc.so.6") {
-                    break examiner.examine(child.id(), 0, 0);
+                    break examiner.examine(child.id());
                 }
             }
             std::thread::yield_now();
@@ -227,6 +232,6 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(conduct, Conduct::Clean);
-        assert_eq!(examiner.examine(child.id(), 0, 0), Conduct::Careful);
+        assert_eq!(examiner.examine(child.id()), Conduct::Careful);
     }
 }

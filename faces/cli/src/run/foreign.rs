@@ -264,18 +264,29 @@ impl<'a> Code64<'a> {
     }
 
     /// Whether a pair of bytes in no known function looks like a system call: some way of decoding what is before it
-    /// leads to it, and, in an object that tells its functions, something there could set the number. Between
-    /// functions lie the tables of hand-written code, in which every pair of bytes occurs.
+    /// leads to it, and, in an object that tells its functions, from an instruction that sets the number. Between
+    /// functions lie the tables of hand-written ciphers, in which every pair of bytes occurs.
     fn is_plausible_between_functions(&self, address: u64) -> bool {
-        /// Decoding that began at the wrong byte is right again long before it has come so far.
-        const BEFORE: u64 = 64;
-        const WAYS: u64 = 16;
+        /// Code that sets six arguments after the number is shorter.
+        const BEFORE: u64 = 32;
         let Some(before) = self.code(address.saturating_sub(BEFORE), address) else { return true };
-        let leads_here = |skipped: usize| {
-            let all = instructions(&before[skipped..], address - (before.len() - skipped) as u64);
-            all.last().is_some_and(|last| last.next_ip() == address && last.code() != Code::INVALID)
-        };
-        (0..WAYS as usize).any(leads_here) && (self.functions.is_empty() || could_set_number(before))
+        let start = address - before.len() as u64;
+        (0..before.len()).any(|skipped| {
+            let mut way = instructions(&before[skipped..], start + skipped as u64);
+            let Some(first) = way.next() else { return false };
+            let sets = self.functions.is_empty() || sets_number(&first, &before[..skipped]);
+            let goes_on = |one: &Instruction| {
+                one.code() != Code::INVALID
+                    && matches!(one.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch)
+            };
+            let mut end = first.next_ip();
+            sets && goes_on(&first)
+                && way.all(|one| {
+                    end = one.next_ip();
+                    goes_on(&one)
+                })
+                && end == address
+        })
     }
 
     /// Forgets the number of each site that some branch reaches without setting it.
@@ -346,18 +357,25 @@ impl Number {
     }
 }
 
-/// Whether bytes contain what could be an instruction that writes the register of a call's number.
-fn could_set_number(bytes: &[u8]) -> bool {
-    let is_into_rax = |modrm: u8| modrm & 0x38 == 0;
-    bytes.windows(2).any(|pair| match pair[0] {
-        // pop, mov imm, xchg, lods, or/add/and imm
-        0x58 | 0xb0 | 0xb8 | 0x91..=0x97 | 0xad | 0x05 | 0x0c | 0x0d | 0x25 => true,
-        0x31 | 0x33 => pair[1] == 0xc0,
-        0x89 => pair[1] & 0xc7 == 0xc0,
-        0x83 | 0xc7 => pair[1] & 0xc0 == 0xc0 && pair[1] & 7 == 0,
-        0x8a | 0x8b | 0x8d | 0x63 | 0xb6 | 0xb7 => is_into_rax(pair[1]),
+/// Whether an instruction, with `before` before it, is one by which code sets a call's number.
+fn sets_number(instruction: &Instruction, before: &[u8]) -> bool {
+    const NUMBERS: u64 = 1024;
+    let into = instruction.op_count() > 0
+        && instruction.op0_kind() == OpKind::Register
+        && matches!(instruction.op0_register(), Register::EAX | Register::RAX);
+    into && match instruction.mnemonic() {
+        Mnemonic::Mov if is_immediate(instruction.op1_kind()) => instruction.immediate(1) < NUMBERS,
+        Mnemonic::Mov | Mnemonic::Movzx | Mnemonic::Movsxd | Mnemonic::Lea => true,
+        Mnemonic::Xor | Mnemonic::Sub => {
+            instruction.op1_kind() == OpKind::Register
+                && instruction.op0_register() == instruction.op1_register()
+        }
+        // After a `push` of a number.
+        Mnemonic::Pop => {
+            before.ends_with(&[0, 0, 0]) || before.len() >= 2 && before[before.len() - 2] == 0x6a
+        }
         _ => false,
-    })
+    }
 }
 
 fn is_immediate(kind: OpKind) -> bool {

@@ -83,6 +83,19 @@ table:
     .fill 64, 1, 0xf1
 #endif
 
+#ifdef CODE_BETWEEN_FUNCTIONS
+    .fill 64, 1, 0xf1
+    mov %rdi, %rax
+    mov %rsi, %rdi
+    mov %rdx, %rsi
+    mov %rcx, %rdx
+    mov %r8, %r10
+    mov %r9, %r8
+    mov 8(%rsp), %r9
+    syscall
+    ret
+#endif
+
     .globl g
     .type g, @function
 g:

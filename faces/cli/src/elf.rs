@@ -131,6 +131,11 @@ impl Elf {
         Parsed::parse(self.bytes.as_slice()).expect("the same bytes were parsed before")
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The number that the linker gave to this very build; `None` if it gave none.
     pub fn build_id(&self) -> Option<Vec<u8>> {
         self.file().build_id().ok().flatten().map(<[u8]>::to_vec)

@@ -64,20 +64,22 @@ pub fn look(name: &OsStr) -> Result<Looked, String> {
 }
 
 fn look_at_linked(path: &Path) -> Option<Linked> {
-    let bytes = std::fs::read(path).ok()?;
-    let own = foreign::scan(&bytes);
-    let elf = Elf::parse(bytes).ok()?;
+    let elf = Elf::open(path).ok()?;
     let linker = PathBuf::from(elf.interpreter()?);
     let libraries = libraries::of(path, &elf, &linker);
-    let mut foreign: Vec<(PathBuf, Vec<Site>)> = vec![(path.to_owned(), own.unwrap_or_default())];
+    let mut foreign: Vec<(PathBuf, Vec<Site>)> = vec![(path.to_owned(), sites(&elf))];
     for loaded in
         libraries.found.iter().filter(|loaded| !loaded.elf.soname().is_some_and(|n| is_c_library(&n)))
     {
-        let sites = std::fs::read(&loaded.path).ok().and_then(|bytes| foreign::scan(&bytes).ok());
-        foreign.push((loaded.path.clone(), sites.unwrap_or_default()));
+        foreign.push((loaded.path.clone(), sites(&loaded.elf)));
     }
     foreign.retain(|(_, sites)| !sites.is_empty());
     Some(Linked { linker, elf, libraries, foreign })
+}
+
+/// Where an object enters the kernel; somewhere, if that cannot be found out.
+fn sites(elf: &Elf) -> Vec<Site> {
+    foreign::scan(elf.bytes()).unwrap_or_else(|_| vec![Site { address: 0, number: None }])
 }
 
 impl Linked {

@@ -134,13 +134,11 @@ impl Examiner {
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
-    let sites = foreign::scan(&bytes);
-    let name = Elf::parse(bytes).ok().and_then(|elf| elf.soname());
-    match (name, sites) {
-        (Some(name), _) if is_c_library(&name) => Object::CLibrary,
-        (_, Ok(sites)) => Object::Other(foreign::conduct(&sites)),
-        (_, Err(_)) => Object::Other(Conduct::Careful),
+    let Ok(elf) = Elf::parse(bytes) else { return Object::Other(Conduct::Careful) };
+    if elf.soname().is_some_and(|name| is_c_library(&name)) {
+        return Object::CLibrary;
     }
+    Object::Other(foreign::scan(elf.bytes()).map_or(Conduct::Careful, |sites| foreign::conduct(&sites)))
 }
 
 /// Code without a file: of a program that makes code for itself.

@@ -24,6 +24,7 @@
 //! Cost: a pass over the code for the pairs, and the decoding of the few
 //! functions that have one; a megabyte a millisecond, or faster.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use iced_x86::{
@@ -168,18 +169,26 @@ pub fn may_enter_kernel(bytes: &[u8]) -> bool {
 
 /// Where `syscall`, `sysenter` or `int 0x80` could be.
 fn pairs(bytes: &[u8]) -> impl Iterator<Item = usize> {
-    bytes
-        .windows(2)
-        .enumerate()
-        .filter(|(_, pair)| matches!(pair, [0x0f, 0x05 | 0x34] | [0xcd, 0x80]))
-        .map(|(at, _)| at)
+    /// Most pieces have none, and that is seen by steps which the compiler does side by side.
+    const PIECE_BYTES: usize = 256;
+    let is_pair = |first: u8, second: u8| {
+        (first == 0x0f) & ((second == 0x05) | (second == 0x34)) | (first == 0xcd) & (second == 0x80)
+    };
+    let pieces = (0..bytes.len().saturating_sub(1)).step_by(PIECE_BYTES);
+    pieces.flat_map(move |start| {
+        let end = (start + PIECE_BYTES + 1).min(bytes.len());
+        let (firsts, seconds) = (&bytes[start..end - 1], &bytes[start + 1..end]);
+        let each = firsts.iter().zip(seconds);
+        let has_any = each.clone().fold(false, |any, (&first, &second)| any | is_pair(first, second));
+        let here = if has_any { firsts.len() } else { 0 };
+        (0..here).filter(move |&at| is_pair(firsts[at], seconds[at])).map(move |at| start + at)
+    })
 }
 
 /// The executable parts of an object, and where its functions are.
 struct Code64<'a> {
     segments: Vec<(u64, &'a [u8])>,
-    /// `[start, end)` of each function that can be unwound, by address.
-    functions: Vec<(u64, u64)>,
+    functions: Functions<'a>,
 }
 
 /// A site while its number is still being doubted.
@@ -209,9 +218,8 @@ impl<'a> Code64<'a> {
                 _ => {}
             }
         }
-        let functions = frames.map(|(at, table)| functions(at, table, &loaded)).unwrap_or_default();
         let segments = loaded.iter().filter(|part| part.2).map(|part| (part.0, part.1)).collect();
-        Ok(Self { segments, functions })
+        Ok(Self { segments, functions: Functions::of(frames, loaded) })
     }
 
     /// The bytes of `[start, end)`, if they are code.
@@ -222,17 +230,10 @@ impl<'a> Code64<'a> {
         })
     }
 
-    /// The function that `address` is in.
-    fn function(&self, address: u64) -> Option<(u64, u64)> {
-        let after = self.functions.partition_point(|&(start, _)| start <= address);
-        let (start, end) = *self.functions.get(after.checked_sub(1)?)?;
-        (address < end).then_some((start, end))
-    }
-
     /// A pair of bytes at `address`: `None` if it lies inside another instruction.
     fn judge(&self, address: u64) -> Option<Judged> {
         let unknown = Judged { site: Site { address, number: None }, address, set_at: address };
-        let Some((start, end)) = self.function(address) else {
+        let Some((start, end)) = self.functions.around(address) else {
             return self.is_plausible_between_functions(address).then_some(unknown);
         };
         let Some(code) = self.code(start, end) else { return Some(unknown) };
@@ -294,7 +295,7 @@ impl<'a> Code64<'a> {
         if sites.iter().all(|site| site.site.number.is_none()) {
             return;
         }
-        for &(start, end) in &self.functions {
+        for (start, end) in self.functions.all() {
             let Some(code) = self.code(start, end) else { continue };
             for instruction in instructions(code, start) {
                 match instruction.flow_control() {
@@ -385,29 +386,80 @@ fn is_immediate(kind: OpKind) -> bool {
 /// The functions in an object's table for unwinding: that table's header lists them by address, each with its entry,
 /// which has its length. An entry in a form that compilers do not use is left out, and with it what is known of its
 /// function: all pairs of bytes in it are then taken for system calls.
-fn functions(at: u64, table: &[u8], loaded: &[(u64, &[u8], bool)]) -> Vec<(u64, u64)> {
-    /// Version 1; the pointer to the entries in any form of four bytes; the count as four bytes; the list as
-    /// signed differences of four bytes to the table's start.
-    const COUNT_PLAIN: u8 = 0x03;
-    const LIST_SORTED: u8 = 0x3b;
-    const LIST_AT: usize = 12;
-    let word = |bytes: &[u8], at: usize| bytes.get(at..at + 4)?.try_into().ok().map(i32::from_le_bytes);
-    let known = table.len() >= LIST_AT && table[0] == 1 && table[2] == COUNT_PLAIN && table[3] == LIST_SORTED;
-    if !known {
-        return Vec::new();
+struct Functions<'a> {
+    /// Where the table's header is loaded; what its list is relative to.
+    at: u64,
+    /// Start and entry of each function, in eight bytes, by start.
+    list: &'a [u8],
+    loaded: Vec<(u64, &'a [u8], bool)>,
+    /// Whether the entries with this common part have the usual form.
+    forms: RefCell<HashMap<u64, bool>>,
+}
+
+impl<'a> Functions<'a> {
+    const PAIR: usize = 8;
+
+    fn of(frames: Option<(u64, &'a [u8])>, loaded: Vec<(u64, &'a [u8], bool)>) -> Self {
+        /// Version 1; the pointer to the entries in any form of four bytes; the count as four bytes; the list as
+        /// signed differences of four bytes to the table's start.
+        const COUNT_PLAIN: u8 = 0x03;
+        const LIST_SORTED: u8 = 0x3b;
+        const LIST_AT: usize = 12;
+        let known = frames.filter(|(_, table)| {
+            table.len() >= LIST_AT && table[0] == 1 && table[2] == COUNT_PLAIN && table[3] == LIST_SORTED
+        });
+        let (at, list) = known.map_or((0, &[][..]), |(at, table)| {
+            let count = word(table, 8).map_or(0, |count| count as u32 as usize);
+            let list = &table[LIST_AT..];
+            (at, &list[..count.saturating_mul(Self::PAIR).min(list.len() / Self::PAIR * Self::PAIR)])
+        });
+        Self { at, list, loaded, forms: RefCell::default() }
     }
-    let mut forms = HashMap::new();
-    let mut found: Vec<(u64, u64)> = table[LIST_AT..]
-        .chunks_exact(8)
-        .take(word(table, 8).map_or(0, |count| count as u32 as usize))
-        .filter_map(|pair| {
-            let start = at.checked_add_signed(i64::from(word(pair, 0)?))?;
-            let entry = at.checked_add_signed(i64::from(word(pair, 4)?))?;
-            Some((start, start + length(start, entry, loaded, &mut forms)?))
-        })
-        .collect();
-    found.sort_unstable();
-    found
+
+    fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.list.len() / Self::PAIR
+    }
+
+    fn start(&self, number: usize) -> u64 {
+        let start = word(self.list, number * Self::PAIR).expect("the list has whole pairs");
+        self.at.wrapping_add_signed(i64::from(start))
+    }
+
+    /// `[start, end)` of one of them; `None` if its entry has no usual form.
+    fn get(&self, number: usize) -> Option<(u64, u64)> {
+        let start = self.start(number);
+        let entry = self.at.checked_add_signed(i64::from(word(self.list, number * Self::PAIR + 4)?))?;
+        let length = length(start, entry, &self.loaded, &mut self.forms.borrow_mut())?;
+        Some((start, start.checked_add(length)?))
+    }
+
+    /// All that are known, by start.
+    fn all(&self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.len()).filter_map(|number| self.get(number))
+    }
+
+    /// The function that `address` is in.
+    fn around(&self, address: u64) -> Option<(u64, u64)> {
+        let (mut before, mut after) = (0, self.len());
+        while before < after {
+            let middle = before.midpoint(after);
+            if self.start(middle) <= address {
+                before = middle + 1;
+            } else {
+                after = middle;
+            }
+        }
+        self.get(before.checked_sub(1)?).filter(|&(_, end)| address < end)
+    }
+}
+
+/// Four bytes as the tables have them.
+fn word(bytes: &[u8], at: usize) -> Option<i32> {
+    bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(i32::from_le_bytes)
 }
 
 /// The length of the function whose entry is at `entry`, if the entry says that it starts at `start`.
@@ -417,8 +469,9 @@ fn length(
     loaded: &[(u64, &[u8], bool)],
     forms: &mut HashMap<u64, bool>,
 ) -> Option<u64> {
-    let word = |at: u64| bytes_at(loaded, at)?.get(..4)?.try_into().ok().map(u32::from_le_bytes);
-    let (common_back, begin, length) = (word(entry + 4)?, word(entry + 8)?, word(entry + 12)?);
+    let word = |at: u64| word(bytes_at(loaded, at)?, 0).map(|word| word as u32);
+    let (common_back, begin, length) =
+        (word(entry.checked_add(4)?)?, word(entry.checked_add(8)?)?, word(entry.checked_add(12)?)?);
     let common = (entry + 4).checked_sub(u64::from(common_back))?;
     let is_usual = *forms.entry(common).or_insert_with(|| has_usual_form(common, loaded));
     let begins = (entry + 8).checked_add_signed(i64::from(begin as i32))?;
@@ -458,4 +511,24 @@ fn bytes_at<'a>(loaded: &[(u64, &'a [u8], bool)], address: u64) -> Option<&'a [u
     loaded
         .iter()
         .find_map(|(start, bytes, _)| bytes.get(usize::try_from(address.checked_sub(*start)?).ok()?..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pairs_are_where_a_plain_search_finds_them(
+            bytes in prop::collection::vec(prop::sample::select(vec![0x0f, 0x05, 0x34, 0xcd, 0x80, 0x90]), 0..700),
+            quiet in 0..600usize,
+        ) {
+            let bytes = [vec![0x90; quiet], bytes].concat();
+            let naive = bytes.windows(2).enumerate().filter(|(_, pair)| {
+                matches!(pair, [0x0f, 0x05 | 0x34] | [0xcd, 0x80])
+            });
+            prop_assert_eq!(pairs(&bytes).collect::<Vec<_>>(), naive.map(|(at, _)| at).collect::<Vec<_>>());
+        }
+    }
 }

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
-use crate::arena::control::Manners;
+use crate::arena::control::{Advice, Manners};
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
+use crate::readahead::Hint;
 use crate::serve::{Attached, Owner};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, PageIndex};
@@ -30,7 +31,7 @@ use crate::viewer::sys::Errno;
 
 mod polite;
 
-use polite::{Polite, Verdict};
+use polite::Polite;
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -50,9 +51,9 @@ impl CacheOwner {
         Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), polite: None }
     }
 
-    /// The same, which leaves to the kernel what that serves as well: small files that are read but once, and files
-    /// that are in its page cache already. These are taken over when they have been read some times again, and then
-    /// filled from there.
+    /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
+    /// page cache while nobody waits, and taken over. So no read is slower than without us, and those of what is read
+    /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
         self.polite = Some(Polite::new());
@@ -97,7 +98,7 @@ impl Owner for CacheOwner {
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
-        if self.polite.as_ref().is_some_and(|polite| polite.is_filled_by_kernel((device, inode))) {
+        if self.polite.as_ref().is_some_and(|polite| polite.is_ours((device, inode))) {
             file.read_by_kernels_cache();
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
@@ -112,10 +113,7 @@ impl Owner for CacheOwner {
 
     fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let room = self.cache.arena().bound() / 4;
-        match self.polite.as_ref()?.judge(process, descriptor, file, spent, room) {
-            Verdict::Attach => None,
-            Verdict::Kernels(credit) => Some(credit),
-        }
+        self.polite.as_ref()?.judge(process, descriptor, file, spent, room)
     }
 
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
@@ -127,19 +125,42 @@ impl Owner for CacheOwner {
                     .take_while(|_| go_on())
                     .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
             });
-            polite.end(&wish, done.is_ok());
+            let (device, inode) = polite.end(&wish, done.is_ok());
+            if done.is_ok() {
+                self.cache.share().control().control().note_taken(device, inode);
+            }
         }
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-        self.file(handle)?.make_ready(position, len).map_err(|e| errno(&e))
+        let file = self.file(handle)?;
+        let ready = if uncached && file.can_drop_behind() {
+            file.make_ready_uncached(position, len)
+        } else {
+            file.make_ready(position, len)
+        };
+        ready.map_err(|e| errno(&e))
     }
 
-    fn advance(&self, handle: u64, page: PageIndex) {
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
         if let Ok(file) = self.file(handle) {
-            file.advance(page);
+            file.advance(page, uncached);
         }
+    }
+
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        let done = match advice {
+            Advice::Normal => file.advise(Hint::Normal),
+            Advice::Random => file.advise(Hint::Random),
+            Advice::Sequential => file.advise(Hint::Sequential),
+            Advice::NoReuse => file.advise(Hint::NoReuse),
+            Advice::WillNeed => file.will_need(position, len).map(drop),
+            Advice::DontNeed => file.dont_need(position, len).map(drop),
+            Advice::Passed => file.end_uncached(position, len),
+        };
+        done.map_err(|e| errno(&e))
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {

@@ -42,8 +42,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
-    VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, RING_ENTRIES, Reason,
+    Request, UNCACHED, VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -97,10 +97,17 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let _ = go_on;
     }
-    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist.
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno>;
-    /// A reader met the readahead marker on the folio whose first page is `page`.
-    fn advance(&self, handle: u64, page: PageIndex);
+    /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist. `uncached`: the
+    /// reader wants them no longer than it reads them, and says so by [`Advice::Passed`].
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno>;
+    /// A reader met the readahead marker on the folio whose first page is `page`; `uncached` as in [`Owner::fill`].
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool);
+    /// What the program says of how it will read; `len` bytes at `position` are meant by those that speak of a range.
+    /// An owner that does not care need do nothing.
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        let _ = (handle, advice, position, len);
+        Ok(())
+    }
     /// Looks at the file's size and times again, publishes the size in its record and returns it, in bytes.
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
@@ -247,18 +254,12 @@ impl Service {
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
         shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the others.
-        service.spawn("quinion-keeper", Shared::keep_house)?;
-        for _ in 0..workers.max(1) {
-            service.spawn("quinion-worker", Shared::answer_viewers)?;
-        }
+        // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
+        // alone; the rest is the keeper's, and it makes do with fewer.
+        service.threads.push(spawn(&service.shared, "quinion-worker", |shared| shared.answer_viewers())?);
+        let keep_house = move |shared: &Arc<Shared>| shared.keep_house(workers.saturating_sub(1));
+        service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
         Ok(service)
-    }
-
-    fn spawn(&mut self, name: &str, life: fn(&Shared)) -> std::io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))?);
-        Ok(())
     }
 
     /// What viewers did so far.
@@ -324,6 +325,15 @@ impl Service {
         self.shared.drain_rings();
         self.shared.detach_all();
     }
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    life: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
 }
 
 impl Drop for Service {
@@ -429,6 +439,7 @@ impl Shared {
         const REVALIDATE: u32 = Operation::Revalidate as u32;
         const DETACH: u32 = Operation::Detach as u32;
         const EXAMINE: u32 = Operation::Examine as u32;
+        const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         if !matches!(job.operation, ATTACH | EXAMINE)
             && !self.seats[job.viewer].lock().handles.contains(&first)
@@ -442,11 +453,15 @@ impl Shared {
                 let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process));
                 Ok([conduct as u64, 0])
             }
-            FILL => self.owner.fill(first, second, third).map(|()| [0, 0]),
+            FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
             ADVANCE => {
-                self.owner.advance(first, PageIndex(second));
+                self.owner.advance(first, PageIndex(second & !UNCACHED), second & UNCACHED != 0);
                 Ok([0, 0])
+            }
+            HINT => {
+                let (advice, len) = Advice::and_length(third).ok_or(Errno::INVAL)?;
+                self.owner.advise(first, advice, second, len).map(|()| [0, 0])
             }
             DETACH => {
                 // Two that ask at once: the set says who was first.
@@ -473,7 +488,15 @@ impl Shared {
 
     // ---- the keeper -----------------------------------------------------------------------------
 
-    fn keep_house(&self) {
+    /// The keeper's life; the workers besides the first are its children.
+    fn keep_house(self: &Arc<Self>, workers: usize) {
+        let worker = |_| spawn(self, "quinion-worker", |shared| shared.answer_viewers()).ok();
+        let workers: Vec<_> = (0..workers).filter_map(worker).collect();
+        self.beat();
+        workers.into_iter().for_each(|worker| worker.join().expect("a worker does not panic"));
+    }
+
+    fn beat(&self) {
         while !self.is_closed() {
             self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
             for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {

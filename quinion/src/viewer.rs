@@ -16,7 +16,8 @@
 //! Nothing here takes a lock, allocates or needs the standard library, so a
 //! signal handler may read while the code it interrupted was reading, and the
 //! code runs inside any program. A request is a slot claimed by one atomic
-//! step; thirty-two may be open at a time.
+//! step; thirty-two may be open at a time. While one is, its thread has its
+//! signals held back: a handler may end the thread, or jump.
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page, to the doorbell, and nowhere else.
@@ -28,19 +29,22 @@
 //! Not an invariant: that the owner exists. Each wait ends, by an answer, by the owner's word that it
 //! serves no more, or because its heart stood still for [`OWNER_QUIET_MILLIS_MAX`].
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason,
-    Request, ViewerPage, state,
+    ABANDONED, Advice, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES,
+    Reason, Request, UNCACHED, ViewerPage, state,
 };
 use crate::arena::referenced::is_saturated;
-use crate::arena::{CellNumber, Grown, LayoutError, View};
+use crate::arena::{CellNumber, Flags, Grown, LayoutError, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
 pub mod sys;
+
+use sys::SignalsHeld;
 
 /// How long an owner may show no sign of life, in milliseconds, before a viewer that waits gives it up.
 pub const OWNER_QUIET_MILLIS_MAX: u64 = 2000;
@@ -48,6 +52,8 @@ pub const OWNER_QUIET_MILLIS_MAX: u64 = 2000;
 const SLEEP_MILLIS: u32 = 100;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
+/// Slots that hints may take: who has to wait for bytes always finds one that no hint is in.
+const HINT_SLOTS: usize = REQUEST_SLOTS / 2;
 /// How often a read asks for the same page and finds it gone again before it gives up.
 const FRUITLESS_MAX: u32 = 4;
 
@@ -196,6 +202,10 @@ impl Viewer {
     pub fn manners(&self) -> Manners {
         self.control.control().manners()
     }
+    /// Whether the owner has taken the file over, or another that looks like it.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        self.control.control().is_taken(device, inode)
+    }
 
     /// Adds to a number of the report.
     #[inline]
@@ -224,6 +234,91 @@ impl Viewer {
         }
     }
 
+    /// The same, taking only what is in the cache and waiting for nobody: `None` if its first byte is not. What is
+    /// copied may end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    pub unsafe fn read_ready(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> Option<ReadOutcome> {
+        // SAFETY: the caller's promise.
+        let (bytes, stopped) = unsafe { self.read_cached(file, position, to, len) };
+        let end = match stopped {
+            Stopped::Full => ReadEnd::Full,
+            Stopped::EndOfFile(size) => ReadEnd::EndOfFile(size),
+            Stopped::Stale => ReadEnd::Stale,
+            Stopped::Absent | Stopped::Filling | Stopped::Writing if bytes > 0 => ReadEnd::Full,
+            Stopped::Absent | Stopped::Filling | Stopped::Writing => return None,
+        };
+        Some(ReadOutcome { bytes, asked: 0, end })
+    }
+
+    /// As [`Viewer::read`], and what it brings into the cache does not stay there; what was cached before does, and is
+    /// not noted as read.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    pub unsafe fn read_uncached(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+    ) -> ReadOutcome {
+        let met = Cell::new(false);
+        // SAFETY: the caller's promise, for each part of the range.
+        let look = |at, to, len| unsafe { self.read_passing(file, at, to, len, &met) };
+        let (bytes, stopped) = look(position, to, len);
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.ask_on((file, UNCACHED), position, to, len, (bytes, stopped), look) };
+        if outcome.asked > 0 || met.get() {
+            self.suggest(file, Advice::Passed, position, outcome.bytes as u64);
+        }
+        outcome
+    }
+
+    /// Copies what the cache holds and notes nothing; `met` is set if some of it is to be dropped when it was read.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    unsafe fn read_passing(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+        met: &Cell<bool>,
+    ) -> (usize, Stopped) {
+        let touch = |grown: Grown<'_>, frame| {
+            let leaves = grown.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::DROPBEHIND));
+            met.set(met.get() | leaves);
+        };
+        // SAFETY: the caller's promise.
+        let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
+        if let Some(page) = hits.marker {
+            self.tell_marker(file, page.0, UNCACHED);
+        }
+        (hits.bytes, hits.stopped)
+    }
+
+    /// Tells the owner how `len` bytes at `position` will be read, and waits until it has heard it. That it could not be
+    /// told costs speed only. May wait as [`Viewer::request`] does.
+    pub fn advise(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
+        let _ = self.request(Operation::Hint, [file.handle, position, advice.with_length(len)]);
+    }
+
+    /// The same without waiting; forgotten if many questions are open.
+    pub fn suggest(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
+        let _held = SignalsHeld::new(); // as in `request`
+        let question = [file.handle, position, advice.with_length(len)];
+        let _ = self.submit(Operation::Hint, question, state::PENDING_UNATTENDED, HINT_SLOTS);
+    }
+
     /// Copies what the cache holds, notes what was read, tells the owner of a marker.
     ///
     /// # Safety
@@ -241,7 +336,7 @@ impl Viewer {
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         if let Some(page) = hits.marker {
-            self.tell_marker(file, page.0);
+            self.tell_marker(file, page.0, 0);
         }
         (hits.bytes, hits.stopped)
     }
@@ -257,8 +352,28 @@ impl Viewer {
         position: u64,
         to: *mut u8,
         len: usize,
-        mut bytes: usize,
-        mut stopped: Stopped,
+        bytes: usize,
+        stopped: Stopped,
+    ) -> ReadOutcome {
+        // SAFETY: the caller's promise, for each part of the range.
+        let look = |at, to, len| unsafe { self.read_cached(file, at, to, len) };
+        // SAFETY: the caller's promise.
+        unsafe { self.ask_on((file, 0), position, to, len, (bytes, stopped), look) }
+    }
+
+    /// Asks and looks again, by `look(position, to, len)`, until the range is whole or something ends it. The bits
+    /// beside the file are added to the lengths that are asked for.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    unsafe fn ask_on(
+        &self,
+        (file, bits): (&ViewedFile<'_>, u64),
+        position: u64,
+        to: *mut u8,
+        len: usize,
+        (mut bytes, mut stopped): (usize, Stopped),
+        look: impl Fn(u64, *mut u8, usize) -> (usize, Stopped),
     ) -> ReadOutcome {
         let (mut asked, mut fruitless) = (0, 0);
         let end = loop {
@@ -274,11 +389,11 @@ impl Viewer {
             let (at, left) = (position + bytes as u64, len - bytes);
             asked += 1;
             self.count(Counter::Misses, 1);
-            if let Err(error) = self.request(Operation::Fill, [file.handle, at, left as u64]) {
+            if let Err(error) = self.request(Operation::Fill, [file.handle, at, left as u64 | bits]) {
                 break ReadEnd::Failed(error);
             }
-            // SAFETY: `bytes < len`, or nothing would be missing; the rest is the caller's promise.
-            let (more, next) = unsafe { self.read_cached(file, at, to.add(bytes), left) };
+            // SAFETY: `bytes < len`, or nothing would be missing.
+            let (more, next) = look(at, unsafe { to.add(bytes) }, left);
             fruitless = if more == 0 { fruitless + 1 } else { 0 };
             (bytes, stopped) = (bytes + more, next);
         };
@@ -304,18 +419,20 @@ impl Viewer {
     }
 
     #[inline]
-    fn tell_marker(&self, file: &ViewedFile<'_>, page: u64) {
+    fn tell_marker(&self, file: &ViewedFile<'_>, page: u64, bits: u64) {
         if file.marker_told.swap(page + 1, Ordering::Relaxed) != page + 1 {
-            let _ = self.tell(Operation::Advance, [file.handle, page, 0]); // a lost hint costs speed only
+            let _ = self.tell(Operation::Advance, [file.handle, page | bits, 0]); // a lost hint costs speed only
         }
     }
 
     /// Asks the owner and waits for its answer.
     ///
     /// Waits while the owner works. Ends with an error if the owner closed, or showed no sign of life for
-    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled and the wait goes on.
+    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled afterwards, as during a read of the kernel's
+    /// own: a handler that does not come back would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
-        let slot = self.submit(operation, arguments, state::PENDING)?;
+        let _held = SignalsHeld::new();
+        let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;
         self.wait(slot)?;
         let error = slot.error.load(Ordering::Relaxed);
         let answers = [slot.answers[0].load(Ordering::Relaxed), slot.answers[1].load(Ordering::Relaxed)];
@@ -326,19 +443,22 @@ impl Viewer {
 
     /// Tells the owner something and does not wait.
     pub fn tell(&self, operation: Operation, arguments: [u64; 3]) -> Result<(), RequestError> {
-        self.submit(operation, arguments, state::PENDING_UNATTENDED).map(drop)
+        let _held = SignalsHeld::new(); // as in `request`
+        self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
+    /// Writes a question into one of the first `slots` slots.
     fn submit(
         &self,
         operation: Operation,
         arguments: [u64; 3],
         pending: u32,
+        slots: usize,
     ) -> Result<&Request, RequestError> {
         if self.owner_is_gone() {
             return Err(RequestError::OwnerGone);
         }
-        let slot = self.claim_slot().ok_or(RequestError::NoSlot)?;
+        let slot = self.claim_slot(slots).ok_or(RequestError::NoSlot)?;
         slot.operation.store(operation as u32, Ordering::Relaxed);
         for (place, argument) in slot.arguments.iter().zip(arguments) {
             place.store(argument, Ordering::Relaxed);
@@ -351,8 +471,8 @@ impl Viewer {
         Ok(slot)
     }
 
-    fn claim_slot(&self) -> Option<&Request> {
-        self.page().requests.iter().find(|slot| {
+    fn claim_slot(&self, slots: usize) -> Option<&Request> {
+        self.page().requests[..slots].iter().find(|slot| {
             slot.state.load(Ordering::Relaxed) == state::FREE
                 // Acquire, partner: the Release by which the slot became FREE, here or at the owner.
                 && slot

@@ -220,12 +220,12 @@ impl Owner for OneFile {
     fn attach(&self, _: u32, _: i32, _: u64, _: u64) -> Result<Attached, Errno> {
         Ok(Attached { handle: 1, cell: self.rig.mapping.cell(), id: self.rig.mapping.id() })
     }
-    fn fill(&self, _: u64, position: u64, len: u64) -> Result<(), Errno> {
+    fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
         filemap.make_ready(mapping, Reader::plain(readahead), position, len as usize).map_err(|_| Errno(5))
     }
-    fn advance(&self, _: u64, page: PageIndex) {
+    fn advance(&self, _: u64, page: PageIndex, _: bool) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
         filemap.advance(mapping, Reader::plain(readahead), page, Patience::Wait);
     }

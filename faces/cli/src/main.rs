@@ -95,7 +95,7 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
-    /// Which files are taken over from the kernel: those for which that is likely to pay, or each at its first read.
+    /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     attach: Attach,
     /// How to say at the end what was served, and what was left to the kernel and why.
@@ -112,8 +112,7 @@ struct RunArguments {
 /// When `run` takes a file over from the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Attach {
-    /// Large files at once, small ones when they are read in many calls, and what the kernel has in memory when it
-    /// is read often.
+    /// When they are read again and again: what is read once or twice the kernel reads as fast.
     #[default]
     Auto,
     /// Every file at its first read.

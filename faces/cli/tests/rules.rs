@@ -8,14 +8,18 @@
 //!
 //! Each rule is a test of its own name, and most run twice: with a naive owner
 //! that has room for 6 pages, where nearly every read waits and evicts, and with
-//! the cache itself, where nearly every read is a hit. A rule that is about what
+//! the cache itself, where nearly every read is a hit. All run a third time with an owner
+//! that leaves each file to the kernel at first, so that descriptors change hands in the middle of it. A rule that is about what
 //! must not be served also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::serve::{Owner, ViewerTotals};
+use quinion::arena::control::{Advice, Manners};
+use quinion::serve::{Attached, Owner, ViewerTotals};
+use quinion::units::{Frame, PageIndex};
+use quinion::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::run::Session;
 
@@ -81,15 +85,61 @@ enum Room {
     FewPages,
     /// The cache itself, in which everything fits: nearly every read is a hit.
     Cache,
+    /// The same, of an owner that leaves files to the kernel for some reads, twice.
+    Hesitant,
+}
+
+/// A cache whose owner says "not yet" to each file once.
+#[derive(Debug)]
+struct Hesitant {
+    owner: CacheOwner,
+    asked: std::sync::Mutex<std::collections::HashSet<(u64, u64)>>,
+}
+
+impl Owner for Hesitant {
+    fn manners(&self) -> Manners {
+        Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
+    }
+    fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let is_new = self.asked.lock().unwrap().insert(file);
+        assert!(!is_new || !spent, "credit was spent that was not given");
+        is_new.then_some(7_000)
+    }
+    fn arena(&self) -> quinion::arena::ArenaShare<'_> {
+        self.owner.arena()
+    }
+    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
+        self.owner.attach(process, descriptor, device, inode)
+    }
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+        self.owner.fill(handle, position, len, uncached)
+    }
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
+        self.owner.advance(handle, page, uncached);
+    }
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        self.owner.advise(handle, advice, position, len)
+    }
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
+        self.owner.revalidate(handle)
+    }
+    fn detach(&self, handle: u64) {
+        self.owner.detach(handle);
+    }
+    fn touched(&self, frame: Frame) {
+        self.owner.touched(frame);
+    }
+}
+
+fn cache_owner() -> CacheOwner {
+    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap())
 }
 
 fn owner(room: Room) -> Arc<dyn Owner> {
     match room {
         Room::FewPages => NaiveOwner::new(6),
-        Room::Cache => {
-            let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-            Arc::new(CacheOwner::new(cache))
-        }
+        Room::Cache => Arc::new(cache_owner()),
+        Room::Hesitant => Arc::new(Hesitant { owner: cache_owner(), asked: Default::default() }),
     }
 }
 
@@ -123,6 +173,8 @@ macro_rules! rules {
                 let totals = same_with_and_without(stringify!($name), 1, room);
                 assert!(totals.reads > 0, "nothing was served: {totals:?}");
             }
+            // What is read in few calls may end before it is our turn.
+            same_with_and_without(stringify!($name), 1, Room::Hesitant);
         }
     )* };
 }
@@ -130,6 +182,67 @@ macro_rules! rules {
 rules! {
     read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow
     hints vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
+    positioned unshared adopted forked_viewer fork_among_threads crowd scrubbed vfork_writes_nothing flags read_flags
+    advice close_elsewhere longjmp threads_end_mid_read cancel_anywhere cancel_disabled aio closed_by_stream
+}
+
+/// 1. A descriptor is duplicated by `dup`, `dup2` and `fcntl`, and sent to itself through a socket.
+/// 2. Of each of the five, reads that say where are served, and reads at the offset they share are not.
+#[test]
+fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
+    let totals = same_with_and_without("positioned", 1, Room::Cache);
+    let (positioned, at_the_offset) = (5 * 3 * 20, 5 * 3);
+    assert!(totals.reads >= positioned, "{totals:?}");
+    assert!(totals.kernel_reads >= at_the_offset, "{totals:?}");
+    let totals = same_with_and_without("unshared", 1, Room::Cache);
+    assert!(totals.reads >= 100, "{totals:?}");
+}
+
+/// A program that inherits a descriptor as its standard input reads it: where it says, by us.
+#[test]
+fn what_was_inherited_is_adopted() {
+    use quinion::arena::control::Reason;
+    let totals = same_with_and_without("adopted", 1, Room::Cache);
+    assert!(totals.reads >= 200, "{totals:?}");
+    assert!(totals.reasons[Reason::Foreign as usize] > 0, "{totals:?}");
+    assert_eq!(same_with_and_without("inherited_writer", 1, Room::Cache).reads, 0);
+}
+
+/// 1. A process forks, and its child forks twice more; each reads the file by a descriptor of its own and by the one
+///    it has from its parent.
+/// 2. Each is a viewer, and nearly all that they read are hits.
+#[test]
+fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
+    let totals = same_with_and_without("forked_viewer", 1, Room::Cache);
+    assert_eq!(totals.viewers, 4, "{totals:?}");
+    // Of each child 74 reads to the end, 50 more, 100 that say where, and of each first 50 by what it inherited.
+    assert!(totals.reads >= 4 * 170, "{totals:?}");
+    assert!(totals.asked * 4 < totals.reads, "{totals:?}");
+}
+
+/// What a program says of how it will read, before its file is attached and after, arrives.
+#[test]
+fn hints_arrive_at_the_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, content(FILE_BYTES)).unwrap();
+    let owner = NaiveOwner::new(100);
+    let session = Session::start(owner.clone()).unwrap();
+    let mut advice = command("advice", &file, 1);
+    session.point_to(&mut advice);
+    output(advice);
+    drop(session.stop());
+    const ALL: u64 = (1 << 56) - 1;
+    let expected = [
+        (Advice::Random, 0, ALL),
+        (Advice::Sequential, 0, ALL),
+        (Advice::WillNeed, 4096, 8192),
+        (Advice::WillNeed, 100_000, 50_000),
+        (Advice::NoReuse, 0, 100),
+        (Advice::DontNeed, 4096, 4096),
+        (Advice::Normal, 0, ALL),
+    ];
+    assert_eq!(*owner.hints.lock().unwrap(), expected);
 }
 
 /// Whether the kernel has every page of `file`; `None` if it does not let go of what it has.
@@ -171,6 +284,21 @@ fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
 #[test]
 fn a_file_that_was_written_here_is_never_served() {
     assert_eq!(same_with_and_without("sparse", 1, Room::Cache).reads, 0);
+}
+
+/// 1. A program reads a file in many calls, at its offset and elsewhere, by one thread and by several.
+/// 2. The kernel serves the first of them, we the rest, and what was read is the same.
+#[test]
+fn descriptors_change_hands_while_they_are_read() {
+    use quinion::arena::control::Reason;
+    for case in ["read", "pread", "vectors", "seek", "threads"] {
+        let totals = same_with_and_without(case, 1, Room::Hesitant);
+        let left = totals.reasons[Reason::Left as usize];
+        assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
+    }
+    for seed in 100..130 {
+        same_with_and_without("random", seed, Room::Hesitant);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
 use quinion::units::EXTENT_SIZE;
+pub use quinion::viewer::sys::SignalsHeld;
 use quinion::viewer::sys::{Errno, call, result};
 
 /// Numbers of system calls, on x86-64.
@@ -16,7 +17,6 @@ pub mod number {
     pub const LSEEK: usize = 8;
     pub const MMAP: usize = 9;
     pub const MUNMAP: usize = 11;
-    pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
     pub const READV: usize = 19;
@@ -73,8 +73,6 @@ pub const O_CLOEXEC: i32 = 0o2000000;
 pub const O_PATH: i32 = 0o10000000;
 pub const O_TMPFILE_BIT: i32 = 0o20000000;
 pub const AT_FDCWD: i32 = -100;
-/// Read what is missing into the kernel's page cache.
-pub const FADV_WILLNEED: i32 = 3;
 pub const SEEK_SET: i32 = 0;
 pub const SEEK_CUR: i32 = 1;
 pub const F_GETFL: usize = 3;
@@ -253,33 +251,6 @@ pub fn wipe_on_fork(base: core::ptr::NonNull<u8>, bytes: usize) -> Result<(), Er
     // SAFETY: private memory of ours.
     result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_WIPEONFORK, 0, 0, 0]) })
         .map(drop)
-}
-
-/// All signals held back, until this is dropped.
-///
-/// For the few steps in which a descriptor's state is being moved: a handler that ran in between, in the same
-/// thread, and looked at the same descriptor would wait for itself.
-pub struct SignalsHeld(u64);
-
-impl SignalsHeld {
-    const SET: usize = 2;
-
-    /// Holds all signals back.
-    pub fn new() -> Self {
-        let (all, mut before) = (u64::MAX, 0u64);
-        let addresses = [&raw const all as usize, &raw mut before as usize];
-        // SAFETY: both masks have the eight bytes the kernel is told of.
-        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, addresses[0], addresses[1], 8, 0, 0]) };
-        Self(before)
-    }
-}
-
-impl Drop for SignalsHeld {
-    fn drop(&mut self) {
-        let address = &raw const self.0 as usize;
-        // SAFETY: the mask has eight bytes.
-        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, address, 0, 8, 0, 0]) };
-    }
 }
 
 /// Reads entries of a directory; the bytes that were filled, 0 at the end or on an error.

@@ -206,6 +206,12 @@ pub fn manners() -> Manners {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.manners()
 }
 
+/// Whether a file was taken over, or looks like one that was. Only while [`is_on`].
+pub fn is_taken(device: u64, inode: u64) -> bool {
+    // SAFETY: as in `manners`.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
+}
+
 /// Whether the table is to be kept: this process is a viewer, or may become one.
 #[inline]
 pub fn is_on() -> bool {

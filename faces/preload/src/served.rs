@@ -7,8 +7,8 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when that is likely to pay: a large one at its first read, a small one after many reads, and one
-//! that the kernel has in memory when the owner says so. Until then the kernel reads it (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -20,9 +20,9 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{CREDIT_SPENT, Counter, Manners, Operation, Reason};
+use quinion::arena::control::{Advice, CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
-use quinion::viewer::{ReadEnd, RequestError, Viewer};
+use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
@@ -159,18 +159,28 @@ fn whose_turn(fd: c_int, word: Word) -> Turn {
     match word.credit() {
         Some(0) if !word.has_kernels_reads() => Turn::Ours,
         Some(_) => Turn::Kernels,
-        None => look_at(process::manners(), fd, word),
+        None => look_at(fd, word),
     }
 }
 
-/// The first read of a candidate: how large is it?
-fn look_at(manners: Manners, fd: c_int, word: Word) -> Turn {
-    let is_small =
-        |stat: kernel::Stat| stat.is_regular() && stat.size > 0 && (stat.size as u64) < manners.large_bytes;
-    if manners.large_bytes == 0 || manners.credit_bytes == 0 || !kernel::fstat(fd).is_some_and(is_small) {
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(fd: c_int, word: Word) -> Turn {
+    let manners = process::manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
-    table::give_credit(fd, word, manners.credit_bytes, false);
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    if bytes < manners.large_bytes {
+        table::give_credit(fd, word, manners.credit_bytes, false);
+    } else if process::is_taken(stat.device, stat.inode) {
+        return Turn::Ours;
+    } else {
+        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    }
     Turn::Unknown
 }
 
@@ -227,13 +237,16 @@ fn attach(fd: c_int, word: Word) {
     match look_over(fd).and_then(|stat| ask_to_attach(fd, word, &stat)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
-                viewer.count_reason(Reason::Resident);
+                viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }
         Ok((viewer, Answer::Attached(to))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
+                if let Some(advice) = table::advice(fd) {
+                    viewer.advise(&table::file(fd), advice, 0, u64::MAX);
+                }
             } else {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
             }
@@ -331,17 +344,53 @@ fn why(error: &RequestError) -> Reason {
 
 // ---- 2 and 3: copy, and the end of the file ---------------------------------------------------------------
 
-/// Reads at `position` of a served descriptor. `None`: it has been given back to the kernel, which has to
-/// answer.
-#[inline]
-fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part) -> Option<usize> {
-    let file = table::file(fd);
+/// How a read is to be served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Whatever it takes, and what was read stays cached.
+    Plain,
+    /// RWF_DONTCACHE: what was not cached before is not afterwards.
+    Uncached,
+    /// RWF_NOWAIT: only what is cached.
+    Now,
+}
+
+/// Why a read has no bytes.
+#[derive(Clone, Copy)]
+enum Unserved {
+    /// The descriptor has been given back to the kernel, which has to answer.
+    ToKernel,
+    /// It would have to wait.
+    NotReady,
+}
+
+/// One look at the cache; `None` if the read would have to wait and must not.
+#[inline(always)] // the manner is known to who calls
+fn look(
+    viewer: &Viewer,
+    file: &ViewedFile<'_>,
+    position: u64,
+    to: Part,
+    manner: Manner,
+) -> Option<ReadOutcome> {
     // SAFETY: the buffer is the program's, and it said it may be written.
-    let read = unsafe { viewer.read(&file, position, to.base, to.len) };
-    if read.end == ReadEnd::Full && read.asked == 0 {
-        return Some(read.bytes);
+    unsafe {
+        match manner {
+            Manner::Plain => Some(viewer.read(file, position, to.base, to.len)),
+            Manner::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
+            Manner::Now => viewer.read_ready(file, position, to.base, to.len),
+        }
     }
-    transfer_slowly(viewer, fd, position, to, read)
+}
+
+/// Reads at `position` of a served descriptor.
+#[inline(always)] // the manner is known to who calls
+fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
+    let read = look(viewer, &table::file(fd), position, to, manner);
+    match read {
+        Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
+        read => transfer_slowly(viewer, fd, position, to, manner, read),
+    }
 }
 
 #[cold]
@@ -350,13 +399,19 @@ fn transfer_slowly(
     fd: c_int,
     position: u64,
     to: Part,
-    mut read: quinion::viewer::ReadOutcome,
-) -> Option<usize> {
+    manner: Manner,
+    mut read: Option<ReadOutcome>,
+) -> Result<usize, Unserved> {
     let file = table::file(fd);
-    let mut asked = read.asked;
+    let mut asked = 0;
     let mut revalidations = 0;
     let reason = loop {
-        let size = match read.end {
+        let Some(outcome) = read else {
+            refuse(viewer, fd, position, to);
+            return Err(Unserved::NotReady);
+        };
+        asked += outcome.asked;
+        let size = match outcome.end {
             ReadEnd::Full => break None,
             ReadEnd::EndOfFile(size) => size,
             ReadEnd::Stale => break Some(Reason::Changed),
@@ -372,35 +427,50 @@ fn transfer_slowly(
         if let Err(error) = viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
             break Some(why(&error));
         }
-        // SAFETY: as in `transfer`.
-        read = unsafe { viewer.read(&file, position, to.base, to.len) };
-        asked += read.asked;
+        read = look(viewer, &file, position, to, manner);
     };
     if let Some(reason) = reason {
         table::detach(fd, reason);
-        return None;
+        return Err(Unserved::ToKernel);
     }
     if asked > 0 {
         viewer.count(Counter::Asked, 1);
     }
-    Some(read.bytes)
+    Ok(read.map_or(0, |read| read.bytes))
 }
 
-#[inline]
-fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Option<usize> {
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries again
+/// gets on. Who tries again and again says so once.
+fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
+    if table::is_first_refusal(fd, position / 4096) {
+        viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
+    }
+}
+
+#[inline(always)] // the manner is known to who calls
+fn transfer_all(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Target<'_>,
+    manner: Manner,
+) -> Result<usize, Unserved> {
     match to {
-        Target::One(part) => transfer(viewer, fd, position, part),
+        Target::One(part) => transfer(viewer, fd, position, part, manner),
         Target::Many(parts) => {
             let mut done = 0;
             for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
                 let len = len.min(READ_BYTES_MAX - done);
-                let bytes = transfer(viewer, fd, position + done as u64, Part { base, len })?;
+                let bytes = match transfer(viewer, fd, position + done as u64, Part { base, len }, manner) {
+                    Err(Unserved::NotReady) if done > 0 => 0,
+                    other => other?,
+                };
                 done += bytes;
                 if bytes < len || done == READ_BYTES_MAX {
                     break;
                 }
             }
-            Some(done)
+            Ok(done)
         }
     }
 }
@@ -408,12 +478,15 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline]
-fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
+#[inline(always)] // the manner is known to who calls
+fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
         test_cancel();
-        let bytes = transfer_all(viewer, fd, word.offset(), to)?;
+        let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
+            Ok(bytes) => bytes,
+            Err(unserved) => return refused(unserved),
+        };
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
             table::share(fd, Reason::Number);
@@ -424,19 +497,30 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline]
-fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
+#[inline(always)] // the manner is known to who calls
+fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
         if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
             continue;
         }
         test_cancel();
-        let bytes = transfer_all(viewer, fd, position, to)?;
+        let bytes = match transfer_all(viewer, fd, position, to, manner) {
+            Ok(bytes) => bytes,
+            Err(unserved) => return refused(unserved),
+        };
         // The number may have been closed and opened anew under the copy.
         if table::look(fd)?.is_same_opening(word) {
             return Some(counted(viewer, bytes));
         }
+    }
+}
+
+#[cold]
+fn refused(unserved: Unserved) -> Option<isize> {
+    match unserved {
+        Unserved::ToKernel => None,
+        Unserved::NotReady => Some(real::answer(-(Errno::AGAIN.0 as isize))),
     }
 }
 
@@ -512,7 +596,7 @@ names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -524,7 +608,7 @@ names! {
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -536,7 +620,7 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
@@ -547,7 +631,7 @@ names! {
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
@@ -558,7 +642,7 @@ names! {
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -571,21 +655,21 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         // SAFETY: the program's promise.
         if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
-            && let Some(answer) = read_at(fd, to, position)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
         {
             return answer;
         }
         call_real!(preadv64(fd => c_int, parts => *const Part, count => c_int, position => i64) -> isize)
     }
 
-    /// Served without flags; position -1 means the descriptor's offset.
+    /// Served with flags that [`manner_of`] knows; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if flags == 0 && let Some(to) = target {
+        if let (Some(manner), Some(to)) = (manner_of(flags), target) {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to),
-                (_, Some(position)) => read_at(fd, to, position),
+                (-1, _) => read_on(fd, to, manner),
+                (_, Some(position)) => read_at(fd, to, position, manner),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -609,20 +693,30 @@ names! {
     }
 
     /// A hint to fill the kernel's page cache, from which nobody reads a descriptor that is served: the device
-    /// would read everything twice.
+    /// would read everything twice. Ours is filled.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
         if position >= 0 && is_served(fd) {
+            advise(fd, Advice::WillNeed, position as u64, len as u64);
             return 0;
         }
         call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
     }
 
-    /// The same hint, among others that do no harm.
+    /// The same hint, among others that do the kernel's cache no harm. Ours hears them all.
     posix_fadvise | posix_fadvise64 (fd: c_int, position: i64, len: i64, advice: c_int) -> c_int {
-        if advice == kernel::FADV_WILLNEED && position >= 0 && len >= 0 && is_served(fd) {
+        let known = Advice::of(advice as u64).filter(|&advice| advice != Advice::Passed);
+        // No length is all that follows.
+        let bytes = if len == 0 { u64::MAX } else { len as u64 };
+        if known == Some(Advice::WillNeed) && position >= 0 && len >= 0 && is_served(fd) {
+            advise(fd, Advice::WillNeed, position as u64, bytes);
             return 0;
         }
-        call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int)
+        let answer =
+            call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int);
+        if answer == 0 && let Some(advice) = known {
+            advise(fd, advice, position as u64, bytes);
+        }
+        answer
     }
 
     /// Forgets the descriptor, then closes it.
@@ -631,6 +725,37 @@ names! {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
+    }
+}
+
+/// What the flags of a read ask for; `None` if only the kernel knows.
+fn manner_of(flags: c_int) -> Option<Manner> {
+    /// Poll for the answer of a device; nothing to who finds his bytes in memory.
+    const RWF_HIPRI: c_int = 1;
+    const RWF_NOWAIT: c_int = 8;
+    const RWF_DONTCACHE: c_int = 0x80;
+    match flags & !RWF_HIPRI {
+        0 => Some(Manner::Plain),
+        RWF_DONTCACHE => Some(Manner::Uncached),
+        RWF_NOWAIT => Some(Manner::Now),
+        _ => None,
+    }
+}
+
+/// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.
+fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
+    if !process::is_on() {
+        return;
+    }
+    let state = table::look(fd).map(|word| word.state());
+    match (process::viewer(), state) {
+        (Some(viewer), Some(state)) if state.is_attached() => {
+            viewer.advise(&table::file(fd), advice, position, len);
+        }
+        (_, Some(State::Candidate | State::Shared)) if advice.is_of_handle() => {
+            table::keep_advice(fd, advice)
+        }
+        _ => {}
     }
 }
 

@@ -60,7 +60,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::CellNumber;
-use quinion::arena::control::{Operation, Reason};
+use quinion::arena::control::{Advice, Operation, Reason};
 use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 
@@ -145,7 +145,7 @@ impl Word {
     pub fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
-    /// Of a shared one: it has been counted why it is.
+    /// Of a shared or positioned one: it has been counted why it is.
     const TOLD: u64 = 1 << 39;
     const LOOKED: u64 = 1 << 47;
     const OWNERS: u64 = 1 << 46;
@@ -171,10 +171,13 @@ impl Word {
     fn charged(self, bytes: u64) -> Self {
         self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
     }
-    /// The same opening, whose offset is the kernel's from now on.
-    fn positioned(self, state: State) -> Self {
-        let kept = if state == State::Shared { !Self::KERNELS_READS } else { !(OFFSETS_MAX - 1) };
-        Self(self.with_state(state).0 & kept)
+    /// Of a candidate: the same opening, whose offset is the kernel's from now on.
+    fn shared(self) -> Self {
+        Self(self.with_state(State::Shared).0 & !Self::KERNELS_READS).told()
+    }
+    /// Of a shared one: the same opening, attached.
+    fn positioned(self) -> Self {
+        self.with_state(State::Positioned).with_offset(self.0 & Self::TOLD)
     }
     fn told(self) -> Self {
         Self(self.0 | Self::TOLD)
@@ -196,6 +199,11 @@ struct File {
     place: AtomicU64,
     marker_told: AtomicU64,
     touched: AtomicU64,
+    /// The page of the last read that was refused for want of it and whose page the owner was told of, plus one.
+    refused: AtomicU64,
+    /// What the program said of how it will read, plus one: for when it is attached. The only one that changes in any
+    /// state; what a race mixes up there costs speed.
+    advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
     /// When the file had changed last as it was attached, or [`NEVER`].
@@ -224,6 +232,8 @@ static FILES: [File; DESCRIPTORS] = [const {
         place: AtomicU64::new(0),
         marker_told: AtomicU64::new(0),
         touched: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+        advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
         looked_at: AtomicU64::new(NEVER),
@@ -274,6 +284,23 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
         marker_told: &file.marker_told,
         touched: &file.touched,
     }
+}
+
+/// Keeps what the program said of how it will read a descriptor that is not attached yet.
+pub fn keep_advice(fd: i32, advice: Advice) {
+    if let Some(file) = usize::try_from(fd).ok().and_then(|fd| FILES.get(fd)) {
+        file.advice.store(advice as u64 + 1, Ordering::Relaxed);
+    }
+}
+
+/// What was kept.
+pub fn advice(fd: i32) -> Option<Advice> {
+    Advice::of(FILES[fd as usize].advice.load(Ordering::Relaxed).checked_sub(1)?)
+}
+
+/// Whether a read that was refused at this page is the first of such in a row.
+pub fn is_first_refusal(fd: i32, page: u64) -> bool {
+    FILES[fd as usize].refused.swap(page + 1, Ordering::Relaxed) != page + 1
 }
 
 /// The word of `fd` once nobody is moving it.
@@ -337,6 +364,7 @@ fn set_opened(fd: i32, state: State) {
     while let Some(word) = look_settled(fd) {
         let handle = file(fd).handle;
         if exchange(fd, word, word.opened(state)).is_ok() {
+            FILES[fd as usize].advice.store(0, Ordering::Relaxed);
             if word.state().is_attached() {
                 give_back(handle);
                 // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
@@ -356,7 +384,9 @@ pub fn settle(fd: i32, from: Word, to: Word) {
 
 /// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
 pub fn tell(fd: i32, word: Word) -> bool {
-    word.state() == State::Shared && word.0 & Word::TOLD == 0 && exchange(fd, word, word.told()).is_ok()
+    matches!(word.state(), State::Shared | State::Positioned)
+        && word.0 & Word::TOLD == 0
+        && exchange(fd, word, word.told()).is_ok()
 }
 
 /// The descriptor is about to be closed.
@@ -430,7 +460,7 @@ pub fn end_kernels_read(fd: i32, begun: Word) {
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     let published = moving(fd, from, || {
         let word = if from.state() == State::Shared {
-            from.positioned(State::Positioned)
+            from.positioned()
         } else {
             let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };
             from.with_state(State::Served).with_offset(offset)
@@ -440,6 +470,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.place.store(to.place, Ordering::Relaxed);
         file.marker_told.store(0, Ordering::Relaxed);
         file.touched.store(0, Ordering::Relaxed);
+        file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
         file.looked_at.store(to.looked_at.unwrap_or(NEVER), Ordering::Relaxed);
@@ -530,10 +561,10 @@ pub fn share(fd: i32, reason: Reason) {
 fn share_now(fd: i32, reason: Reason) {
     while let Some(word) = look_settled(fd) {
         let done = match word.state() {
-            State::Candidate => exchange(fd, word, word.positioned(State::Shared).told()),
+            State::Candidate => exchange(fd, word, word.shared()),
             State::Served => moving(fd, word, || {
                 carry_over(fd, word);
-                word.positioned(State::Positioned)
+                word.with_state(State::Positioned).with_offset(0).told()
             }),
             _ => return,
         };

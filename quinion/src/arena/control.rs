@@ -63,15 +63,30 @@ pub struct Control {
     pub processes: [AtomicU32; VIEWERS_MAX],
     /// The numbers of [`Manners`], in the order of its fields.
     pub manners: [AtomicU64; 2],
+    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set bit is
+    /// a reason to ask, and a clear one a reason not to.
+    pub taken: [AtomicU64; TAKEN_BITS / 64],
 }
+
+/// Bits of [`Control::taken`].
+const TAKEN_BITS: usize = 8192;
+
+/// The word and the bit of a file in [`Control::taken`].
+fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
+    // One step of a well-known multiplicative hash, of which the upper bits are the good ones.
+    let place = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51;
+    (place as usize / 64, 1 << (place % 64))
+}
+const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 
 /// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
 /// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Manners {
-    /// A file of so many bytes or more is asked for at its first read.
+    /// A file of so many bytes or more is asked for at its first read, if it was taken over before ([`Control::taken`]);
+    /// if not, when reads of a descriptor have come to twice its size, of which [`Manners::worth`] counts some.
     pub large_bytes: u64,
-    /// A smaller one when reads of a descriptor have come to so many bytes, of which [`Manners::worth`] counts some.
+    /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
 }
 
@@ -91,6 +106,18 @@ impl Control {
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;
         Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+    }
+
+    /// Notes that a file was taken over.
+    pub fn note_taken(&self, device: u64, inode: u64) {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// Whether a file was taken over, or looks like one that was.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].load(Ordering::Relaxed) & bit != 0
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
@@ -234,6 +261,55 @@ pub mod state {
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 
+/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
+/// longer than it reads them, and says so with [`Advice::Passed`] when it has.
+pub const UNCACHED: u64 = 1 << 63;
+
+/// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
+/// the last are those of `posix_fadvise`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Advice {
+    /// Nothing more is known of how it will be read.
+    Normal = 0,
+    /// It will be read here and there.
+    Random = 1,
+    /// It will be read forward.
+    Sequential = 2,
+    /// The range will be read soon.
+    WillNeed = 3,
+    /// The range will not be read soon.
+    DontNeed = 4,
+    /// It will be read once.
+    NoReuse = 5,
+    /// An uncached read of the range has ended.
+    Passed = 6,
+}
+
+impl Advice {
+    /// In the third argument of an [`Operation::Hint`] the advice stands above the length.
+    const SHIFT: u32 = 56;
+
+    /// The advice of this number.
+    pub fn of(number: u64) -> Option<Self> {
+        use Advice::*;
+        [Normal, Random, Sequential, WillNeed, DontNeed, NoReuse, Passed].into_iter().nth(number as usize)
+    }
+    /// Whether it speaks of all that the handle will read, and not of a range.
+    pub fn is_of_handle(self) -> bool {
+        matches!(self, Advice::Normal | Advice::Random | Advice::Sequential | Advice::NoReuse)
+    }
+    /// With the length of the range in bytes, as one argument. A length that does not fit reaches to the end of
+    /// every file.
+    pub fn with_length(self, bytes: u64) -> u64 {
+        (self as u64) << Self::SHIFT | bytes.min((1 << Self::SHIFT) - 1)
+    }
+    /// Both again; `None` if it is no advice.
+    pub fn and_length(argument: u64) -> Option<(Self, u64)> {
+        Some((Self::of(argument >> Self::SHIFT)?, argument & ((1 << Self::SHIFT) - 1)))
+    }
+}
+
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -244,15 +320,18 @@ pub enum Operation {
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
-    /// Arguments: the handle, the position in bytes, the length in bytes.
+    /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
     Fill = 2,
     /// A marker was met: start the next window. Nobody waits.
-    /// Arguments: the handle, the page index of the marked folio's first page.
+    /// Arguments: the handle, the page index of the marked folio's first page, with [`UNCACHED`] added or not.
     Advance = 3,
     /// Look at the file's size and times again. Arguments: the handle. Answers: the size in bytes.
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
+    /// What the program says of how it will read. Arguments: the handle, the position in bytes,
+    /// [`Advice::with_length`].
+    Hint = 9,
     /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
     /// Answers: a [`Conduct`].
     Examine = 10,
@@ -322,8 +401,8 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
-    /// The kernel had it in memory, and was left to read it for a while; it may be served since.
-    Resident = 13,
+    /// Left to the kernel for a while, which served it as well; it may be served since.
+    Left = 13,
     /// An object in the process may use descriptors without anybody hearing of it.
     Careful = 14,
 }
@@ -344,7 +423,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
-        Reason::Resident,
+        Reason::Left,
         Reason::Careful,
     ];
 }
@@ -376,6 +455,20 @@ mod tests {
         assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
         owner.control().version.store(99, Ordering::Relaxed);
         assert_eq!(attach(all), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn an_advice_comes_back_with_its_length() {
+        for number in 0..7 {
+            let advice = Advice::of(number).unwrap();
+            assert_eq!(advice as u64, number);
+            for bytes in [0, 1, 4096, (1 << 56) - 1] {
+                assert_eq!(Advice::and_length(advice.with_length(bytes)), Some((advice, bytes)));
+            }
+            assert_eq!(Advice::and_length(advice.with_length(u64::MAX)), Some((advice, (1 << 56) - 1)));
+        }
+        assert_eq!(Advice::of(7), None);
+        assert_eq!(Advice::and_length(u64::MAX), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
-use crate::sync::{Rank, RankedMutex};
+use crate::sync::{Locks, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
 
@@ -564,10 +564,32 @@ impl File {
         let Handle { shared, mapping, .. } = &*self.handle;
         shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
     }
-    /// A reader met the marker on `page`.
-    pub(crate) fn advance(&self, page: PageIndex) {
+    /// The same for a viewer's uncached read; what it brings goes with [`File::end_uncached`], or as is said of
+    /// [`ReadOptions::uncached`].
+    pub(crate) fn make_ready_uncached(&self, position: u64, len: usize) -> Result<()> {
+        self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
-        shared.filemap.advance(mapping, self.reader(None), page, Patience::Wait);
+        let passing = self.passing()?;
+        let reader = self.reader(Some(&passing));
+        shared.filemap.make_ready(mapping, reader, position.min(FILE_BYTES_MAX), len)
+    }
+    /// A viewer's uncached read of `bytes` bytes at `position` has ended.
+    pub(crate) fn end_uncached(&self, position: u64, bytes: u64) -> Result<()> {
+        let passing = self.passing()?;
+        let position = position.min(FILE_BYTES_MAX);
+        let bytes = usize::try_from(bytes.min(FILE_BYTES_MAX - position)).unwrap_or(usize::MAX);
+        self.reader(Some(&passing)).end_drop_behind(position, bytes, Locks::Wait);
+        Ok(())
+    }
+    /// A reader met the marker on `page`; an uncached read, if it says so.
+    pub(crate) fn advance(&self, page: PageIndex, uncached: bool) {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        let passing = if uncached { self.passing().ok() } else { None };
+        shared.filemap.advance(mapping, self.reader(passing.as_ref()), page, Patience::Wait);
+    }
+    /// Whether a viewer's reads can leave nothing behind.
+    pub(crate) fn can_drop_behind(&self) -> bool {
+        self.check_drops_behind().is_ok()
     }
 
     /// How the file is read: the name of its backend's mechanism.

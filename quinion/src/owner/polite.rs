@@ -1,26 +1,33 @@
 //! Polite: which files are left to the kernel, and for how long.
 //!
-//! Taking a file over costs a question and a copy of all that is read, from the device or out of the kernel's page
-//! cache. Where the kernel holds the file already, that is a copy more than without us. So the kernel goes on to
-//! serve it until it has served so much that another copy does not matter:
+//! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
+//! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
+//! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has served
+//! so much that a copy does not matter; and the copy is made, of the whole file, while nobody waits:
 //!
 //! ```text
-//!   asked for --cachestat--> cold    ------------------------------------------> ATTACH, read from the device
-//!                            partly  ------------------------------------------> ATTACH, read through the kernel's cache
-//!                            held    --> LEFT for 4 times its size --asked again--> WISHED, copied while nobody waits
-//!                                                                                      |
-//!                                                                 ATTACH <--asked again--'
+//!   asked for --cachestat--> not held --> LEFT for its size -------.
+//!                 ^          held     --> LEFT for twice that    --+
+//!                 `-------------------------asked again------------'
+//!                            held, and was LEFT for that --> WISHED, copied through the kernel's page cache
+//!                                                                  |
+//!                                              ATTACH <--asked again
 //! ```
+//!
+//! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter of the
+//! bound stays the kernel's.
 //!
 //! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what the
 //! skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
-//! Here the skis are bought by a thread that nobody waits for, and the factor is 4, so what is lost is less.
+//! Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
+//! the kernel has read the file twice, so what is lost is less.
 //!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
 //!
 //! Invariants:
 //!  1. No lock is held while the kernel is asked for anything.
 //!  2. A file that was taken over once is not left to the kernel again while it is known.
+//!  3. It is filled through the kernel's page cache, which has all of it, or nearly.
 //!
 //! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
 
@@ -36,10 +43,10 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
-/// A file of 4 MiB pays for the question when it is read once; a smaller one after some dozens of calls.
+/// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
 pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10 };
-/// How often the kernel is to read a file before it is copied out of its cache.
-const TIMES: u64 = 4;
+/// How often the kernel is to read a file that it holds before it is copied out of its cache.
+const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
 const OPENINGS_MAX: u32 = 16;
 /// Files that are known at most; then all are forgotten.
@@ -50,24 +57,15 @@ const STEP: u64 = 1 << 20;
 /// Device and inode.
 type Name = (u64, u64);
 
-/// What is to be done about a file that a viewer asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
-    /// It is taken over.
-    Attach,
-    /// The kernel is to read so many bytes of it first.
-    Kernels(u64),
-}
-
 /// What is known of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Known {
-    /// Left to the kernel so often.
+    /// Left to the kernel so often while that held it.
     Left(u32),
     /// To be copied, or being copied.
     Wished,
-    /// Taken over; whether it is filled through the kernel's cache.
-    Ours { by_kernel: bool },
+    /// Taken over.
+    Ours,
 }
 
 /// A file to be copied out of the kernel's cache while nobody waits.
@@ -106,36 +104,43 @@ impl Polite {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
     }
 
-    /// What is to be done about the file `name` behind `descriptor` of `process`. `spent` says that the kernel has
-    /// read all it was to read; `room` is how large a file may be that is copied, in bytes.
-    pub(super) fn judge(&self, process: u32, descriptor: i32, name: Name, spent: bool, room: u64) -> Verdict {
+    /// How many bytes the kernel is to read of the file `name` behind `descriptor` of `process` before it is asked for
+    /// again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room` is how
+    /// large a file may be that is copied, in bytes.
+    pub(super) fn judge(
+        &self,
+        process: u32,
+        descriptor: i32,
+        name: Name,
+        spent: bool,
+        room: u64,
+    ) -> Option<u64> {
         // 1 What is known?
         let known = self.state.lock().known.get(&name).copied();
-        if let Some(Known::Ours { .. }) = known {
-            return Verdict::Attach;
+        if known == Some(Known::Ours) {
+            return None;
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
-        let Some((file, bytes)) = look(process, descriptor, name) else { return Verdict::Attach };
+        let (file, bytes) = look(process, descriptor, name)?;
         if known == Some(Known::Wished) {
-            return Verdict::Kernels(bytes);
+            return Some(bytes);
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
         let times = if let Some(Known::Left(times)) = known { times } else { 0 };
-        let often = spent || times >= OPENINGS_MAX;
-        let (verdict, next) = match Held::of(holds, bytes) {
-            Held::Not => (Verdict::Attach, Known::Ours { by_kernel: false }),
-            Held::Partly => (Verdict::Attach, Known::Ours { by_kernel: true }),
-            Held::Wholly if often && bytes <= room => (Verdict::Kernels(bytes), Known::Wished),
-            Held::Wholly => (Verdict::Kernels(bytes.saturating_mul(TIMES)), Known::Left(times + 1)),
+        let (credit, next) = match times {
+            _ if !is_held(holds, bytes) => (bytes, Known::Left(times)),
+            0 => (bytes.saturating_mul(TIMES), Known::Left(1)),
+            _ if bytes <= room && (spent || times >= OPENINGS_MAX) => (bytes, Known::Wished),
+            _ => (bytes.saturating_mul(TIMES), Known::Left(times.saturating_add(1))),
         };
         self.note(name, next, (next == Known::Wished).then_some(Wish { name, file, bytes }));
-        verdict
+        Some(credit)
     }
 
-    /// Whether a file that is taken over is filled through the kernel's cache.
-    pub(super) fn is_filled_by_kernel(&self, name: Name) -> bool {
-        self.state.lock().known.get(&name) == Some(&Known::Ours { by_kernel: true })
+    /// Whether a file was taken over, and is filled through the kernel's page cache.
+    pub(super) fn is_ours(&self, name: Name) -> bool {
+        self.state.lock().known.get(&name) == Some(&Known::Ours)
     }
 
     /// The next file to be copied.
@@ -143,10 +148,11 @@ impl Polite {
         self.state.lock().wishes.pop_front()
     }
 
-    /// A copy is done, or could not be.
-    pub(super) fn end(&self, wish: &Wish, done: bool) {
-        let next = if done { Known::Ours { by_kernel: true } } else { Known::Left(0) };
+    /// A copy is done, or could not be. Which file it was.
+    pub(super) fn end(&self, wish: &Wish, done: bool) -> (u64, u64) {
+        let next = if done { Known::Ours } else { Known::Left(0) };
         self.note(wish.name, next, None);
+        wish.name
     }
 
     fn note(&self, name: Name, next: Known, wish: Option<Wish>) {
@@ -155,6 +161,9 @@ impl Polite {
             // Those that wait to be copied are known again when that is done.
             state.known.clear();
         }
+        if next != Known::Ours && state.known.get(&name) == Some(&Known::Ours) {
+            return; // it was copied while we looked
+        }
         // Two that ask at once wish once.
         if state.known.insert(name, next) != Some(Known::Wished) {
             state.wishes.extend(wish);
@@ -162,27 +171,11 @@ impl Polite {
     }
 }
 
-/// How much of a file the kernel holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Held {
-    /// Next to nothing.
-    Not,
-    /// Some of it.
-    Partly,
-    /// Nearly all; or the device does not have all of it yet, so that reading there would mean to write first.
-    Wholly,
-}
-
-impl Held {
-    fn of(holds: KernelHolds, bytes: u64) -> Self {
-        let pages = bytes.div_ceil(PAGE_SIZE as u64);
-        match holds.pages {
-            _ if holds.unwritten > 0 => Self::Wholly,
-            held if held >= pages - pages / 4 => Self::Wholly,
-            held if held > pages / 64 => Self::Partly,
-            _ => Self::Not,
-        }
-    }
+/// Whether the kernel holds nearly all of a file; or has bytes of it that the device has not, so that reading there
+/// would mean to write first.
+fn is_held(holds: KernelHolds, bytes: u64) -> bool {
+    let pages = bytes.div_ceil(PAGE_SIZE as u64);
+    holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }
 
 /// The file behind a descriptor of another process, and its bytes, if it is still the regular file `name`.

@@ -14,6 +14,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// "Bad file descriptor": a handle that was not given to who uses it.
     pub const BADF: Errno = Errno(9);
+    /// It would have to wait.
+    pub const AGAIN: Errno = Errno(11);
     /// "Input/output error".
     pub const IO: Errno = Errno(5);
     /// "Invalid argument".
@@ -28,6 +30,7 @@ pub mod number {
     #![allow(missing_docs, reason = "the kernel's names")]
     pub const MMAP: usize = 9;
     pub const MUNMAP: usize = 11;
+    pub const RT_SIGPROCMASK: usize = 14;
     pub const FUTEX: usize = 202;
     pub const CLOCK_GETTIME: usize = 228;
 }
@@ -37,6 +40,7 @@ pub mod number {
     #![allow(missing_docs, reason = "the kernel's names")]
     pub const MMAP: usize = 222;
     pub const MUNMAP: usize = 215;
+    pub const RT_SIGPROCMASK: usize = 135;
     pub const FUTEX: usize = 98;
     pub const CLOCK_GETTIME: usize = 113;
 }
@@ -108,6 +112,36 @@ pub fn futex_wake(word: &AtomicU32, sleepers: u32) {
     let address = core::ptr::from_ref(word) as usize;
     // SAFETY: the kernel only uses the address as a name.
     let _ = unsafe { call(number::FUTEX, [address, FUTEX_WAKE, sleepers as usize, 0, 0, 0]) };
+}
+
+/// All signals held back, until this is dropped.
+///
+/// For the few steps that a handler must neither run between, as it would wait for the thread it interrupted, nor leave
+/// for ever, as a handler that jumps does. It is this thread's mask, so what the process gets another thread handles.
+#[derive(Debug)]
+pub struct SignalsHeld(u64);
+
+impl SignalsHeld {
+    const SET: usize = 2;
+
+    /// Holds all signals back.
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "it does something")]
+    pub fn new() -> Self {
+        let (all, mut before) = (u64::MAX, 0u64);
+        let addresses = [&raw const all as usize, &raw mut before as usize];
+        // SAFETY: both masks have the eight bytes the kernel is told of.
+        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, addresses[0], addresses[1], 8, 0, 0]) };
+        Self(before)
+    }
+}
+
+impl Drop for SignalsHeld {
+    fn drop(&mut self) {
+        let address = &raw const self.0 as usize;
+        // SAFETY: the mask has eight bytes.
+        let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, address, 0, 8, 0, 0]) };
+    }
 }
 
 /// Milliseconds since some moment; never falls.

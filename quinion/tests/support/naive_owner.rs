@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use quinion::arena::control::Advice;
 use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire};
 use quinion::folio::copy;
 use quinion::serve::{Attached, Owner};
@@ -56,6 +57,8 @@ pub struct NaiveOwner {
     /// How long a fill takes, in milliseconds.
     pub fill_millis: AtomicU64,
     pub panics: AtomicU64,
+    /// What programs said of how they will read: advice, position, length.
+    pub hints: Mutex<Vec<(Advice, u64, u64)>>,
 }
 
 impl NaiveOwner {
@@ -72,6 +75,7 @@ impl NaiveOwner {
             failing_fills: zero(),
             fill_millis: zero(),
             panics: zero(),
+            hints: Mutex::default(),
         })
     }
 
@@ -160,7 +164,7 @@ impl Owner for NaiveOwner {
         Ok(Attached { handle, cell, id })
     }
 
-    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+    fn fill(&self, handle: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
         std::thread::sleep(std::time::Duration::from_millis(self.fill_millis.load(Ordering::Relaxed)));
         let fails = |left: u64| left.checked_sub(1);
@@ -179,7 +183,12 @@ impl Owner for NaiveOwner {
         Ok(())
     }
 
-    fn advance(&self, handle: u64, page: PageIndex) {
+    fn advise(&self, _: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        self.hints.lock().unwrap().push((advice, position, len));
+        Ok(())
+    }
+
+    fn advance(&self, handle: u64, page: PageIndex, _: bool) {
         {
             let state = self.state.lock().unwrap();
             let marked = state.queue.iter().find(|&&(h, p, _)| (h, p) == (handle, page.0));
@@ -189,7 +198,7 @@ impl Owner for NaiveOwner {
                 descriptor.take_marker(ticket);
             }
         }
-        let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64);
+        let _ = self.fill(handle, (page.0 + 1) * PAGE_SIZE as u64, 8 * PAGE_SIZE as u64, false);
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {

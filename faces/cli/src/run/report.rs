@@ -296,7 +296,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
-        Reason::Resident => "resident",
+        Reason::Left => "left",
         Reason::Careful => "careful",
     }
 }
@@ -317,7 +317,7 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
-        Reason::Resident => "in the kernel's memory already",
+        Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",
     }
 }

@@ -6,7 +6,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -25,6 +27,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80
+#endif
 extern char **environ;
 static const char *path, *self;
 static unsigned char buf[1 << 20];
@@ -699,6 +704,469 @@ static void c_children(void) {
     }
     printf("children %lu %lu\n", all[0] + more[0], all[1] + more[1]);
 }
+/* ---- reads that say where they begin, of descriptors whose offset is shared ---- */
+static void at(int fd, long count) {
+    static uint64_t x = 1;
+    for (long i = 0; i < count; i++) {
+        x = x * 6364136223846793005ull + 1442695040888963407ull;
+        ssize_t n = pread(fd, buf, (x >> 20) % 9000, (x >> 33) % 310000);
+        add(buf, n);
+        add(&n, sizeof n);
+    }
+}
+static int received(int fd) { /* the same description, through a message */
+    int s[2], got;
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, s)) exit(2);
+    char byte = 'x', control[CMSG_SPACE(sizeof(int))];
+    memset(control, 0, sizeof control);
+    struct iovec v = {&byte, 1};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    if (sendmsg(s[0], &m, 0) != 1) exit(2);
+    memset(control, 0, sizeof control);
+    if (recvmsg(s[1], &m, 0) != 1) exit(2);
+    memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof got);
+    close(s[0]), close(s[1]);
+    return got;
+}
+static void c_positioned(void) {
+    int fd = ro();
+    rd(fd, 1000);
+    int other = dup(fd), onto = ro(), third = received(fd), fourth = fcntl(fd, F_DUPFD, 60);
+    at(onto, 10);
+    dup2(fd, onto);
+    int all[] = {fd, other, onto, third, fourth};
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < 5; i++) {
+            at(all[i], 20);
+            rd(all[i], 501);
+            lseek(all[i], 77, SEEK_CUR);
+        }
+    say("positioned", lseek(fd, 0, SEEK_CUR));
+    close(fd), close(third);
+    at(other, 10);
+    /* The numbers again, for other files. */
+    int pipes[2];
+    if (pipe(pipes)) exit(2);
+    errno = 0;
+    say("pipe", pread(pipes[0], buf, 10, 0)), say("errno", errno);
+    fd = open(self, O_RDONLY);
+    add(buf, pread(fd, buf, 100, 0));
+    dup2(fd, other);
+    add(buf, pread(other, buf, 100, 64));
+    say("failed dup2", dup2(-1, onto));
+    at(onto, 10);
+    rd(onto, 100);
+    say("other files", lseek(onto, 0, SEEK_CUR));
+}
+static void c_unshared(void) { /* sendfile and its like use the offset in the kernel, and leave the rest */
+    int fd = ro(), p[2];
+    rd(fd, 1000);
+    if (pipe(p)) exit(2);
+    say("splice", splice(fd, NULL, p[1], NULL, 4000, 0));
+    add(buf, read(p[0], buf, 4000));
+    at(fd, 100);
+    say("rest", rest(fd, 10000));
+}
+static void c_adopted(void) {
+    int fd = ro();
+    rd(fd, 300);
+    dup2(fd, 0);
+    close(fd);
+    at(0, 10);
+    fflush(stdout);
+    execl(self, "rules", "adopted_child", path, "0", NULL);
+}
+static void c_adopted_child(void) {
+    int fd = atoi(self);
+    at(fd, 100);
+    say("inherited", rest(fd, 5000));
+    say("getc", getchar());
+    lseek(fd, 0, SEEK_SET);
+    at(fd, 100);
+    close(fd);
+    fd = open("/proc/self/exe", O_RDONLY); /* the same number, and another file */
+    at(fd, 10);
+    say("reused", fd);
+}
+static void c_inherited_writer(void) { /* a descriptor that can write comes through exec */
+    int w = open(path, O_RDWR);
+    char number[16];
+    snprintf(number, sizeof number, "%d", w);
+    fflush(stdout);
+    execl(self, "rules", "inherited_writer_child", path, number, NULL);
+}
+static void c_inherited_writer_child(void) {
+    int w = atoi(self), fd = ro();
+    rd(fd, 5000);
+    if (pwrite(w, "written", 7, 5100) != 7) exit(2);
+    say("inherited writer", rest(fd, 5000));
+}
+
+/* ---- children ---- */
+static void child_reads(int depth) {
+    int fd = ro();
+    say("child", rest(fd, 4096));
+    lseek(fd, 0, SEEK_SET);
+    for (int i = 0; i < 50; i++) rd(fd, 700);
+    at(fd, 50);
+    fflush(stdout);
+    if (depth > 0) {
+        pid_t child = fork();
+        if (!child) { at(fd, 50); child_reads(depth - 1); _exit(0); }
+        waitpid(child, NULL, 0);
+    }
+    rd(fd, 100);
+    say("child's offset", lseek(fd, 0, SEEK_CUR));
+}
+static void c_forked_viewer(void) {
+    int fd = ro();
+    rd(fd, 100);
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) { at(fd, 50); child_reads(2); _exit(0); }
+    waitpid(child, NULL, 0);
+    at(fd, 50);
+    say("parent", rest(fd, 9000));
+    child_reads(0);
+}
+static void *one_child(void *unused) {
+    (void)unused;
+    pid_t child = fork();
+    if (!child) {
+        static unsigned char mine[9000];
+        int fd = open(path, O_RDONLY);
+        ssize_t sum = 0, n;
+        while ((n = read(fd, mine, sizeof mine)) > 0) sum += n;
+        if (pread(fd, mine, 100, sum - 50) != 50) _exit(1);
+        _exit(sum == 300123 ? 7 : 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return (void *)(long)WEXITSTATUS(status);
+}
+static void c_fork_among_threads(void) { /* children of threads, while other threads open, read and close */
+    pthread_t readers[2], forkers[3];
+    uint64_t sums[2][2] = {{0}};
+    long well = 0;
+    for (int round = 0; round < 10; round++) {
+        for (int i = 0; i < 2; i++) pthread_create(&readers[i], NULL, opener, sums[i]);
+        for (int i = 0; i < 3; i++) pthread_create(&forkers[i], NULL, one_child, NULL);
+        for (int i = 0; i < 2; i++) pthread_join(readers[i], NULL);
+        for (int i = 0; i < 3; i++) { void *r; pthread_join(forkers[i], &r); well += (long)r == 7; }
+    }
+    printf("fork among threads %ld %lu %lu\n", well, sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]);
+}
+static void c_crowd(void) { /* more processes at a time than there is room for */
+    int p[2], q[2], well = 0;
+    char byte = 0;
+    if (pipe(p) || pipe(q)) exit(2);
+    for (int i = 0; i < 80; i++)
+        if (!fork()) {
+            int fd = ro();
+            long sum = rest(fd, 65536);
+            if (write(q[1], &byte, 1) != 1 || read(p[0], &byte, 1) != 1) _exit(1);
+            lseek(fd, 0, SEEK_SET);
+            _exit(sum == 300123 && rest(fd, 30000) == 300123 ? 0 : 1);
+        }
+    for (int i = 0; i < 80; i++) if (read(q[0], &byte, 1) != 1) exit(2);
+    for (int i = 0; i < 80; i++) if (write(p[1], &byte, 1) != 1) exit(2);
+    for (int i = 0; i < 80; i++) { int status; wait(&status); well += status == 0; }
+    say("crowd", well);
+    int fd = ro();
+    say("rest", rest(fd, 65536));
+}
+static void c_scrubbed(void) { /* a program without our environment reads what is left */
+    int fd = ro();
+    rd(fd, 5000);
+    char number[16];
+    snprintf(number, sizeof number, "%d", fd);
+    char *argv[] = {"rules", "rest", (char *)path, number, NULL}, *none[] = {NULL};
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) { execve(self, argv, none); _exit(127); }
+    waitpid(child, NULL, 0);
+    say("after", lseek(fd, 0, SEEK_CUR));
+    lseek(fd, 100, SEEK_SET);
+    at(fd, 20);
+    execve(self, argv, none);
+}
+static void c_vfork_writes_nothing(void) { /* what a child of vfork does to its descriptors is not the parent's */
+    int fd = ro(), other = ro();
+    rd(fd, 1000), rd(other, 2000);
+    pid_t child = vfork();
+    if (child == 0) {
+        dup2(other, fd);
+        close(other);
+        int mine = open(path, O_RDONLY);
+        lseek(mine, 10, SEEK_SET);
+        fcntl(mine, F_DUPFD, 70);
+        _exit(pread(fd, buf, 100, 5) == 100 ? 3 : 4);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    say("vfork", WEXITSTATUS(status));
+    at(fd, 20), at(other, 20);
+    say("offsets", lseek(fd, 0, SEEK_CUR) * 1000000 + lseek(other, 0, SEEK_CUR));
+    int third = ro();
+    say("rest", rest(fd, 4000) + rest(other, 4000) + rest(third, 4000));
+}
+
+/* ---- flags ---- */
+static void c_flags(void) {
+    int flags[] = {O_APPEND, O_SYNC, O_NOFOLLOW, O_NONBLOCK, O_CLOEXEC, O_NOATIME, O_LARGEFILE};
+    for (int i = 0; i < 7; i++) {
+        int fd = open(path, O_RDONLY | flags[i]);
+        at(fd, 20);
+        say("flag", fd < 0 ? fd : rest(fd, 9000));
+        close(fd);
+    }
+    int direct = open(path, O_RDONLY | O_DIRECT);
+    if (direct >= 0) {
+        void *aligned;
+        if (posix_memalign(&aligned, 4096, 8192)) exit(2);
+        ssize_t n = pread(direct, aligned, 8192, 4096);
+        add(aligned, n);
+        close(direct);
+    }
+    int p = open(path, O_PATH);
+    errno = 0;
+    say("path", pread(p, buf, 10, 0)), say("errno", errno);
+    char proc[64];
+    snprintf(proc, sizeof proc, "/proc/self/fd/%d", p);
+    int fd = open(proc, O_RDONLY);
+    rd(fd, 700);
+    snprintf(proc, sizeof proc, "/dev/fd/%d", fd);
+    int again = open(proc, O_RDONLY);
+    say("opened anew", lseek(again, 0, SEEK_CUR) + rest(again, 9000) + rest(fd, 9000));
+    fd = ro();
+    rd(fd, 100);
+    int t = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+    if (t >= 0) {
+        if (write(t, buf, 5000) != 5000) exit(2);
+        add(buf, pread(t, buf, 5000, 100));
+    }
+    int w = open(path, O_WRONLY | O_TRUNC);
+    say("truncated", rest(fd, 100));
+    say("anew", rest(ro(), 100) + w * 0);
+}
+static void retried(int fd, struct iovec *v, int count, off_t position, int flags) {
+    memset(buf, 0, 100000);
+    ssize_t n = preadv2(fd, v, count, position, flags);
+    /* What must not wait, or is not known, is read again without the flag. */
+    if (n < 0 && errno != EAGAIN && errno != EOPNOTSUPP) { perror("preadv2"); exit(2); }
+    size_t sum = 0;
+    for (int i = 0; i < count; i++) sum += v[i].iov_len;
+    if (n < (ssize_t)sum) {
+        if (position < 0 && n > 0) lseek(fd, -n, SEEK_CUR);
+        memset(buf, 0, 100000);
+        n = preadv2(fd, v, count, position, 0);
+    }
+    add(buf, 100000);
+    say("retried", n);
+}
+static void c_read_flags(void) {
+    struct iovec v[3] = {{buf, 10}, {buf + 200, 5000}, {buf + 9000, 70000}};
+    int flags[] = {RWF_NOWAIT, RWF_DONTCACHE, RWF_HIPRI | RWF_NOWAIT, RWF_HIPRI | RWF_DONTCACHE, RWF_NOWAIT | RWF_DONTCACHE};
+    for (int i = 0; i < 5; i++) {
+        int fd = ro();
+        retried(fd, v, 3, 0, flags[i]);
+        retried(fd, v, 3, 299000, flags[i]);
+        retried(fd, v, 3, 300123, flags[i]);
+        retried(fd, v, 3, 1 << 30, flags[i]);
+        for (int round = 0; round < 6; round++) retried(fd, v, 3, -1, flags[i]);
+        int other = dup(fd);
+        retried(other, v, 2, 100000, flags[i]);
+        say("at", lseek(other, 0, SEEK_CUR));
+        close(fd), close(other);
+    }
+    int fd = ro();
+    rd(fd, 100);
+    say("sync", preadv2(fd, v, 2, -1, RWF_SYNC | RWF_DSYNC));
+    say("none", preadv2(fd, v, 3, 0, 0x20000000)), say("errno", errno);
+    say("rest", rest(fd, 9000));
+}
+static void c_advice(void) { /* what is said before the file is attached, after, of a range, of a duplicate */
+    int fd = ro();
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    at(fd, 5);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    posix_fadvise(fd, 4096, 8192, POSIX_FADV_WILLNEED);
+    readahead(fd, 100000, 50000);
+    posix_fadvise(fd, 0, 100, POSIX_FADV_NOREUSE);
+    posix_fadvise(fd, 4096, 4096, POSIX_FADV_DONTNEED);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_NORMAL);
+    say("rest", rest(fd, 9000));
+}
+
+/* ---- threads, signals, cancellation ---- */
+static struct { const char *path; unsigned char *bytes; off_t size; } files[2];
+static volatile int number_of_both, stop_closing;
+static void *closer(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 3000; i++) {
+        close(number_of_both);
+        int fd = open(files[i % 2].path, O_RDONLY);
+        if (fd != number_of_both) { /* somebody else had the number meanwhile */
+            dup2(fd, number_of_both);
+            close(fd);
+        }
+    }
+    stop_closing = 1;
+    return NULL;
+}
+static void *either(void *wrong) {
+    unsigned char mine[6000];
+    uint64_t x = (uint64_t)wrong | 1;
+    while (!stop_closing) {
+        x = x * 6364136223846793005ull + 1442695040888963407ull;
+        off_t position = (x >> 33) % 15000;
+        ssize_t n = pread(number_of_both, mine, sizeof mine, position);
+        if (n < 0 && errno == EBADF) continue;
+        /* All of it is of the one or all of it is of the other. */
+        int fits = 0;
+        for (int i = 0; i < 2; i++)
+            fits |= n == (ssize_t)sizeof mine && !memcmp(mine, files[i].bytes + position, n);
+        if (!fits) __atomic_fetch_add((long *)wrong, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+static void c_close_elsewhere(void) {
+    static long wrong;
+    pthread_t t[3];
+    files[0].path = path, files[1].path = self;
+    for (int i = 0; i < 2; i++) {
+        int fd = open(files[i].path, O_RDONLY);
+        files[i].size = lseek(fd, 0, SEEK_END);
+        files[i].bytes = malloc(files[i].size);
+        if (files[i].size < 21000 || pread(fd, files[i].bytes, files[i].size, 0) != files[i].size) exit(2);
+        close(fd);
+    }
+    number_of_both = ro();
+    for (int i = 0; i < 2; i++) pthread_create(&t[i], NULL, either, &wrong);
+    pthread_create(&t[2], NULL, closer, NULL);
+    for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+    say("close elsewhere", wrong);
+}
+static sigjmp_buf away;
+static void jumper(int signal) { (void)signal; siglongjmp(away, 1); }
+static void c_longjmp(void) { /* handlers that never come back to the read they interrupted */
+    struct sigaction a = {.sa_handler = jumper};
+    struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
+    volatile long jumps = 0;
+    sigaction(SIGALRM, &a, NULL);
+    int fd = ro();
+    while (jumps < 200) {
+        if (sigsetjmp(away, 1)) { jumps++; continue; }
+        setitimer(ITIMER_REAL, &often, NULL);
+        for (;;) { pread(fd, buf, 9000, (jumps * 7919) % 290000); }
+    }
+    signal(SIGALRM, SIG_IGN);
+    setitimer(ITIMER_REAL, &never, NULL);
+    lseek(fd, 0, SEEK_SET);
+    say("longjmp", rest(fd, 9000));
+    int other = ro();
+    say("other", rest(other, 9000));
+}
+static void leaver(int signal) { (void)signal; pthread_exit((void *)5); }
+static void *reads_on(void *unused) {
+    (void)unused;
+    unsigned char mine[9000];
+    for (long i = 0;; i++) { if (pread(shared, mine, sizeof mine, i * 7919 % 290000) != (ssize_t)sizeof mine) return (void *)1; }
+}
+static void c_threads_end_mid_read(void) {
+    signal(SIGUSR1, leaver);
+    shared = ro();
+    for (int i = 0; i < 30; i++) {
+        pthread_t t;
+        void *result;
+        pthread_create(&t, NULL, reads_on, NULL);
+        usleep(500);
+        pthread_kill(t, SIGUSR1);
+        pthread_join(t, &result);
+        if (result != (void *)5) say("ended", (long)result);
+    }
+    at(shared, 20);
+    say("rest", rest(shared, 9000));
+}
+static void *cancelled_anywhere(void *unused) {
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    return reads_on(unused);
+}
+static void c_cancel_anywhere(void) {
+    shared = ro();
+    at(shared, 1);
+    for (int i = 0; i < 30; i++) {
+        pthread_t t;
+        void *result;
+        pthread_create(&t, NULL, cancelled_anywhere, NULL);
+        usleep(500);
+        pthread_cancel(t);
+        pthread_join(t, &result);
+        if (result != PTHREAD_CANCELED) say("ended", (long)result);
+    }
+    at(shared, 20);
+    say("rest", rest(shared, 9000));
+}
+static void c_cancel_disabled(void) {
+    shared = ro();
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_cancel(pthread_self());
+    at(shared, 20);
+    say("rest", rest(shared, 9000));
+}
+
+/* ---- the kernel's other ways ---- */
+static void c_aio(void) {
+    aio_context_t context = 0;
+    int fd = ro();
+    rd(fd, 1000);
+    if (syscall(SYS_io_setup, 4, &context)) { say("no aio", 0); return; }
+    struct iocb one = {.aio_fildes = fd, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_buf = (uint64_t)(uintptr_t)buf, .aio_nbytes = 5000, .aio_offset = 777}, *list[] = {&one};
+    struct io_event event;
+    say("submit", syscall(SYS_io_submit, context, 1, list));
+    say("events", syscall(SYS_io_getevents, context, 1, 1, &event, NULL));
+    say("read", event.res);
+    add(buf, 5000);
+    at(fd, 20);
+    say("rest", rest(fd, 9000));
+    int ring = syscall(425 /* io_uring_setup */, 4, calloc(1, 256));
+    (void)ring;
+    say("after a ring", rest(ro(), 9000));
+}
+static void c_closed_by_stream(void) {
+    /* Numbers go from us to the C library and back. */
+    int fd = open(path, O_RDONLY);
+    dup2(fd, 50);
+    at(50, 5);
+    close(50);
+    for (int i = 0; i < 10; i++) {
+        FILE *f = fopen(i % 2 ? path : self, "r");
+        int n = fileno(f);
+        add(buf, pread(n, buf, 1000, 2000));
+        add(buf, fread(buf, 1, 3000, f));
+        say("stream", n);
+        fclose(f);
+        int again = open(i % 2 ? self : path, O_RDONLY);
+        at(again, 3);
+        add(buf, pread(again, buf, 1000, 2000));
+        say("again", again == n);
+        f = fdopen(again, "r");
+        add(buf, fread(buf, 1, 3000, f));
+        fclose(f);
+        f = fopen(i % 2 ? path : self, "r");
+        add(buf, pread(fileno(f), buf, 1000, 2000));
+        fclose(f);
+    }
+    stdin = freopen(path, "r", stdin);
+    at(0, 5);
+    fclose(stdin);
+    FILE *f = fopen("/proc/self/exe", "r");
+    add(buf, pread(fileno(f), buf, 1000, 2000));
+    say("the first", fileno(f));
+}
 static void c_slow(void) {
     int fd = ro();
     ssize_t n;
@@ -728,7 +1196,7 @@ static void c_random(unsigned seed) {
         off_t at = (x >> 17) % (size + 1000);
         long n = 0;
         struct iovec v[2] = {{buf, len / 3}, {buf + 30000, len}};
-        switch ((r >> 8) % 40) {
+        switch ((r >> 8) % 48) {
         case 0 ... 9: n = rd(*fd, len); break;
         case 10 ... 15: n = pread(*fd, buf, len, at); if (n > 0) add(buf, n); break;
         case 16 ... 20: n = lseek(*fd, at, SEEK_SET); break;
@@ -744,6 +1212,14 @@ static void c_random(unsigned seed) {
         case 36: close(*fd); *fd = open(path, O_RDONLY | O_CLOEXEC); n = fcntl(*fd, F_GETFD); break;
         case 37: n = ioctl(*fd, TCGETS, buf); break;
         case 38: if (step % 50 == 0) { pid_t p = fork(); if (!p) { rd(*fd, len); _exit(0); } waitpid(p, NULL, 0); } n = rd(*fd, len); break;
+        case 40: { int g = dup(*fd); n = pread(g, buf, len, at); if (n > 0) add(buf, n); close(g); n = pread(*fd, buf, len, at / 2); if (n > 0) add(buf, n); break; }
+        case 41: if (step % 5 == 0) { int g = received(*fd); close(*fd); *fd = g; } n = pread(*fd, buf, len, at); if (n > 0) add(buf, n); break;
+        case 42: { int g = fcntl(*fd, F_DUPFD_CLOEXEC, 30 + r % 20); close(*fd); *fd = g; n = rd(g, len); break; }
+        case 43: { int f = (r >> 5) % 2 ? RWF_NOWAIT : RWF_DONTCACHE; memset(buf, 0, 60000); n = preadv2(*fd, v, 2, at, f); if (n < (long)(len / 3 + len)) { memset(buf, 0, 60000); n = preadv2(*fd, v, 2, at, 0); } add(buf, 60000); break; }
+        case 44: n = posix_fadvise(*fd, at, len, (r >> 5) % 6); break;
+        case 45: if (step % 40 == 0) { fflush(stdout); pid_t p = fork(); if (!p) { int g = ro(); rd(g, len); n = pread(*fd, buf, len, at); add(buf, n); dup2(g, *fd); rd(*fd, len); _exit(digest & 63); } int status; waitpid(p, &status, 0); n = status; } break;
+        case 46: { int which = (r >> 5) % 8; if (&fds[which] != fd) { close(fds[which]); fds[which] = dup(*fd); } n = pread(fds[which], buf, len, at); if (n > 0) add(buf, n); break; }
+        case 47: if (step % 50 == 0) { pid_t p = vfork(); if (!p) { close(*fd); _exit(1); } waitpid(p, NULL, 0); } n = rd(*fd, len); break;
         case 39: n = syscall(SYS_pread64, *fd, buf, len, at); if (n > 0) add(buf, n); break;
         }
         add(&n, sizeof n);
@@ -762,10 +1238,31 @@ int main(int argc, char **argv) {
         {"cancel", c_cancel}, {"errors", c_errors}, {"passed", c_passed}, {"mapped", c_mapped},
         {"locks", c_locks}, {"syscall", c_syscall}, {"temporary", c_temporary}, {"children", c_children},
         {"slow", c_slow}, {"sparse", c_sparse},
+        {"positioned", c_positioned},
+        {"unshared", c_unshared},
+        {"adopted", c_adopted},
+        {"inherited_writer", c_inherited_writer},
+        {"forked_viewer", c_forked_viewer},
+        {"fork_among_threads", c_fork_among_threads},
+        {"crowd", c_crowd},
+        {"scrubbed", c_scrubbed},
+        {"vfork_writes_nothing", c_vfork_writes_nothing},
+        {"flags", c_flags},
+        {"read_flags", c_read_flags},
+        {"advice", c_advice},
+        {"close_elsewhere", c_close_elsewhere},
+        {"longjmp", c_longjmp},
+        {"threads_end_mid_read", c_threads_end_mid_read},
+        {"cancel_anywhere", c_cancel_anywhere},
+        {"cancel_disabled", c_cancel_disabled},
+        {"aio", c_aio},
+        {"closed_by_stream", c_closed_by_stream},
+        {"adopted_child", c_adopted_child},
+        {"inherited_writer_child", c_inherited_writer_child},
     };
     if (argc < 3) return 2;
     path = argv[2];
-    self = argc > 3 && (!strcmp(argv[1], "some") || !strcmp(argv[1], "rest")) ? argv[3] : "/proc/self/exe";
+    self = argc > 3 && (!strcmp(argv[1], "some") || !strcmp(argv[1], "rest") || strstr(argv[1], "_child")) ? argv[3] : "/proc/self/exe";
     if (!strcmp(argv[1], "random")) { c_random(argc > 3 ? atoi(argv[3]) : 1); return 0; }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (!strcmp(cases[i].name, argv[1])) { cases[i].run(); return 0; }

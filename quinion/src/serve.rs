@@ -42,8 +42,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, RING_ENTRIES, Reason,
-    Request, UNCACHED, VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, Patching, RING_ENTRIES,
+    Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -139,6 +139,8 @@ pub struct ViewerTotals {
     pub kernel_reads: u64,
     /// Descriptors left to the kernel, in the order of [`Reason::ALL`].
     pub reasons: [u64; Reason::ALL.len()],
+    /// Processes by what came of patching their C library, in the order of [`Patching::ALL`].
+    pub patching: [u64; Patching::ALL.len()],
 }
 
 impl ViewerTotals {
@@ -157,6 +159,9 @@ impl ViewerTotals {
         }
         for (number, sum) in self.reasons.iter_mut().enumerate() {
             *sum = sum.wrapping_add(counted(Counter::FirstReason as usize + number));
+        }
+        for (number, sum) in self.patching.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(counted(Counter::FirstPatching as usize + number));
         }
         self.viewers += 1;
     }
@@ -604,7 +609,8 @@ impl ViewerTotals {
         self.misses = self.misses.wrapping_add(other.misses);
         self.files = self.files.wrapping_add(other.files);
         self.kernel_reads = self.kernel_reads.wrapping_add(other.kernel_reads);
-        for (sum, more) in self.reasons.iter_mut().zip(other.reasons) {
+        let counts = self.reasons.iter_mut().zip(other.reasons);
+        for (sum, more) in counts.chain(self.patching.iter_mut().zip(other.patching)) {
             *sum = sum.wrapping_add(more);
         }
     }

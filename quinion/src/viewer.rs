@@ -34,8 +34,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Advice, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES,
-    Reason, Request, UNCACHED, ViewerPage, state,
+    ABANDONED, Advice, Control, ControlView, Counter, Manners, Operation, Patching, REQUEST_SLOTS,
+    RING_ENTRIES, Reason, Request, UNCACHED, ViewerPage, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, Grown, LayoutError, View};
@@ -215,6 +215,12 @@ impl Viewer {
     /// Counts a file or descriptor that is left to the kernel.
     pub fn count_reason(&self, reason: Reason) {
         self.page().counters[Counter::FirstReason as usize + reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts what came of patching the process's C library. Once a process.
+    pub fn count_patching(&self, outcome: Patching) {
+        self.page().counters[Counter::FirstPatching as usize + outcome as usize]
+            .fetch_add(1, Ordering::Relaxed);
     }
 
     /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache.

@@ -5,8 +5,8 @@
 //!   quinion stat [--json] FILE...
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
-//!                [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
+//!                [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //! ```
 //!
@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -95,6 +95,10 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
+    /// How the program's calls reach the cache: auto patches its C library too where that is safe, plt goes by names
+    /// alone, off leaves the program as it is.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    intercept: RunIntercept,
     /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     attach: Attach,
@@ -107,6 +111,18 @@ struct RunArguments {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// How a program's calls reach the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum RunIntercept {
+    /// By names, and by patching the C library where that is safe.
+    #[default]
+    Auto,
+    /// By names alone.
+    Plt,
+    /// Not at all.
+    Off,
 }
 
 /// When `run` takes a file over from the kernel.
@@ -160,6 +176,11 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunReport::None => None,
         },
         report_file: arguments.report_file,
+        intercept: match arguments.intercept {
+            RunIntercept::Auto => Intercept::Auto,
+            RunIntercept::Plt => Intercept::Plt,
+            RunIntercept::Off => Intercept::Off,
+        },
         program: arguments.program,
     };
     let numbers = || {

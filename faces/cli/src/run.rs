@@ -3,7 +3,7 @@
 //! ```text
 //!   quinion run -- grep -c the FILE
 //!     |  owner: arena, device, threads that answer      LD_PRELOAD=/proc/US/fd/N     the embedded object
-//!     |                                                 QUINION_VIEW=US:ARENA:CONTROL:TOKEN
+//!     |  plan of the C library's functions              QUINION_VIEW=US:ARENA:CONTROL:TOKEN:PLAN
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
 //!
@@ -15,30 +15,34 @@
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
+use crate::elf::Elf;
 use crate::report::Form;
 
 pub mod examine;
 pub mod foreign;
+pub mod plan;
 mod program;
 mod report;
 mod signals;
 
+use plan::Plan;
 pub use program::{Kind, chain_of, look_at};
-pub use report::{OwnerNumbers, RunReport};
+pub use report::{Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
-static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
+pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
 /// What `quinion run` was asked to do.
 #[derive(Clone, Debug, Default)]
@@ -47,8 +51,33 @@ pub struct RunOptions {
     pub report: Option<Form>,
     /// Where to report; standard error if `None`.
     pub report_file: Option<PathBuf>,
+    /// How the program's calls reach us.
+    pub intercept: Intercept,
     /// The program and its arguments.
     pub program: Vec<OsString>,
+}
+
+/// How a program's calls reach the interposer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Intercept {
+    /// By names, and by patching the C library where that can be done with certainty.
+    #[default]
+    Auto,
+    /// By names alone: what the C library does inside itself is the kernel's.
+    Plt,
+    /// Not at all.
+    Off,
+}
+
+impl Intercept {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Intercept::Auto => "auto",
+            Intercept::Plt => "plt",
+            Intercept::Off => "off",
+        }
+    }
 }
 
 /// How it ended.
@@ -101,12 +130,17 @@ pub fn run(
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
     let kind = program::look_at(name);
-    let session = Session::start(owner)?;
+    let planning = (options.intercept == Intercept::Auto).then(|| plan_beside(name));
+    let mut session = Session::start(owner)?;
+    let planned = planning.map(|planning| planning.join().expect("a plan is made without a panic"));
+    if let Some(Ok(plan)) = &planned {
+        session.patch_by(plan)?;
+    }
     let signals = Signals::catch()?;
 
     let mut command = Command::new(name);
     command.args(arguments);
-    if kind.may_be_told() {
+    if kind.may_be_told() && options.intercept != Intercept::Off {
         session.point_to(&mut command);
     }
     let ended = match command.spawn() {
@@ -119,11 +153,42 @@ pub fn run(
     let stats = session.owner.arena().stats();
     let totals = session.stop();
     if let Some(form) = options.report {
-        let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
+        let intercept = Interception { how: options.intercept, planned };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            intercept: &intercept,
+            totals,
+            stats,
+            owner: numbers(),
+        };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
+}
+
+/// Makes a plan for the C library of the program `name`, beside what else is to be done. The error says why there is
+/// none.
+fn plan_beside(name: &OsStr) -> JoinHandle<Result<Plan, String>> {
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        let linker = program::linker_of(&name);
+        plan_for(linker.as_deref().unwrap_or(Path::new(LINKER)))
+    })
+}
+
+/// The dynamic linker of programs that were not looked at.
+pub const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// A plan for the C library that `linker` loads. The error says why there is none.
+pub fn plan_for(linker: &Path) -> Result<Plan, String> {
+    let library = plan::library_of(linker)
+        .ok_or_else(|| format!("no C library lies beside the dynamic linker {}", linker.display()))?;
+    let read = |wrong: &dyn std::fmt::Display| format!("{}: {wrong}", library.display());
+    let elf = Elf::open(&library).map_err(|error| read(&error))?;
+    let object = Elf::parse(PRELOAD.to_vec()).map_err(|error| format!("our own object: {error}"))?;
+    Plan::make(&elf, &object).map_err(|none| read(&none))
 }
 
 /// A cache that programs can be pointed to, while this lives.
@@ -131,17 +196,24 @@ pub fn run(
 pub struct Session {
     service: Service,
     object: OwnedFd,
+    plan: Option<OwnedFd>,
     owner: Arc<dyn Owner>,
 }
 
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        let object = preload_file()?;
+        let object = sealed_file("quinion-preload", PRELOAD)?;
         let examiner = examine::Examiner::new(&object)?;
         let examine = move |process| examiner.examine(process);
         let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
-        Ok(Self { service, object, owner })
+        Ok(Self { service, object, plan: None, owner })
+    }
+
+    /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
+    pub fn patch_by(&mut self, plan: &Plan) -> io::Result<()> {
+        self.plan = Some(sealed_file("quinion-plan", &plan.bytes())?);
+        Ok(())
     }
 
     /// Lets the program of `command`, once started, view the cache. Objects that are preloaded already stay so,
@@ -158,7 +230,8 @@ impl Session {
         }
         let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
         command.env("LD_PRELOAD", preload);
-        command.env("QUINION_VIEW", format!("{us}:{data}:{control}:{:x}", arena.token()));
+        let plan = self.plan.as_ref().map_or("-".into(), |plan| plan.as_raw_fd().to_string());
+        command.env("QUINION_VIEW", format!("{us}:{data}:{control}:{:x}:{plan}", arena.token()));
     }
 
     /// What viewers did so far.
@@ -172,13 +245,12 @@ impl Session {
     }
 }
 
-/// The object as a file that nobody can change and that is gone when we are.
-fn preload_file() -> io::Result<OwnedFd> {
+/// Bytes as a file that nobody can change and that is gone when we are.
+fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, Mode, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("quinion-preload", flags)?;
+    let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::XUSR)?;
-    let mut rest = PRELOAD;
     while !rest.is_empty() {
         rest = &rest[rustix::io::write(&file, rest)?..];
     }

@@ -6,22 +6,24 @@
 //!                         --under `run`-----> the same, byte for byte
 //! ```
 //!
-//! Each rule is a test of its own name, and most run twice: with a naive owner
+//! Each rule is a test of its own name, and most run four times: with a naive owner
 //! that has room for 6 pages, where nearly every read waits and evicts, and with
-//! the cache itself, where nearly every read is a hit. All run a third time with an owner
-//! that leaves each file to the kernel at first, so that descriptors change hands in the middle of it. A rule that is about what
-//! must not be served also says so by the numbers of the session.
+//! the cache itself, where nearly every read is a hit; by names alone, and with the
+//! C library patched. All run again with an owner that leaves each file to the kernel
+//! at first, so that descriptors change hands in the middle of it. A rule that is about
+//! what must not be served also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Advice, Manners};
+use quinion::arena::control::{Advice, Manners, Patching};
 use quinion::serve::{Attached, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
-use quinion_cli::run::Session;
+use quinion_cli::run::plan::Plan;
+use quinion_cli::run::{LINKER, Session, plan_for};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -143,18 +145,41 @@ fn owner(room: Room) -> Arc<dyn Owner> {
     }
 }
 
+/// How the program's calls reach us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// By names alone.
+    Names,
+    /// By the C library, patched.
+    Patched,
+}
+
+/// A session whose programs' calls reach us that way.
+fn session(room: Room, way: Way) -> Session {
+    static PLAN: OnceLock<Plan> = OnceLock::new();
+    let mut session = Session::start(owner(room)).unwrap();
+    if way == Way::Patched {
+        session.patch_by(PLAN.get_or_init(|| plan_for(Path::new(LINKER)).unwrap())).unwrap();
+    }
+    session
+}
+
 /// Runs a case both ways, each with a file of its own, and compares. What the viewers did.
 fn same_with_and_without(case: &str, seed: u32, room: Room) -> ViewerTotals {
+    same_in_a_way(case, seed, room, Way::Names)
+}
+
+fn same_in_a_way(case: &str, seed: u32, room: Room, way: Way) -> ViewerTotals {
     let folder = tempfile::tempdir().unwrap();
     let [with, without] = ["with", "without"].map(|name| folder.path().join(name));
     for file in [&with, &without] {
         std::fs::write(file, content(FILE_BYTES)).unwrap();
     }
     let expected = output(command(case, &without, seed));
-    let session = Session::start(owner(room)).unwrap();
+    let session = session(room, way);
     let mut served = command(case, &with, seed);
     session.point_to(&mut served);
-    assert_eq!(output(served), expected, "{case} {seed} differs (right: without the cache)");
+    assert_eq!(output(served), expected, "{case} {seed} {way:?} differs (right: without the cache)");
     assert_eq!(
         std::fs::read(&with).unwrap(),
         std::fs::read(&without).unwrap(),
@@ -162,6 +187,8 @@ fn same_with_and_without(case: &str, seed: u32, room: Room) -> ViewerTotals {
     );
     let totals = session.stop();
     assert!(totals.viewers > 0, "{case} did not attach");
+    let patched = totals.patching[Patching::Patched as usize];
+    assert_eq!(patched, if way == Way::Patched { totals.viewers } else { 0 }, "{case}: {totals:?}");
     totals
 }
 
@@ -170,11 +197,13 @@ macro_rules! rules {
         #[test]
         fn $name() {
             for room in [Room::FewPages, Room::Cache] {
-                let totals = same_with_and_without(stringify!($name), 1, room);
-                assert!(totals.reads > 0, "nothing was served: {totals:?}");
+                for way in [Way::Names, Way::Patched] {
+                    let totals = same_in_a_way(stringify!($name), 1, room, way);
+                    assert!(totals.reads > 0, "nothing was served: {totals:?}");
+                }
             }
             // What is read in few calls may end before it is our turn.
-            same_with_and_without(stringify!($name), 1, Room::Hesitant);
+            same_in_a_way(stringify!($name), 1, Room::Hesitant, Way::Patched);
         }
     )* };
 }
@@ -304,8 +333,9 @@ fn descriptors_change_hands_while_they_are_read() {
 #[test]
 fn random_calls_in_random_order() {
     for seed in 0..60 {
-        let totals =
-            same_with_and_without("random", seed, if seed % 2 == 0 { Room::FewPages } else { Room::Cache });
+        let room = if seed % 2 == 0 { Room::FewPages } else { Room::Cache };
+        let way = if seed % 4 < 2 { Way::Names } else { Way::Patched };
+        let totals = same_in_a_way("random", seed, room, way);
         assert!(totals.reads > 0);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
 use quinion_cli::report::Form;
-use quinion_cli::run::{OwnerNumbers, RunOptions, run};
+use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -70,6 +70,11 @@ fn be_the_command() -> ! {
     let options = RunOptions {
         report,
         report_file: take("QUINION_TEST_REPORT_FILE").map(PathBuf::from),
+        intercept: match take("QUINION_TEST_INTERCEPT") {
+            Some(how) if how == "plt" => Intercept::Plt,
+            Some(how) if how == "off" => Intercept::Off,
+            _ => Intercept::Auto,
+        },
         program: std::env::args_os().skip(1).collect(),
     };
     let owner = NaiveOwner::new(PAGES);
@@ -112,6 +117,7 @@ const TESTS: &[(&str, fn())] = &[
     ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
     ("objects_that_are_preloaded_already_stay", objects_that_are_preloaded_already_stay),
     ("the_report_has_its_schema", the_report_has_its_schema),
+    ("calls_reach_us_as_was_asked", calls_reach_us_as_was_asked),
     ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
@@ -358,7 +364,8 @@ fn programs_started_by_the_program_are_served() {
     assert!(output.status.success());
     assert!(number(&report, "processes") >= 10, "{report}");
     assert!(number(&report, "bytes") >= 6 * FILE_BYTES as u64, "{report}");
-    assert_eq!(number(&report, "files"), 6, "{report}");
+    assert!(number(&report, "files") >= 6, "{report}"); // and what the C library reads for itself
+    assert_eq!(number(&report, "patched"), number(&report, "processes"), "{report}");
 }
 
 fn objects_that_are_preloaded_already_stay() {
@@ -367,11 +374,35 @@ fn objects_that_are_preloaded_already_stay() {
     assert!(text(&output.stdout).trim_end().ends_with(":/usr/lib/none-such.so"), "{output:?}");
 }
 
+/// sha256sum reads through a stream of the C library's.
+fn calls_reach_us_as_was_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = long_file(folder.path());
+    let name = file.display().to_string();
+    let bytes = std::fs::metadata(&file).unwrap().len();
+    for (how, processes, patched, served) in [("auto", 1, 1, bytes), ("plt", 1, 0, 0), ("off", 0, 0, 0)] {
+        let mut command = quinion(&["sha256sum", &name]);
+        let (_, report) = reported(command.env("QUINION_TEST_INTERCEPT", how));
+        assert!(report.contains(&format!("\"mode\":\"{how}\"")), "{report}");
+        assert_eq!(
+            (number(&report, "processes"), number(&report, "patched")),
+            (processes, patched),
+            "{report}"
+        );
+        let extra = number(&report, "bytes") - served; // what the C library reads for itself: who we are, our language
+        assert!(extra < if how == "auto" { 1 << 20 } else { 1 }, "{report}");
+    }
+    let output = quinion(&["true"]).env("QUINION_TEST_REPORT", "text").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("C library patched at ") && said.contains(" names in 1 of 1 processes"), "{said}");
+}
+
 fn the_report_has_its_schema() {
     let folder = tempfile::tempdir().unwrap();
     let file = long_file(folder.path());
     let name = file.display().to_string();
-    let (_, report) = reported(&mut quinion(&["cat", &name]));
+    // By names alone: the C library reads files for itself too.
+    let (_, report) = reported(quinion(&["cat", &name]).env("QUINION_TEST_INTERCEPT", "plt"));
     assert!(
         report.starts_with("{\"schema\":1,\"program\":[\"cat\",\"") && report.ends_with("}\n"),
         "{report}"
@@ -404,6 +435,14 @@ fn the_report_has_its_schema() {
         "changed",
         "foreign",
         "locked",
+        "intercept",
+        "functions",
+        "left",
+        "patched",
+        "names_alone",
+        "other_library",
+        "interposed",
+        "denied",
     ] {
         assert!(report.contains(&format!("\"{key}\":")), "{key} is missing in {report}");
     }
@@ -417,7 +456,9 @@ fn the_report_has_its_schema() {
     let (_, report) =
         reported(&mut quinion(&["dd", &format!("if={name}"), "iflag=direct", "bs=1M", "of=/dev/null"]));
     assert!(number(&report, "flags") == 1 || number(&report, "duplicated") == 1, "{report}");
-    let output = quinion(&["cat", &name]).env("QUINION_TEST_REPORT", "text").output().unwrap();
+    let mut told = quinion(&["cat", &name]);
+    let output =
+        told.env("QUINION_TEST_INTERCEPT", "plt").env("QUINION_TEST_REPORT", "text").output().unwrap();
     assert!(text(&output.stderr).starts_with("quinion: served     16.0 MiB in "), "{}", text(&output.stderr));
 }
 

@@ -16,6 +16,7 @@ pub mod number {
     pub const FSTAT: usize = 5;
     pub const LSEEK: usize = 8;
     pub const MMAP: usize = 9;
+    pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
@@ -190,7 +191,6 @@ pub fn yield_now() {
 
 /// Private memory, all zeros.
 pub fn map_private(bytes: usize) -> Option<core::ptr::NonNull<u8>> {
-    const READ_WRITE: usize = 3;
     map_at(None, bytes, READ_WRITE, PRIVATE | ANONYMOUS, None)
 }
 
@@ -237,6 +237,39 @@ fn map_at(
     // SAFETY: a new mapping at an address of the kernel's choice, or over a reservation of ours.
     let address = result(unsafe { call(number::MMAP, args) }).ok()?;
     core::ptr::NonNull::new(address as *mut u8)
+}
+
+/// What may be done with changed bytes while they are changed.
+pub const READ_WRITE: usize = 3;
+/// What may be done with code.
+pub const READ_EXECUTE: usize = 5;
+
+/// Changes what may be done with whole pages of this process.
+pub fn protect(address: usize, bytes: usize, protection: usize) -> Result<(), Errno> {
+    // SAFETY: the bytes stay; whoever calls answers for nobody using them in another way meanwhile.
+    result(unsafe { call(number::MPROTECT, [address, bytes, protection, 0, 0, 0]) }).map(drop)
+}
+
+/// Maps code from the file `path` names over `bytes` bytes at `address`; whether that worked.
+pub fn map_code_again(address: usize, bytes: usize, path: &[u8], in_file: u64) -> bool {
+    let Ok(fd) = open(path, 0) else { return false };
+    let args = [address, bytes, READ_EXECUTE, PRIVATE | FIXED, fd as usize, in_file as usize];
+    // SAFETY: the same file's same bytes were mapped there before.
+    let mapped = result(unsafe { call(number::MMAP, args) }).is_ok();
+    close(fd);
+    mapped
+}
+
+/// Whether this process has this one thread alone, as far as the kernel tells.
+pub fn is_single_threaded() -> bool {
+    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
+    let mut entries = [0u64; 128];
+    let mut threads = 0;
+    // As many as fit at once are enough to know that there is more than one.
+    let bytes = directory_entries(directory, &mut entries);
+    entry_names(&entries, bytes, |name| threads += u32::from(name[0] != b'.'));
+    close(directory);
+    threads == 1
 }
 
 /// Unmaps what a call above gave and nobody uses.

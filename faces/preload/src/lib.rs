@@ -10,6 +10,7 @@
 //!                            |
 //!                            `--not served--> real.rs --> the C library --> the kernel
 //!   program --dup, fork, mmap, ...--> passed.rs, opened.rs: give descriptors back first, then the real call
+//!   the C library itself, and whoever names do not lead to us --> patch.rs --> the same wrappers
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's
@@ -21,11 +22,13 @@
 //! at it.
 //!
 //! What the interposer does not see: system calls by instructions of the
-//! program's own (not through the C library), and what the C library does
-//! inside itself. The first is why a descriptor that a program also reads with
-//! such instructions must not be served; no way is known to tell, and
-//! `quinion run` says so in its manual. The second never involves a descriptor
-//! that is served: streams keep to descriptors they opened or were given.
+//! program's own (not through the C library), and, where the C library could
+//! not be patched, what that does inside itself and what libraries do that are
+//! bound to it past us (`RTLD_DEEPBIND`). The first is why a descriptor
+//! that a program also reads with such instructions must not be served; no way
+//! is known to tell, and `quinion run` says so in its manual. The second never
+//! involves a descriptor that is served, as long as streams keep to descriptors
+//! they opened or were given.
 //!
 //! Invariants:
 //!  1. Nothing here allocates, takes a lock, or changes `errno` on a call that is served.
@@ -39,6 +42,8 @@ mod careful;
 mod kernel;
 mod opened;
 mod passed;
+mod patch;
+mod plan;
 mod process;
 mod real;
 mod served;

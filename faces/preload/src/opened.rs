@@ -17,7 +17,7 @@ use quinion::arena::control::Reason;
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
 use crate::table::{self, State};
-use crate::{kernel, process};
+use crate::{kernel, patch, process};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -127,12 +127,19 @@ fn duplicated(fd: c_int, made: c_int) {
     }
 }
 
-/// A stream was opened.
+/// A stream was opened. Where the C library is patched, its call of `open` told us all.
 fn stream(stream: *mut c_void) -> *mut c_void {
-    if !stream.is_null() {
+    if !stream.is_null() && !patch::is_patched() {
         appeared_inside(real::stream_fd(stream));
     }
     stream
+}
+
+/// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
+fn stream_is_taken(stream: *mut c_void) {
+    if !patch::is_patched() {
+        table::detach(real::stream_fd(stream), Reason::Passed);
+    }
 }
 
 fn temporary(fd: c_int) -> c_int {
@@ -149,6 +156,18 @@ names! {
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = process::forks();
         opened(call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
+    }
+    /// The C library's own `open`, where nobody is to be cancelled.
+    __open_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        let fd = call_real!(__open_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
+    }
+    /// As `__open_nocancel`.
+    __open64_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        let forks = process::forks();
+        let fd = call_real!(__open64_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
+        opened(fd, flags, forks)
     }
     /// Opens; a candidate if it can only read.
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
@@ -239,7 +258,7 @@ names! {
         temporary(call_real!(mkostemps64(path => *mut c_char, suffix => c_int, flags => c_int) -> c_int))
     }
 
-    /// A stream: the C library reads it past us, so only writing matters.
+    /// A stream: unless patched the C library reads it past us, and then only writing matters.
     fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
         stream(call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void))
     }
@@ -249,12 +268,12 @@ names! {
     }
     /// As `fopen`; the stream's old descriptor goes back first, if it was served.
     freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
-        table::detach(real::stream_fd(old), Reason::Passed);
+        stream_is_taken(old);
         stream(call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
     }
     /// As `freopen`.
     freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
-        table::detach(real::stream_fd(old), Reason::Passed);
+        stream_is_taken(old);
         stream(call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
     }
     /// As `fopen`.

@@ -20,7 +20,7 @@ use quinion::arena::control::Reason;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, process, table};
+use crate::{careful, patch, process, table};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -65,10 +65,10 @@ before! {
     mmap = mmap => mapped;
     /// As `mmap`.
     mmap64 = mmap64 => mapped;
-    /// The C library reads from now on.
-    fdopen = fdopen => left;
+    /// The C library reads from now on, past us if it is not patched.
+    fdopen = fdopen => streamed;
     /// As `fdopen`.
-    _IO_fdopen = fdopen => left;
+    _IO_fdopen = fdopen => streamed;
     /// Whoever locks a file wants to see what others write.
     flock = flock => locked;
     /// As `flock`; from the offset on.
@@ -218,8 +218,11 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
     }
 }
 
-extern "C" fn left(fd: usize) {
-    leave(fd, Reason::Passed);
+/// The C library's streams read past us, unless it is patched.
+extern "C" fn streamed(fd: usize) {
+    if !patch::is_patched() {
+        leave(fd, Reason::Passed);
+    }
 }
 
 extern "C" fn locked(fd: usize) {

@@ -47,7 +47,7 @@ use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::table;
+use crate::{patch, table};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -191,6 +191,7 @@ pub fn join() -> Option<&'static Viewer> {
                 Viewer::attach(place.arena, place.control, place.token, PROCESS.load(Ordering::Relaxed))
             };
             let Ok(viewer) = viewer else { return LEFT };
+            patch::count(&viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
             unsafe { (*VIEWER.0.get()).write(viewer) };
             SERVING

@@ -4,6 +4,10 @@
 //! called all the same, by an allocator that another object's constructor
 //! starts; so what is a plain system call begins as one, and needs no lookup.
 //! The others are looked up when they are first needed.
+//!
+//! Where the C library is patched, a function's place holds the address of the
+//! instructions that were moved out of its beginning: entered there, it runs as
+//! it always did. Through its own address it would come back to our wrapper.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -71,10 +75,15 @@ impl Real {
         if known.is_null() { self.find() } else { known }
     }
 
+    /// The address as far as it is known: null if the function was not looked up yet, or is not there.
+    pub fn known(&self) -> usize {
+        self.0.load(Ordering::Relaxed) as usize // as in `get`
+    }
+
     #[cold]
     fn find(&self) -> *mut c_void {
-        let entry = ALL.iter().find(|(_, real)| core::ptr::eq(*real, self));
-        let found = entry.map_or(core::ptr::null_mut(), |(name, _)| look_up(name));
+        let entry = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self));
+        let found = entry.map_or(core::ptr::null_mut(), |wrapped| look_up(wrapped.name));
         if found.is_null() {
             return missing as *mut c_void;
         }
@@ -100,11 +109,32 @@ pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
 
 /// Looks all functions up.
 pub fn resolve() {
-    for (name, real) in ALL {
-        let found = look_up(name);
+    for wrapped in ALL {
+        let found = look_up(wrapped.name);
         if !found.is_null() {
-            real.0.store(found, Ordering::Relaxed);
+            wrapped.real.0.store(found, Ordering::Relaxed);
         }
+    }
+}
+
+/// A function of the C library and what stands before it.
+pub struct Wrapped {
+    name: &'static CStr,
+    /// Where the real one is.
+    pub real: &'static Real,
+    /// Our function of the same name.
+    pub wrapper: unsafe extern "C" fn(),
+}
+
+/// Who wraps the function at `address`, if somebody does. Several names may stand for it; their wrappers do the same.
+pub fn wrapped_at(address: usize) -> Option<&'static Wrapped> {
+    ALL.iter().find(|wrapped| wrapped.real.known() == address && wrapped.wrapper as usize != address)
+}
+
+/// The function at `from` is entered at `to` from now on, by whatever name.
+pub fn move_all(from: usize, to: usize) {
+    for wrapped in ALL.iter().filter(|wrapped| wrapped.real.known() == from) {
+        wrapped.real.0.store(to as *mut c_void, Ordering::Relaxed); // as in `get`
     }
 }
 
@@ -128,7 +158,7 @@ mod raw {
     }
 }
 
-/// The places of the real functions, by name, and the list of them all.
+/// The places of the real functions, by name, and the list of them all with our own functions of these names.
 macro_rules! reals {
     (calls { $($call:ident = $raw:ident),* $(,)? } functions { $($later:ident),* $(,)? }) => {
         $(
@@ -139,9 +169,21 @@ macro_rules! reals {
             #[allow(missing_docs, non_upper_case_globals, reason = "the C library's names")]
             pub static $later: Real = Real::later();
         )*
-        static ALL: &[(&CStr, &Real)] = &[
-            $((cstr(concat!(stringify!($call), "\0")), &$call),)*
-            $((cstr(concat!(stringify!($later), "\0")), &$later),)*
+        mod wrapper {
+            // Only their addresses are taken. The object is linked so that its own functions are meant.
+            #[allow(clashing_extern_declarations, reason = "they are our own, defined with their types elsewhere")]
+            unsafe extern "C" {
+                $(pub fn $call();)*
+                $(pub fn $later();)*
+            }
+        }
+        static ALL: &[Wrapped] = &[
+            $(Wrapped {
+                name: cstr(concat!(stringify!($call), "\0")), real: &$call, wrapper: wrapper::$call,
+            },)*
+            $(Wrapped {
+                name: cstr(concat!(stringify!($later), "\0")), real: &$later, wrapper: wrapper::$later,
+            },)*
         ];
     };
 }
@@ -161,14 +203,17 @@ reals! {
         ioctl = ioctl, sendfile = sendfile, sendfile64 = sendfile, splice = splice,
         copy_file_range = copy_file_range, flock = flock, truncate = truncate, truncate64 = truncate,
         sendmsg = sendmsg, recvmsg = recvmsg, execve = execve, close_range = close_range,
+        __read_nocancel = read, __pread64_nocancel = pread64, __close_nocancel = close,
+        __open_nocancel = open, __open64_nocancel = open,
     }
     functions {
         preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
         open_by_handle_at, shm_open, memfd_create,
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
         fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
-        fork, _Fork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
-        fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom, execv, execvp, execvpe, execl, execlp, execle, fexecve,
+        fork, _Fork, vfork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
+        fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
+        execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
         dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }

@@ -477,12 +477,29 @@ fn transfer_all(
 
 // ---- 4: whole calls -----------------------------------------------------------------------------------
 
+/// Whether a call is a point where a thread may be cancelled. The C library has forms of some calls for itself that
+/// are not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    Point,
+    Never,
+}
+
+impl Cancel {
+    #[inline]
+    fn test(self) {
+        if self == Cancel::Point {
+            test_cancel();
+        }
+    }
+}
+
 /// A read at the descriptor's offset. `None`: the real function has to answer.
 #[inline(always)] // the manner is known to who calls
-fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
+fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
-        test_cancel();
+        cancel.test();
         let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
@@ -498,13 +515,13 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner) -> Option<isize> {
 
 /// A read at `position`. `None`: the real function has to answer.
 #[inline(always)] // the manner is known to who calls
-fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner) -> Option<isize> {
+fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
         if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
             continue;
         }
-        test_cancel();
+        cancel.test();
         let bytes = match transfer_all(viewer, fd, position, to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
@@ -596,7 +613,7 @@ names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -605,10 +622,22 @@ names! {
         answer
     }
 
+    /// The C library's own `read`, where nobody is to be cancelled.
+    __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
+        let target = one(to, len);
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Never)) {
+            return answer;
+        }
+        let passed = pass_on(fd, target);
+        let answer = call_real!(__read_nocancel(fd => c_int, to => *mut u8, len => usize) -> isize);
+        passed.end(fd);
+        answer
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -620,18 +649,28 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
         call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
+    /// The C library's own `pread`, where nobody is to be cancelled.
+    __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
+        if let (Some(to), Some(position)) = (one(to, len), at(position))
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Never)
+        {
+            return answer;
+        }
+        call_real!(__pread64_nocancel(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
+    }
+
     /// Served; a length the buffer cannot have is the real function's to punish.
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -642,7 +681,7 @@ names! {
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
         let target = unsafe { many(parts, count) };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -655,7 +694,7 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         // SAFETY: the program's promise.
         if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain)
+            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -668,8 +707,8 @@ names! {
         let target = unsafe { many(parts, count) };
         if let (Some(manner), Some(to)) = (manner_of(flags), target) {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to, manner),
-                (_, Some(position)) => read_at(fd, to, position, manner),
+                (-1, _) => read_on(fd, to, manner, Cancel::Point),
+                (_, Some(position)) => read_at(fd, to, position, manner, Cancel::Point),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -725,6 +764,14 @@ names! {
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)
+    }
+
+    /// The C library's own `close`, where nobody is to be cancelled.
+    __close_nocancel(fd: c_int) -> c_int {
+        if process::is_on() {
+            table::forget(fd);
+        }
+        call_real!(__close_nocancel(fd => c_int) -> c_int)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Start: attaching, before the program's `main`.
 //!
-//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN`, two
-//! descriptors of the owner's process and a number in hexadecimal. The files
-//! are opened by way of `/proc`, checked, mapped and closed again. If the owner
-//! serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is
-//! counted for that one.
+//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN:PLAN`,
+//! three descriptors of the owner's process, before the last a number in
+//! hexadecimal. The files are opened by way of `/proc`, checked, mapped and
+//! closed again. `-` stands for no plan: then the C library is not patched.
+//! If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is counted for that one.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{kernel, opened, process, real};
+use crate::{kernel, opened, patch, process, real};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -23,12 +23,23 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
-    let Some((viewer, mapped)) = place.and_then(Place::parse).and_then(|place| attach(&place)) else {
-        return;
-    };
-    viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
-    if process::start(viewer, mapped, kernel::process()).is_some() {
-        adopt_inherited();
+    if let Some(place) = place.and_then(Place::parse)
+        && let Some((viewer, mapped)) = attach(&place)
+    {
+        viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
+        patch_library(&place);
+        patch::count(&viewer);
+        if process::start(viewer, mapped, kernel::process()).is_some() {
+            adopt_inherited();
+        }
+    }
+}
+
+/// Patches the C library, if there is a plan for it.
+fn patch_library(place: &Place) {
+    if let Some(plan) = place.plan.and_then(|plan| map_file(place.process, plan, Access::Read)) {
+        patch::apply(&plan);
+        kernel::unmap(plan.base, plan.bytes as usize);
     }
 }
 
@@ -59,14 +70,19 @@ struct Place {
     arena: u64,
     control: u64,
     token: u64,
+    plan: Option<u64>,
 }
 
 impl Place {
     fn parse(value: &[u8]) -> Option<Self> {
         let mut fields = value.split(|&byte| byte == b':');
         let mut next = |radix| number(fields.next()?, radix);
-        let place = Self { process: next(10)?, arena: next(10)?, control: next(10)?, token: next(16)? };
-        fields.next().is_none().then_some(place)
+        let (process, arena, control, token) = (next(10)?, next(10)?, next(10)?, next(16)?);
+        let plan = match fields.next()? {
+            b"-" => None,
+            plan => Some(number(plan, 10)?),
+        };
+        fields.next().is_none().then_some(Self { process, arena, control, token, plan })
     }
 }
 

@@ -369,6 +369,41 @@ pub enum Counter {
     KernelBytes = 6,
     /// The first of the reasons why a file or descriptor was left to the kernel; see [`Reason`].
     FirstReason = 8,
+    /// The first of the outcomes of patching the C library; see [`Patching`].
+    FirstPatching = 24,
+}
+
+/// What came of patching the C library of a viewer's process; counted at [`Counter::FirstPatching`] plus this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Patching {
+    /// The library's own calls are served too.
+    Patched = 0,
+    /// There was no plan, because nobody wanted one or because the library cannot be planned for.
+    NoPlan = 1,
+    /// The process has another C library than the plan is for.
+    OtherLibrary = 2,
+    /// Another object stands in front of a function that is essential, or wraps it.
+    Interposed = 3,
+    /// The process had threads before it got to us.
+    Threads = 4,
+    /// The object and the library lie too far apart.
+    TooFar = 5,
+    /// The kernel does not let code be changed.
+    Denied = 6,
+}
+
+impl Patching {
+    /// All outcomes, in the order of their numbers.
+    pub const ALL: [Patching; 7] = [
+        Patching::Patched,
+        Patching::NoPlan,
+        Patching::OtherLibrary,
+        Patching::Interposed,
+        Patching::Threads,
+        Patching::TooFar,
+        Patching::Denied,
+    ];
 }
 
 /// Why a descriptor is left to the kernel; counted at [`Counter::FirstReason`] plus this.
@@ -428,7 +463,8 @@ impl Reason {
     ];
 }
 
-const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= 32);
+const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= Counter::FirstPatching as usize);
+const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 32);
 
 #[cfg(all(test, feature = "std", not(quinion_model)))]
 mod tests {

@@ -204,6 +204,17 @@ impl Linked {
         let id = library.and_then(|found| found.elf.build_id());
         let id = id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect());
         report.add("c_library_build_id", "its build-id", id.map_or(Value::Unknown, Value::Text));
+        match run::plan_for(&self.linker) {
+            Ok(plan) => {
+                report.add("patched", "its functions patched", Value::Number(plan.functions.len() as u64));
+                let left = plan.left.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
+                report.add("not_patched", "not patched", Value::Lines(left));
+            }
+            Err(why) => {
+                report.add("patched", "its functions patched", Value::Number(0));
+                report.add("not_patched", "not patched", Value::Lines(vec![why]));
+            }
+        }
         report.add("libraries", "libraries", Value::Number(self.libraries.found.len() as u64));
         if !self.libraries.missing.is_empty() {
             let names = self.libraries.missing.iter().cloned().map(Value::Text).collect();
@@ -235,6 +246,13 @@ impl Linked {
         } else {
             will.push(
                 "reads of files that it opens (read, pread, readv, preadv), in its children too".into(),
+            );
+        }
+        if run::plan_for(&self.linker).is_ok() {
+            will.push("what the C library reads for itself: streams (fopen), POSIX aio".into());
+        } else {
+            will_not.push(
+                "what the C library reads for itself (streams, POSIX aio): it cannot be patched".into(),
             );
         }
         for (_, names, words) in TELLING {

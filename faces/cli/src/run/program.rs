@@ -56,6 +56,24 @@ pub fn look_at(name: &OsStr) -> Kind {
     find(name).map_or(Kind::Unknown, |path| look_at_file(path, SCRIPTS_MAX))
 }
 
+/// The dynamic linker of the program that `name` means, or of its interpreter's.
+pub fn linker_of(name: &OsStr) -> Option<PathBuf> {
+    let mut path = find(name)?;
+    for _ in 0..=SCRIPTS_MAX {
+        let file = File::open(&path).ok()?;
+        let mut start = Vec::new();
+        (&file).take(4096).read_to_end(&mut start).ok()?;
+        match start.strip_prefix(b"#!") {
+            Some(line) => path = interpreter(line),
+            None if start.starts_with(b"\x7fELF") && start.len() >= 64 => {
+                return dynamic_linker(&file, &start).map(PathBuf::from);
+            }
+            None => return None,
+        }
+    }
+    None
+}
+
 /// The file a name means: a path, or the first match in PATH.
 fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {

@@ -17,6 +17,9 @@
 //!                     what left for want of memory; of it, what came back, and what came back soon;
 //!                     windows with a page that had come back before
 //!   memory            {bound_bytes, grown_bytes, huge_share}   share of the extents in 2 MiB pages, 0 to 1
+//!   intercept         {mode, functions, left, patched, names_alone: {name: processes}}
+//!                     how calls reach us: what was asked for; functions of the C library that were to be patched,
+//!                     and what had to be left; processes in which that was done, and in which not, and why
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
 //!   notes             [strings]
 //! ```
@@ -29,10 +32,11 @@ use std::path::Path;
 
 use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
-use quinion::arena::control::Reason;
+use quinion::arena::control::{Patching, Reason};
 use quinion::serve::ViewerTotals;
 
-use super::{Ended, Kind};
+use super::plan::Plan;
+use super::{Ended, Intercept, Kind};
 use crate::report::{Form, Report, Value};
 use crate::size;
 
@@ -55,6 +59,15 @@ pub struct OwnerNumbers {
     pub workingset_windows: u64,
 }
 
+/// How the calls of a run's programs reached us.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interception {
+    /// What was asked for.
+    pub how: Intercept,
+    /// What was to be patched, or why nothing could be; `None` if that was not asked for.
+    pub planned: Option<Result<Plan, String>>,
+}
+
 /// Everything a report is made of.
 #[derive(Debug)]
 pub struct RunReport<'a> {
@@ -64,6 +77,8 @@ pub struct RunReport<'a> {
     pub ended: Ended,
     /// What was seen of the program before.
     pub kind: &'a Kind,
+    /// How calls reached us.
+    pub intercept: &'a Interception,
     /// What the viewers did.
     pub totals: ViewerTotals,
     /// The arena at the end.
@@ -160,6 +175,7 @@ impl RunReport<'_> {
             ),
         );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        line("intercept", self.intercept_text());
         for note in self.notes() {
             line("note", note);
         }
@@ -187,6 +203,7 @@ impl RunReport<'_> {
             .add("readahead", "readahead", self.readahead())
             .add("evicted", "evicted", self.evicted())
             .add("memory", "memory", self.memory())
+            .add("intercept", "intercept", self.intercept())
             .add("kernel", "kernel", self.kernel())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
@@ -236,6 +253,55 @@ impl RunReport<'_> {
         Value::Group(memory)
     }
 
+    /// Processes by what came of patching their C library, those where it was not done.
+    fn names_alone(&self) -> impl Iterator<Item = (Patching, u64)> {
+        Patching::ALL
+            .into_iter()
+            .zip(self.totals.patching)
+            .filter(|&(outcome, _)| outcome != Patching::Patched)
+    }
+
+    fn intercept(&self) -> Value {
+        let plan = self.intercept.planned.as_ref().and_then(|planned| planned.as_ref().ok());
+        let left = plan.into_iter().flat_map(|plan| &plan.left);
+        let mut names_alone = Report::new();
+        for (outcome, processes) in self.names_alone() {
+            let (key, words) = outcome_names(outcome);
+            names_alone.add(key, words, Value::Number(processes));
+        }
+        let mut intercept = Report::new();
+        intercept
+            .add("mode", "mode", Value::Text(self.intercept.how.name().into()))
+            .add("functions", "functions", Value::Number(plan.map_or(0, |plan| plan.functions.len() as u64)))
+            .add("left", "left", words_of(left.map(|left| format!("{}: {}", left.name, left.why))))
+            .add("patched", "patched", Value::Number(self.totals.patching[Patching::Patched as usize]))
+            .add("names_alone", "by names alone", Value::Group(names_alone));
+        Value::Group(intercept)
+    }
+
+    fn intercept_text(&self) -> String {
+        match &self.intercept.planned {
+            Some(Ok(plan)) => {
+                let patched = self.totals.patching[Patching::Patched as usize];
+                let mut text = format!(
+                    "C library patched at {} names in {patched} of {} processes",
+                    plan.functions.len(),
+                    self.totals.viewers
+                );
+                for (outcome, processes) in self.names_alone().filter(|&(_, processes)| processes > 0) {
+                    let _ = write!(text, "; by names alone {processes}: {}", outcome_names(outcome).1);
+                }
+                for left in &plan.left {
+                    let _ = write!(text, "; left {}: {}", left.name, left.why);
+                }
+                text
+            }
+            Some(Err(why)) => format!("by names alone: {why}"),
+            None if self.intercept.how == Intercept::Off => "not at all, as asked".into(),
+            None => "by names alone, as asked".into(),
+        }
+    }
+
     fn kernel(&self) -> Value {
         let mut reasons = Report::new();
         for (&reason, count) in Reason::ALL.iter().zip(self.totals.reasons) {
@@ -278,6 +344,19 @@ fn reasons_text(totals: &ViewerTotals) -> String {
         .map(|(&reason, count)| format!("{count} {}", words(reason)))
         .collect();
     if named.is_empty() { String::new() } else { format!("; descriptors left to it: {}", named.join(", ")) }
+}
+
+/// An outcome's name in the JSON form, and words that follow "by names alone 3:".
+fn outcome_names(outcome: Patching) -> (&'static str, &'static str) {
+    match outcome {
+        Patching::Patched => ("patched", "patched"),
+        Patching::NoPlan => ("no_plan", "without a plan"),
+        Patching::OtherLibrary => ("other_library", "another C library than the planned one"),
+        Patching::Interposed => ("interposed", "another object wraps what has to be patched"),
+        Patching::Threads => ("threads", "had threads already"),
+        Patching::TooFar => ("too_far", "the C library lies too far from our object"),
+        Patching::Denied => ("denied", "the kernel lets no code be changed"),
+    }
 }
 
 /// A reason's name in the JSON form.

@@ -1,0 +1,542 @@
+//! Plan: how the functions of a C library are led to the interposer's wrappers.
+//!
+//! ```text
+//!   the object's wrappers --+
+//!                           +--> functions to patch --> first instructions, decoded --> moved elsewhere --> plan
+//!   the C library's file ---+         |                        |
+//!                                     `--> left: composed      `--> left: too short, jumped into, ...
+//! ```
+//!
+//! A function is patched by a jump over its first instructions; these have to
+//! work at another address, so what they say relative to their own is written
+//! down as a *fix* for the object to fill in. What cannot be moved with
+//! certainty is left alone: then only the calls that names lead to us are
+//! served, as without a plan. The object checks the library's build-id and the
+//! very bytes, so a plan made of the wrong file does nothing.
+//!
+//! Some functions are essential: they make, move and give back descriptors
+//! inside the C library. If one of them cannot be patched, a stream's
+//! descriptor might be served whose end we do not see; so there is no plan at
+//! all then.
+//!
+//! Invariants:
+//!  1. Nothing but straight instructions, one jump or a conditional one, and system calls is moved: no call, whose
+//!     return address would be ours.
+//!  2. No branch that can be seen, and no other symbol, leads between the bytes that are replaced.
+//!  3. What is planned depends on the two files alone.
+//!
+//! Cost: one reading of the library (2 MB) and one pass over its code, some milliseconds, beside the start of the
+//! cache. The decoder is the crate `iced-x86`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+
+use crate::elf::{Elf, SymbolKind};
+
+#[path = "../../../preload/src/plan.rs"]
+mod form;
+
+use form::{ENTRIES_MAX, Entry, FIXES_MAX, Fix, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};
+
+/// Functions that the C library makes of others which are patched: patching them would serve nobody, and
+/// some of their wrappers are only there because the others could not be.
+const COMPOSED: &[&str] = &[
+    "_IO_fclose",
+    "_IO_fdopen",
+    "daemon",
+    "endmntent",
+    "execl",
+    "execle",
+    "execlp",
+    "execv",
+    "execvp",
+    "execvpe",
+    "fclose",
+    "fcloseall",
+    "fdopen",
+    "fopen",
+    "fopen64",
+    "forkpty",
+    "freopen",
+    "freopen64",
+    "login_tty",
+    "mkostemp",
+    "mkostemp64",
+    "mkostemps",
+    "mkostemps64",
+    "mkstemp",
+    "mkstemp64",
+    "mkstemps",
+    "mkstemps64",
+    "popen",
+    "shm_open",
+    "system",
+    "tmpfile",
+    "tmpfile64",
+    "wordexp",
+];
+
+/// Functions without which nothing may be patched: the C library itself calls them on descriptors that it opened.
+const ESSENTIAL: &[&str] = &[
+    "_Fork",
+    "__close_nocancel",
+    "__open64_nocancel",
+    "__open_nocancel",
+    "__read_nocancel",
+    "close",
+    "close_range",
+    "dup",
+    "dup2",
+    "dup3",
+    "fcntl",
+    "fork",
+    "lseek",
+    "mmap",
+    "open",
+    "openat",
+    "posix_spawn",
+    "posix_spawnp",
+    "pread64",
+    "preadv2",
+    "read",
+    "readv",
+    "write",
+    "writev",
+];
+
+/// What the library has for itself alone. Without these, its streams would close descriptors unseen.
+const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel"];
+
+/// A plan for one C library.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    build_id: Vec<u8>,
+    entries: Vec<Entry>,
+    /// What is planned: the names of each function, the ones with our own wrapper.
+    pub functions: Vec<String>,
+    /// What is left alone though it has a wrapper, and why.
+    pub left: Vec<Left>,
+}
+
+/// A function that is not patched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// Its name.
+    pub name: String,
+    /// Why not.
+    pub why: Why,
+}
+
+/// Why a function cannot be patched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// It is chosen at start among several.
+    Chosen,
+    /// It is too short for a jump.
+    Short,
+    /// Its first instructions cannot be run elsewhere.
+    Unmovable,
+    /// Something jumps between its first bytes.
+    JumpedInto,
+    /// There are more functions than a plan has room for.
+    NoRoom,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Chosen => "it is chosen at start among several",
+            Why::Short => "it is too short for a jump",
+            Why::Unmovable => "its first instructions work only where they are",
+            Why::JumpedInto => "something jumps between its first bytes",
+            Why::NoRoom => "a plan has no room for more functions",
+        })
+    }
+}
+
+/// Why there is no plan for a library.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NoPlan {
+    /// The library does not say which build it is.
+    NoBuildId,
+    /// This essential function cannot be patched.
+    Essential(Left),
+    /// It does not have this function under this name, and does without its name what we must see.
+    Hidden(&'static str),
+}
+
+impl fmt::Display for NoPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoPlan::NoBuildId => f.write_str("it has no build-id, by which it could be known again"),
+            NoPlan::Essential(left) => {
+                write!(f, "its function {} cannot be patched: {}", left.name, left.why)
+            }
+            NoPlan::Hidden(name) => write!(f, "it has no {name}, so it opens and closes files unseen"),
+        }
+    }
+}
+
+impl std::error::Error for NoPlan {}
+
+/// The C library that a program with this dynamic linker loads: the two are made together and lie together. The
+/// object does not take our word for it.
+pub fn library_of(linker: &Path) -> Option<PathBuf> {
+    let library = std::fs::canonicalize(linker).ok()?.with_file_name("libc.so.6");
+    library.is_file().then_some(library)
+}
+
+impl Plan {
+    /// Plans how to lead the functions of `library` to the wrappers of `object`.
+    ///
+    /// # Errors
+    /// If the library cannot be patched in a way that is right; see [`NoPlan`].
+    pub fn make(library: &Elf, object: &Elf) -> Result<Self, NoPlan> {
+        let build_id = library.build_id().filter(|id| (1..=form::BUILD_ID_MAX).contains(&id.len()));
+        let mut plan = Self {
+            build_id: build_id.ok_or(NoPlan::NoBuildId)?,
+            entries: Vec::new(),
+            functions: Vec::new(),
+            left: Vec::new(),
+        };
+        let functions = functions(library, object);
+        let has = |name: &str| functions.iter().any(|function| function.names.contains(&name));
+        if let Some(hidden) = INNER.iter().find(|name| !has(name)) {
+            return Err(NoPlan::Hidden(hidden));
+        }
+        let starts = starts(library);
+        let mut candidates: Vec<(&Function<'_>, Entry)> = Vec::new();
+        for function in &functions {
+            match moved(library, function, &starts) {
+                Ok(entry) if candidates.len() < ENTRIES_MAX => candidates.push((function, entry)),
+                Ok(_) => plan.leave(function, Why::NoRoom)?,
+                Err(why) => plan.leave(function, why)?,
+            }
+        }
+        let jumped_into = jumped_into(library, &starts, candidates.iter().map(|(_, entry)| entry));
+        for (function, entry) in candidates {
+            if jumped_into.contains(&entry.offset) {
+                plan.leave(function, Why::JumpedInto)?;
+            } else {
+                plan.entries.push(entry);
+                plan.functions.extend(function.names.iter().map(ToString::to_string));
+            }
+        }
+        Ok(plan)
+    }
+
+    fn leave(&mut self, function: &Function<'_>, why: Why) -> Result<(), NoPlan> {
+        let left = Left { name: function.names[0].to_owned(), why };
+        if function.is_essential() {
+            return Err(NoPlan::Essential(left));
+        }
+        self.left.push(left);
+        Ok(())
+    }
+
+    /// The plan in the form the object reads: whole pages.
+    pub fn bytes(&self) -> Vec<u8> {
+        const PAGE: usize = 4096;
+        let mut build_id = [0; form::BUILD_ID_MAX];
+        build_id[..self.build_id.len()].copy_from_slice(&self.build_id);
+        let header = Header {
+            magic: MAGIC,
+            entries: self.entries.len() as u32,
+            build_id_len: self.build_id.len() as u32,
+            build_id,
+            rest: [0; 4],
+        };
+        let mut bytes = header_bytes(&header);
+        self.entries.iter().for_each(|entry| entry_bytes(entry, &mut bytes));
+        bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
+        bytes
+    }
+}
+
+fn header_bytes(header: &Header) -> Vec<u8> {
+    let mut bytes = header.magic.to_vec();
+    bytes.extend(header.entries.to_le_bytes());
+    bytes.extend(header.build_id_len.to_le_bytes());
+    bytes.extend(header.build_id);
+    bytes.extend(header.rest.map(u32::to_le_bytes).as_flattened());
+    debug_assert_eq!(bytes.len(), size_of::<Header>());
+    bytes
+}
+
+fn entry_bytes(entry: &Entry, bytes: &mut Vec<u8>) {
+    let before = bytes.len();
+    bytes.extend(entry.offset.to_le_bytes());
+    bytes.extend([entry.skip, entry.original_len, entry.moved_len, entry.fixes_len, entry.is_essential]);
+    bytes.extend(entry.rest);
+    bytes.extend(entry.original);
+    bytes.extend(entry.moved);
+    for fix in entry.fixes {
+        bytes.extend([fix.at, fix.end]);
+        bytes.extend(fix.rest.to_le_bytes());
+        bytes.extend(fix.target.to_le_bytes());
+    }
+    debug_assert_eq!(bytes.len() - before, size_of::<Entry>());
+}
+
+// ---- which functions ------------------------------------------------------------------------------------------
+
+/// A function of the library that has a wrapper, by all its names that have one.
+struct Function<'a> {
+    names: Vec<&'a str>,
+    address: u64,
+    bytes: u64,
+    kind: SymbolKind,
+}
+
+impl Function<'_> {
+    fn is_essential(&self) -> bool {
+        self.names.iter().any(|name| ESSENTIAL.contains(name))
+    }
+}
+
+/// What is to be patched: the library's functions whose names the object has too, each address once.
+fn functions<'a>(library: &'a Elf, object: &Elf) -> Vec<Function<'a>> {
+    let wrappers: BTreeSet<&str> =
+        object.symbols().iter().filter(|symbol| symbol.is_defined).map(|symbol| symbol.name).collect();
+    let mut functions: BTreeMap<u64, Function<'a>> = BTreeMap::new();
+    for symbol in library.symbols() {
+        let is_code = matches!(symbol.kind, SymbolKind::Function | SymbolKind::Chooser);
+        let is_wanted = symbol.is_defined && symbol.is_default && is_code;
+        if is_wanted && wrappers.contains(symbol.name) && !COMPOSED.contains(&symbol.name) {
+            let (address, bytes, kind) = (symbol.address, symbol.bytes, symbol.kind);
+            let new = || Function { names: Vec::new(), address, bytes, kind };
+            let function = functions.entry(address).or_insert_with(new);
+            function.names.push(symbol.name);
+            function.names.sort_unstable();
+        }
+    }
+    functions.into_values().collect()
+}
+
+/// Where the library's named functions begin.
+fn starts(library: &Elf) -> BTreeSet<u64> {
+    library.symbols().iter().filter(|symbol| symbol.is_defined).map(|symbol| symbol.address).collect()
+}
+
+// ---- one function ---------------------------------------------------------------------------------------------
+
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+const JUMP: u8 = 0xe9;
+
+/// Instructions on their way to another place.
+struct Moving {
+    bytes: Vec<u8>,
+    fixes: Vec<Fix>,
+}
+
+impl Moving {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The four bytes at `at` are the distance from `end` to `target`.
+    fn fix(&mut self, at: usize, end: usize, target: u64) -> Result<(), Why> {
+        let target = u32::try_from(target).map_err(|_| Why::Unmovable)?;
+        self.fixes.push(Fix { at: at as u8, end: end as u8, rest: 0, target });
+        Ok(())
+    }
+
+    /// An instruction that ends with a distance of four bytes: a jump of some kind.
+    fn add_jump(&mut self, opcode: &[u8], target: u64) -> Result<(), Why> {
+        self.add(opcode);
+        let at = self.bytes.len();
+        self.add(&[0; 4]);
+        self.fix(at, at + 4, target)
+    }
+}
+
+/// The first instructions of a function, made to work elsewhere.
+fn moved(library: &Elf, function: &Function<'_>, starts: &BTreeSet<u64>) -> Result<Entry, Why> {
+    if function.kind == SymbolKind::Chooser {
+        return Err(Why::Chosen);
+    }
+    let code = library.at(function.address, function.bytes as usize).ok_or(Why::Unmovable)?;
+    let skip = if code.starts_with(&ENDBR64) { ENDBR64.len() } else { 0 };
+    let mut moving = Moving { bytes: code[..skip].to_vec(), fixes: Vec::new() };
+    let taken = move_instructions(code, function.address, skip, &mut moving)?;
+    let replaced = function.address + (skip + 1) as u64..function.address + taken as u64;
+    if starts.range(replaced.clone()).next().is_some() || branches_into(code, function.address, &replaced) {
+        return Err(Why::JumpedInto);
+    }
+    entry(function, code, skip, taken, &moving)
+}
+
+/// Moves instructions until a jump has room; the bytes of the original that are taken.
+fn move_instructions(code: &[u8], address: u64, skip: usize, moving: &mut Moving) -> Result<usize, Why> {
+    let mut decoder = decoder(code, address);
+    decoder.set_position(skip).map_err(|_| Why::Short)?;
+    decoder.set_ip(address + skip as u64);
+    let mut taken = skip;
+    let mut goes_on = true;
+    while taken < skip + JUMP_BYTES {
+        if !goes_on || !decoder.can_decode() {
+            return Err(Why::Short);
+        }
+        let instruction = decoder.decode();
+        let bytes = &code[taken..taken + instruction.len()];
+        goes_on = move_one(&decoder, &instruction, bytes, moving)?;
+        taken += instruction.len();
+    }
+    if goes_on {
+        moving.add_jump(&[JUMP], address + taken as u64)?;
+    }
+    Ok(taken)
+}
+
+/// Moves one instruction; whether the next one may run after it.
+fn move_one(
+    decoder: &Decoder<'_>,
+    instruction: &Instruction,
+    bytes: &[u8],
+    moving: &mut Moving,
+) -> Result<bool, Why> {
+    /// A jump on a condition over four bytes of distance is this and the condition's number.
+    const JUMP_IF: [u8; 2] = [0x0f, 0x80];
+    match instruction.flow_control() {
+        FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+            let condition =
+                bytes.iter().rev().nth(instruction_distance_bytes(instruction)).ok_or(Why::Unmovable)?;
+            let target = instruction.near_branch_target();
+            moving.add_jump(&[JUMP_IF[0], JUMP_IF[1] | (condition & 0xf)], target)?;
+            Ok(true)
+        }
+        FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+            moving.add_jump(&[JUMP], instruction.near_branch_target())?;
+            Ok(false)
+        }
+        FlowControl::Return => {
+            moving.add(bytes);
+            Ok(false)
+        }
+        FlowControl::Call if instruction.mnemonic() == Mnemonic::Syscall => {
+            moving.add(bytes);
+            Ok(true)
+        }
+        FlowControl::Next if instruction.is_ip_rel_memory_operand() => {
+            let places = decoder.get_constant_offsets(instruction);
+            if places.displacement_size() != 4 {
+                return Err(Why::Unmovable);
+            }
+            let start = moving.bytes.len();
+            moving.add(bytes);
+            let target = instruction.ip_rel_memory_address();
+            moving.fix(start + places.displacement_offset(), start + bytes.len(), target)?;
+            Ok(true)
+        }
+        FlowControl::Next => {
+            moving.add(bytes);
+            Ok(true)
+        }
+        _ => Err(Why::Unmovable),
+    }
+}
+
+/// The bytes of a jump's distance: the condition is in the byte before.
+fn instruction_distance_bytes(instruction: &Instruction) -> usize {
+    if instruction.is_jcc_short() { 1 } else { 4 }
+}
+
+fn decoder(code: &[u8], address: u64) -> Decoder<'_> {
+    Decoder::with_ip(64, code, address, DecoderOptions::NONE)
+}
+
+/// Whether a function has a branch to `replaced`, as far as its instructions show.
+fn branches_into(code: &[u8], address: u64, replaced: &std::ops::Range<u64>) -> bool {
+    decoder(code, address).iter().any(|instruction| {
+        let is_near = matches!(
+            instruction.flow_control(),
+            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::Call
+        ) && instruction.mnemonic() != Mnemonic::Syscall;
+        is_near && replaced.contains(&instruction.near_branch_target())
+    })
+}
+
+fn entry(
+    function: &Function<'_>,
+    code: &[u8],
+    skip: usize,
+    taken: usize,
+    moving: &Moving,
+) -> Result<Entry, Why> {
+    if taken > ORIGINAL_MAX || moving.bytes.len() > MOVED_MAX || moving.fixes.len() > FIXES_MAX {
+        return Err(Why::Unmovable);
+    }
+    let mut entry = Entry {
+        offset: u32::try_from(function.address).map_err(|_| Why::Unmovable)?,
+        skip: skip as u8,
+        original_len: taken as u8,
+        moved_len: moving.bytes.len() as u8,
+        fixes_len: moving.fixes.len() as u8,
+        is_essential: u8::from(function.is_essential()),
+        rest: [0; 15],
+        original: [0; ORIGINAL_MAX],
+        moved: [0; MOVED_MAX],
+        fixes: [Fix::default(); FIXES_MAX],
+    };
+    entry.original[..taken].copy_from_slice(&code[..taken]);
+    entry.moved[..moving.bytes.len()].copy_from_slice(&moving.bytes);
+    entry.fixes[..moving.fixes.len()].copy_from_slice(&moving.fixes);
+    Ok(entry)
+}
+
+// ---- all of the library -----------------------------------------------------------------------------------
+
+/// The offsets of entries into whose replaced bytes something in the library jumps, from far: parts of a function may
+/// lie elsewhere. First every byte is taken for a jump, which is quick and sees too many; then the instructions before
+/// the few that are left are decoded, from where the last named function begins.
+fn jumped_into<'a>(
+    library: &Elf,
+    starts: &BTreeSet<u64>,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> BTreeSet<u32> {
+    let mut places: Vec<(u64, u32)> = Vec::new(); // each replaced byte but the first, and whose it is
+    for entry in entries {
+        let replaced = u64::from(entry.skip) + 1..u64::from(entry.original_len);
+        places.extend(replaced.map(|at| (u64::from(entry.offset) + at, entry.offset)));
+    }
+    places.sort_unstable();
+    let (Some(&(first, _)), Some(&(last, _))) = (places.first(), places.last()) else {
+        return BTreeSet::new();
+    };
+    let mut found = BTreeSet::new();
+    for (address, code) in library.code() {
+        for (at, window) in code.windows(5).enumerate() {
+            let is_jump =
+                window[0] & 0xfe == 0xe8 || (window[0] & 0xf0 == 0x80 && at > 0 && code[at - 1] == 0x0f);
+            if !is_jump {
+                continue;
+            }
+            let distance = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+            let target = (address + at as u64 + 5).wrapping_add_signed(i64::from(distance));
+            if (first..=last).contains(&target)
+                && let Ok(place) = places.binary_search_by_key(&target, |&(place, _)| place)
+                && jumps_to(library, starts, address + at as u64, target)
+            {
+                found.insert(places[place].1);
+            }
+        }
+    }
+    found
+}
+
+/// Whether an instruction that ends with the distance behind `at` is a jump to `target`.
+fn jumps_to(library: &Elf, starts: &BTreeSet<u64>, at: u64, target: u64) -> bool {
+    let Some(&start) = starts.range(..=at).next_back() else { return true };
+    let Some(code) = library.from(start) else { return true };
+    let end = at + JUMP_BYTES as u64;
+    decoder(code, start)
+        .iter()
+        .take_while(|instruction| instruction.ip() < end)
+        .any(|instruction| instruction.next_ip() == end && instruction.near_branch_target() == target)
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
+//!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
 //!                [--report text|json|none] [--report-file FILE] [--keep[=NAME] [--idle TIME]]
@@ -19,6 +20,7 @@
 //! | 0 | all went well |
 //! | 1 | a file could not be read, or a cache not be built; standard error says why |
 //! | 2 | the command line was not understood |
+//! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
 //!
 //! `run` ends with its program's code instead: 127 if there is no such program,
@@ -26,6 +28,7 @@
 
 mod bench;
 mod cat;
+mod doctor;
 mod keeps;
 mod progress;
 mod restore;
@@ -49,6 +52,8 @@ use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
+/// A program cannot be served.
+const EXIT_NOT_SERVED: u8 = 3;
 /// Nobody reads what is written: 128 + SIGPIPE.
 const EXIT_READER_GONE: u8 = 141;
 
@@ -60,6 +65,7 @@ Exit codes:
   0    all went well
   1    a file could not be read, or a cache not be built
   2    the command line was not understood
+  3    doctor: nothing of the program can be served
   141  nobody reads the output any more
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
@@ -77,6 +83,7 @@ enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
     Bench(bench::Arguments),
+    Doctor(doctor::Arguments),
     Run(RunArguments),
     Stop(stop::Arguments),
     Keeps(keeps::Arguments),
@@ -210,6 +217,7 @@ fn main() -> ExitCode {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
+        Command::Doctor(arguments) => doctor::main(arguments),
         Command::Run(arguments) => run(arguments),
         Command::Stop(arguments) => stop::main(&arguments),
         Command::Keeps(arguments) => keeps::main(&arguments),

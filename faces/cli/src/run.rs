@@ -33,6 +33,8 @@ use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 use crate::elf::Elf;
 use crate::report::Form;
 
+pub mod examine;
+pub mod foreign;
 pub mod keep;
 pub mod plan;
 mod program;
@@ -41,7 +43,7 @@ mod signals;
 
 use keep::{Kept, Message, Numbers, Wanted};
 use plan::Plan;
-pub use program::Kind;
+pub use program::{Kind, chain_of, look_at};
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
@@ -309,8 +311,11 @@ pub struct Session {
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, plan: None, owner })
+        let object = sealed_file("quinion-preload", PRELOAD)?;
+        let examiner = examine::Examiner::new(&object)?;
+        let examine = move |process| examiner.examine(process);
+        let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
+        Ok(Self { service, object, plan: None, owner })
     }
 
     /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.

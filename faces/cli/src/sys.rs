@@ -4,7 +4,7 @@
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
 //!   region   memory as a virtual machine has it     uffd   who brings its pages
-//!   ending     a signal to end, as a descriptor
+//!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
@@ -16,6 +16,7 @@
 
 mod ending;
 mod mapped;
+mod probes;
 mod ram_disk;
 mod raw;
 mod region;
@@ -23,6 +24,7 @@ mod uffd;
 
 pub use ending::Ending;
 pub use mapped::Mapped;
+pub use probes::{can_read_uncached, can_take_lease, userfaultfd};
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
 pub use region::{PageKind, Region};

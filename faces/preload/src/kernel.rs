@@ -87,6 +87,8 @@ pub struct Stat {
     pub inode: u64,
     pub mode: u32,
     pub size: i64,
+    /// When its bytes or what is said of it last changed, in nanoseconds since 1970.
+    pub changed_nanos: u64,
 }
 
 impl Stat {
@@ -118,7 +120,9 @@ fn stat_by(number: usize, what: usize) -> Option<Stat> {
     result(unsafe { call(number, [what, raw.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
     // SAFETY: zeroed and then filled; every pattern is a value.
     let raw = unsafe { raw.assume_init() };
-    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size })
+    // After the sizes: when it was read, written and changed, in seconds and nanoseconds each.
+    let changed_nanos = raw.rest[6].wrapping_mul(1_000_000_000).wrapping_add(raw.rest[7]);
+    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size, changed_nanos })
 }
 
 /// What is behind `fd`.
@@ -128,6 +132,14 @@ pub fn fstat(fd: i32) -> Option<Stat> {
 /// What `path` names, links followed. A path that cannot be read is an error of the kernel's, no fault.
 pub fn stat(path: usize) -> Option<Stat> {
     stat_by(number::STAT, path)
+}
+
+/// The time of day, in nanoseconds since 1970.
+pub fn now_nanos() -> Option<u64> {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel fills two words; clock 0 is the one of files.
+    result(unsafe { call(number::CLOCK_GETTIME, [0, time.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
+    Some(time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1]))
 }
 
 /// The magic number of the file system `fd` lies in.

@@ -20,7 +20,7 @@ use quinion::arena::control::Reason;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{patch, process, table};
+use crate::{careful, patch, process, table};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -207,9 +207,13 @@ extern "C" fn spliced(from: usize, position: usize) {
     }
 }
 
-extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: usize, fd: usize) {
+extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usize, fd: usize) {
     const MAP_ANONYMOUS: usize = 0x20;
+    const PROT_EXEC: usize = 4;
     if flags & MAP_ANONYMOUS == 0 {
+        if protection & PROT_EXEC != 0 && process::is_on() {
+            careful::insist(); // a loader of its own
+        }
         leave(fd, Reason::Mapped);
     }
 }

@@ -28,7 +28,7 @@ use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, Attachment, State, Word};
-use crate::{process, written};
+use crate::{careful, process, written};
 
 /// The most bytes one call reads, as in the kernel.
 const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -255,7 +255,7 @@ fn settle_unknown(fd: c_int, word: Word) {
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|stat| ask_to_attach(fd, &stat, word.is_owners_credit())) {
+    match look_over(fd).and_then(|stat| ask_to_attach(fd, word, &stat)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
                 viewer.count_reason(Reason::Left);
@@ -272,6 +272,7 @@ fn attach(fd: c_int, word: Word) {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
             }
         }
+        Err(Reason::Careful) => table::share(fd, Reason::Careful),
         Err(reason) => table::detach(fd, reason),
     }
 }
@@ -300,15 +301,21 @@ enum Answer {
     AfterMore(u64),
 }
 
-/// Asks the owner; `spent` if a credit that it gave is. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, stat: &Stat, spent: bool) -> Result<(&'static Viewer, Answer), Reason> {
+/// Asks the owner. A forked child becomes a viewer by that.
+fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer, Answer), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
-    let spent = if spent { CREDIT_SPENT } else { 0 };
+    let looked_at = match (careful::permits_offsets(viewer), word.state()) {
+        (true, _) => None,
+        (false, State::Candidate) => return Err(Reason::Careful),
+        (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
+        (false, _) => Some(stat.changed_nanos),
+    };
+    let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
     let question = [fd as u64 | spent, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
-        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode }),
+        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at }),
     };
     Ok((viewer, answer))
 }
@@ -532,6 +539,9 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
+        if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
+            continue;
+        }
         cancel.test();
         let bytes = match transfer_all(viewer, fd, position, to, manner) {
             Ok(bytes) => bytes,

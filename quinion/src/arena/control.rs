@@ -333,6 +333,21 @@ pub enum Operation {
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,
+    /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
+    /// Answers: a [`Conduct`].
+    Examine = 10,
+}
+
+/// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u64)]
+pub enum Conduct {
+    /// None enters the kernel by itself.
+    Clean = 0,
+    /// Some do, for calls that leave descriptors and their offsets alone.
+    Harmless = 1,
+    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its descriptor.
+    Careful = 2,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -424,11 +439,13 @@ pub enum Reason {
     Locked = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
+    /// An object in the process may use descriptors without anybody hearing of it.
+    Careful = 14,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 15] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -443,6 +460,7 @@ impl Reason {
         Reason::Foreign,
         Reason::Locked,
         Reason::Left,
+        Reason::Careful,
     ];
 }
 

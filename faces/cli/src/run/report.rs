@@ -458,6 +458,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
         Reason::Left => "left",
+        Reason::Careful => "careful",
     }
 }
 
@@ -478,5 +479,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
         Reason::Left => "served as well by the kernel, for a while",
+        Reason::Careful => "where code of the program's own may use descriptors unseen",
     }
 }

@@ -146,7 +146,7 @@ pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
     let words: Vec<&str> = errand.text(WORDS)?.split(BETWEEN).collect();
     let folder = PathBuf::from(errand.text(FOLDER)?);
     let has_owner = errand.number(OWNERS)? > 0;
-    let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, |owner| sys::cpu_ns_of(owner));
+    let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, sys::cpu_ns_of);
     let command = || {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).current_dir(&folder);

@@ -1,7 +1,7 @@
 //! Programs: what people run anyway, unmodified, by `quinion run` and by the kernel.
 //!
 //! ```text
-//!   list   the programs and their words      data   what they read, made once      turn   one of them, run and measured
+//!   list   the programs and their words    data   what they read, made once    turn   one of them, run and measured
 //!
 //!   cold       nothing of the files is in memory                       quinion run -- PROGRAM   beside   PROGRAM
 //!              the start of `quinion run` and its end are in it

@@ -241,7 +241,7 @@ mod tests {
         assert_ne!(Saw::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
         assert_eq!(Saw::Fio.look(b"fio: no such file\n"), None);
 
-        let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations;  1.7 MB/s (7 of 9 found)";
+        let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations; 1 MB/s (7 of 9 found)";
         let says = Saw::DbBench("readrandom");
         let (operations, said) = says.look(line.as_bytes()).expect("it is db_bench's");
         assert_eq!(operations, 196_858.0);

@@ -219,10 +219,12 @@ fn sqlite3_that_writes() {
     let script = "
         rm -f copy copy-journal copy-wal; cp $from/database copy
         sqlite3 copy 'PRAGMA mmap_size=0; SELECT sum(scattered) FROM line;
-            BEGIN; UPDATE line SET words = \"other\" WHERE id % 1000 = 7; SELECT count(*) FROM line WHERE words = \"other\";
-            ROLLBACK; SELECT count(*) FROM line WHERE words = \"other\";
+            BEGIN; UPDATE line SET words = \"other\" WHERE id % 1000 = 7;
+            SELECT count(*) FROM line WHERE words = \"other\"; ROLLBACK;
+            SELECT count(*) FROM line WHERE words = \"other\";
             DELETE FROM line WHERE id % 3 = 0; SELECT count(*), sum(scattered) FROM line; PRAGMA integrity_check;'
-        sqlite3 copy 'PRAGMA journal_mode=WAL; INSERT INTO line(scattered, words) SELECT id, \"more\" FROM line LIMIT 9999;
+        sqlite3 copy 'PRAGMA journal_mode=WAL;
+            INSERT INTO line(scattered, words) SELECT id, \"more\" FROM line LIMIT 9999;
             SELECT count(*), max(id) FROM line; PRAGMA wal_checkpoint(TRUNCATE); VACUUM; PRAGMA integrity_check'
         sqlite3 copy 'SELECT count(*), sum(scattered), sum(length(words)) FROM line'
         sqlite3 -readonly 'file:copy?immutable=1' .dump | sha256sum; rm -f copy copy-wal copy-shm";
@@ -236,9 +238,7 @@ fn sqlite3_that_writes() {
 #[test]
 fn duckdb_tables() {
     let Some(python) = duckdb() else {
-        println!(
-            "SKIPPED: there is no duckdb in the target folder; scripts/setup installs it from where Python's packages are"
-        );
+        println!("SKIPPED: there is no duckdb in the target folder; scripts/setup installs it");
         return;
     };
     let python = python.to_str().expect("a plain path");

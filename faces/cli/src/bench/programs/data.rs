@@ -144,7 +144,8 @@ impl Data {
             let rows = self.file_bytes / 100;
             let script = format!(
                 "import duckdb\nwith duckdb.connect('table.db') as c:\n \
-                 c.sql('CREATE TABLE t AS SELECT i, hash(i) AS scattered, md5(i::VARCHAR) AS words FROM range({rows}) AS r(i)')\n \
+                 c.sql('CREATE TABLE t AS SELECT i, hash(i) AS scattered, md5(i::VARCHAR) AS words \
+                 FROM range({rows}) AS r(i)')\n \
                  c.sql(\"COPY t TO 'table.parquet'\")\n c.sql(\"COPY t TO 'table.csv'\")"
             );
             let mut make = Command::new(&python);

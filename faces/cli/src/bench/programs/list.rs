@@ -48,9 +48,12 @@ impl Program {
 const AT_RANDOM: &str = "randread";
 const IN_TURN: &str = "read";
 
+/// The program that does nothing.
+pub const NOTHING: &str = "true";
+
 /// All of them, those that do little but read first.
 pub const PROGRAMS: [Program; 40] = [
-    Program::new("true", |_, _| plain("true")).quick(),
+    Program::new(NOTHING, |_, _| plain(NOTHING)).quick(),
     Program::fio("fio randread, psync", |d, m| fio(d, m, "psync", AT_RANDOM), 1.3).quick(),
     Program::fio("fio read, psync", |d, m| fio(d, m, "psync", IN_TURN), 1.5),
     Program::fio("fio randread, sync", |d, m| fio(d, m, "sync", AT_RANDOM), NOT_WORSE),

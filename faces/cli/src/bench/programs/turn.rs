@@ -146,7 +146,7 @@ pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
     let words: Vec<&str> = errand.text(WORDS)?.split(BETWEEN).collect();
     let folder = PathBuf::from(errand.text(FOLDER)?);
     let has_owner = errand.number(OWNERS)? > 0;
-    let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, |owner| sys::cpu_ns_of(owner));
+    let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, sys::cpu_ns_of);
     let command = || {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).current_dir(&folder);
@@ -241,7 +241,7 @@ mod tests {
         assert_ne!(Saw::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
         assert_eq!(Saw::Fio.look(b"fio: no such file\n"), None);
 
-        let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations;  1.7 MB/s (7 of 9 found)";
+        let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations; 1 MB/s (7 of 9 found)";
         let says = Saw::DbBench("readrandom");
         let (operations, said) = says.look(line.as_bytes()).expect("it is db_bench's");
         assert_eq!(operations, 196_858.0);

@@ -4,9 +4,10 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE] [--live]
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
+//!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -24,6 +25,7 @@
 
 mod bench;
 mod cat;
+mod manual;
 mod progress;
 mod restore;
 mod stat;
@@ -39,7 +41,7 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{OwnerNumbers, RunOptions};
+use quinion_cli::run::{Numbers, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -74,6 +76,11 @@ enum Command {
     Bench(bench::Arguments),
     Run(RunArguments),
     Restore(restore::Arguments),
+    Man(manual::ManArguments),
+    Completions(manual::CompletionsArguments),
+    /// Give a terminal's last rows back when standard input ends.
+    #[command(name = quinion_cli::run::MEND, hide = true)]
+    MendTerminal,
 }
 
 /// Run a program, unmodified, with its file reads served from a cache.
@@ -94,6 +101,11 @@ struct RunArguments {
     /// Where to write that; standard error if not given.
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
+    /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory
+    /// and the files that are read most. The program's output scrolls above. Nothing is shown if standard error is no
+    /// terminal.
+    #[arg(long)]
+    live: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -118,6 +130,11 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::main(arguments),
         Command::Run(arguments) => run(arguments),
         Command::Restore(arguments) => restore::main(arguments),
+        Command::Man(arguments) => manual::man(arguments),
+        Command::Completions(arguments) => manual::completions(arguments),
+        Command::MendTerminal => {
+            quinion_cli::run::mend().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -127,7 +144,7 @@ fn run(arguments: RunArguments) -> ExitCode {
         Ok(cache) => cache,
         Err(error) => return complain(&error),
     };
-    let owner = Arc::new(quinion::CacheOwner::new(cache.clone()));
+    let owner = Arc::new(quinion::CacheOwner::new(cache));
     let options = RunOptions {
         report: match arguments.report {
             RunReport::Text => Some(Form::Text),
@@ -135,9 +152,22 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunReport::None => None,
         },
         report_file: arguments.report_file,
+        live: arguments.live,
         program: arguments.program,
     };
-    let numbers = || {
+    let numbers = Watched(Arc::clone(&owner));
+    match quinion_cli::run::run(&options, owner, &numbers) {
+        Ok(ended) => ended.leave(),
+        Err(error) => complain(&error),
+    }
+}
+
+/// A cache of ours, as `run` asks about it.
+struct Watched(Arc<quinion::CacheOwner>);
+
+impl Numbers for Watched {
+    fn numbers(&self) -> OwnerNumbers {
+        let cache = self.0.cache();
         let stats = cache.stats();
         OwnerNumbers {
             readahead: cache.readahead_use(),
@@ -148,10 +178,9 @@ fn run(arguments: RunArguments) -> ExitCode {
             activated_pages: stats.activated_pages,
             workingset_windows: stats.workingset_windows,
         }
-    };
-    match quinion_cli::run::run(&options, owner, numbers) {
-        Ok(ended) => ended.leave(),
-        Err(error) => complain(&error),
+    }
+    fn hottest(&self, most: usize) -> Vec<quinion::HotFile> {
+        self.0.hottest(most)
     }
 }
 

@@ -23,14 +23,18 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
+use quinion::HotFile;
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
 use crate::report::Form;
 
+mod live;
 mod program;
 mod report;
 mod signals;
 
+use live::{Live, Look};
+pub use live::{MEND, mend};
 pub use program::Kind;
 pub use report::{OwnerNumbers, RunReport};
 use signals::Signals;
@@ -45,8 +49,26 @@ pub struct RunOptions {
     pub report: Option<Form>,
     /// Where to report; standard error if `None`.
     pub report_file: Option<PathBuf>,
+    /// Whether to show on the terminal, while the program runs, what the cache does.
+    pub live: bool,
     /// The program and its arguments.
     pub program: Vec<OsString>,
+}
+
+/// What a run can ask of whoever made the owner.
+pub trait Numbers: Sync {
+    /// What the owner did so far.
+    fn numbers(&self) -> OwnerNumbers;
+    /// The files that are read most, hottest first, at most `most`; none if nobody knows.
+    fn hottest(&self, _most: usize) -> Vec<HotFile> {
+        Vec::new()
+    }
+}
+
+impl<F: Fn() -> OwnerNumbers + Sync> Numbers for F {
+    fn numbers(&self) -> OwnerNumbers {
+        self()
+    }
 }
 
 /// How it ended.
@@ -84,17 +106,13 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked afterwards
-/// for the owner's numbers.
+/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked for the owner's
+/// numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
 /// If the owner's side cannot be set up, or the report cannot be written. That a program cannot be started is said
 /// on standard error and in the result.
-pub fn run(
-    options: &RunOptions,
-    owner: Arc<dyn Owner>,
-    numbers: impl FnOnce() -> OwnerNumbers,
-) -> io::Result<Ended> {
+pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) -> io::Result<Ended> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
@@ -107,18 +125,36 @@ pub fn run(
     if kind.may_be_told() {
         session.point_to(&mut command);
     }
-    let ended = match command.spawn() {
-        Ok(child) => Ended::of(wait(child, &signals)?),
-        Err(error) => cannot_start(name, &error),
-    };
+    let ended = std::thread::scope(|scope| {
+        let look = |files: usize| Look {
+            totals: session.totals(),
+            stats: session.owner.arena().stats(),
+            owner: numbers.numbers(),
+            hottest: numbers.hottest(files),
+        };
+        let live = options.live.then(|| Live::start(scope, title(&options.program), look)).flatten();
+        match command.spawn() {
+            Ok(child) => wait(child, &signals, live.as_ref()).map(Ended::of),
+            Err(error) => {
+                drop(live); // the message stays
+                Ok(cannot_start(name, &error))
+            }
+        }
+    })?;
 
     // From here on a signal is meant for us.
     drop(signals);
     let stats = session.owner.arena().stats();
     let totals = session.stop();
     if let Some(form) = options.report {
-        let report =
-            RunReport { program: &options.program, ended, kind: &kind, totals, stats, owner: numbers() };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            totals,
+            stats,
+            owner: numbers.numbers(),
+        };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
@@ -193,8 +229,13 @@ fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
     Ended::Status(status)
 }
 
+/// The program and its arguments on one line.
+fn title(program: &[OsString]) -> String {
+    program.iter().map(|word| word.to_string_lossy().escape_debug().to_string()).collect::<Vec<_>>().join(" ")
+}
+
 /// Waits for the program, passing signals on and stopping when it stops.
-fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
+fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Result<ExitStatus> {
     let process = child.id();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -202,8 +243,10 @@ fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
         }
         if signals::has_stopped(process) {
             // Whoever started us sees us stop with the program, and continues both.
+            live.inspect(|live| live.hide());
             signals::stop_here();
             signals::send(process, signals::CONTINUE);
+            live.inspect(|live| live.show());
         }
         if let Some(signal) = signals.next()?
             && signal.is_for_us_alone(process)

@@ -70,6 +70,7 @@ fn be_the_command() -> ! {
     let options = RunOptions {
         report,
         report_file: take("QUINION_TEST_REPORT_FILE").map(PathBuf::from),
+        live: false,
         program: std::env::args_os().skip(1).collect(),
     };
     let owner = NaiveOwner::new(PAGES);
@@ -78,7 +79,7 @@ fn be_the_command() -> ! {
         move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
-    match run(&options, owner, device) {
+    match run(&options, owner, &device) {
         Ok(ended) => ended.leave(),
         Err(error) => {
             eprintln!("quinion: {error}");

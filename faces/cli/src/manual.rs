@@ -82,7 +82,8 @@ fn page_of(verb: Option<&str>) -> Result<String, String> {
 /// The page of a command or verb.
 fn page(command: &clap::Command) -> io::Result<String> {
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let source = concat!("quinion ", env!("CARGO_PKG_VERSION"));
+    clap_mangen::Man::new(command.clone()).source(source).render(&mut page)?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
@@ -122,7 +123,7 @@ mod tests {
         assert!(names().all(|name| !name.contains("mend")));
         let page = fs::read_to_string(folder.path().join("quinion-run.1")).unwrap();
         assert!(page.contains(".TH quinion-run 1"), "{page}");
-        assert!(page.contains("quinion run [OPTIONS]"), "{page}");
+        assert!(page.contains("quinion run") && page.contains(env!("CARGO_PKG_VERSION")), "{page}");
         assert!(page.contains("\\-\\-memory") && page.contains("\\-\\-live"), "{page}");
     }
 

@@ -146,6 +146,11 @@ pub fn put_table(html: &mut String, rows: &[&Row], told: Told) {
             Told::Way => escaped(row.situation().1),
         };
         let [.., ratio, goal, verdict] = row.cells();
+        let goal = if row.goal.is_some() {
+            format!("<span class=\"narrow\">goal </span>{goal}")
+        } else {
+            String::new()
+        };
         let class = match row.met {
             Some(true) => "badge met",
             _ if row.is_lost() => "badge missed",
@@ -159,7 +164,7 @@ pub fn put_table(html: &mut String, rows: &[&Row], told: Told) {
         let peer = escaped(row.peer_name.unwrap_or("-"));
         put!(
             html,
-            "<tr><td>{place}</td><td>{peer}</td><td>{ratio}</td><td>{goal}</td><td>{verdict}</td></tr>\n"
+            "<tr><td>{place}</td><td><span class=\"narrow\">beside </span>{peer}</td><td class=\"number\">{ratio}</td><td class=\"number\">{goal}</td><td>{verdict}</td></tr>\n"
         );
     }
     html.push_str("</tbody></table>\n");

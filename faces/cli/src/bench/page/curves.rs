@@ -22,7 +22,8 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 410.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 212.0;
-const GRID_STEPS: u32 = 5;
+/// Lines of a grid from zero, at most and about.
+const GRID_STEPS: f64 = 5.0;
 /// Colours that the style has names for.
 const COLOURS: usize = 8;
 
@@ -184,7 +185,10 @@ fn ends(chart: &Chart) -> (f64, f64) {
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     match chart.scale {
         _ if high <= 0.0 => (if chart.scale == Scale::Powers { 1.0 } else { 0.0 }, 10.0),
-        Scale::Linear => (0.0, rounded_up(high)),
+        Scale::Linear => {
+            let step = rounded_up(high / GRID_STEPS);
+            (0.0, step * (high / step).ceil())
+        }
         Scale::Powers => {
             let (low, high) = (10_f64.powf(low.log10().floor()), 10_f64.powf(high.log10().ceil()));
             (low, if high > low { high } else { low * 10.0 })
@@ -207,7 +211,8 @@ fn rounded_up(value: f64) -> f64 {
 fn grid(scale: Scale, (low, high): (f64, f64)) -> Vec<f64> {
     match scale {
         Scale::Linear => {
-            (0..=GRID_STEPS).map(|step| high * f64::from(step) / f64::from(GRID_STEPS)).collect()
+            let step = rounded_up(high / GRID_STEPS);
+            (0..=(high / step).round() as u32).map(|line| step * f64::from(line)).collect()
         }
         Scale::Powers => {
             let powers = (high / low).log10().round() as i32;
@@ -270,9 +275,18 @@ fn put_chart(html: &mut String, chart: &Chart) {
     html.push_str("</div></figure>\n");
 }
 
-/// A value of the grid.
+/// A value of the grid, in few letters: 0, 20, 0.5, 10k, 3M.
 fn short(value: f64) -> String {
-    if value >= 1.0 && value.fract() == 0.0 && value < 1e6 { format!("{value:.0}") } else { digits(value) }
+    let (value, unit) = match value {
+        _ if value >= 1e9 => (value / 1e9, "G"),
+        _ if value >= 1e6 => (value / 1e6, "M"),
+        _ if value >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = digits(value);
+    let plain =
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { &digits };
+    format!("{plain}{unit}")
 }
 
 fn class(number: usize, kind: Kind) -> String {
@@ -300,6 +314,9 @@ mod tests {
         assert_eq!([0.7, 1.0, 1.2, 30.0, 99.0, 1234.0].map(rounded_up), [1.0, 1.0, 2.0, 50.0, 100.0, 2000.0]);
         assert_eq!(grid(Scale::Powers, (1.0, 1000.0)), [1.0, 10.0, 100.0, 1000.0]);
         assert_eq!(grid(Scale::Linear, (0.0, 50.0)), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]);
+        assert_eq!(grid(Scale::Linear, (0.0, 80.0)), [0.0, 20.0, 40.0, 60.0, 80.0]);
+        let labels = [0.0, 20.0, 0.5, 10_000.0, 3e6, 2e9, 100.0].map(short);
+        assert_eq!(labels, ["0", "20", "0.5", "10k", "3M", "2G", "100"]);
     }
 
     #[test]
@@ -350,7 +367,7 @@ mod tests {
         let rows = [told("s: ours"), told("s: kernel"), row("s: ours", "cpu", 1.0, None)];
         let chart = series(&rows.iter().collect::<Vec<_>>()).expect("two tell");
         assert_eq!(chart.curves.len(), 2);
-        assert_eq!(ends(&chart), (0.0, 5.0));
+        assert_eq!(ends(&chart), (0.0, 3.0));
         assert!(series(&[&rows[2]]).is_none());
     }
 }

@@ -76,16 +76,23 @@ says little by itself: both sides are given as they are. Instructions per cycle 
 seldom have: instructions (counted by callgrind) and nanoseconds stand for them.</p>\n";
 
 fn put_goals(html: &mut String, sections: &[Section]) {
-    let goals = || sections.iter().flat_map(|section| &section.rows).filter(|row| row.met.is_some());
-    let (all, met) = (goals().count(), goals().filter(|row| row.met == Some(true)).count());
-    put!(html, "<h2 id=\"goals\">Goals</h2>\n<p>{met} of {all} goals that have a number are met.</p>\n");
-    let lost: Vec<&Row> =
-        sections.iter().flat_map(|section| &section.rows).filter(|row| row.is_lost()).collect();
-    if lost.is_empty() {
-        return;
+    let rows = || sections.iter().flat_map(|section| &section.rows);
+    let with = |met: bool| -> Vec<&Row> { rows().filter(|row| row.met == Some(met)).collect() };
+    let (met, missed) = (with(true), with(false));
+    let behind: Vec<&Row> = rows().filter(|row| row.met.is_none() && row.is_lost()).collect();
+    html.push_str("<h2 id=\"goals\">Goals</h2>\n");
+    put!(html, "<p>{} of {} goals that have a number are met.</p>\n", met.len(), met.len() + missed.len());
+    for (rows, heading, open) in [
+        (missed, "Missed", " open"),
+        (behind, "Without a goal, and behind a peer in three repetitions of four", ""),
+        (met, "Met", ""),
+    ] {
+        if !rows.is_empty() {
+            put!(html, "<details{open}><summary>{heading}: {}</summary>\n", rows.len());
+            bars::put_table(html, &rows, bars::Told::Where);
+            html.push_str("</details>\n");
+        }
     }
-    html.push_str("<p>Missed, or behind a peer in three repetitions of four:</p>\n");
-    bars::put_table(html, &lost, bars::Told::Where);
 }
 
 fn put_unmeasured(html: &mut String, sections: &[Section]) {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::ArenaShare;
+use crate::arena::control::Manners;
 use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
@@ -28,9 +29,11 @@ use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
 mod heat;
+mod polite;
 
 use heat::Heat;
 pub use heat::HotFile;
+use polite::Polite;
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -40,13 +43,31 @@ pub struct CacheOwner {
     files: RankedMutex<HashMap<u64, Arc<File>>>,
     last: AtomicU64,
     heat: Heat,
+    /// If what the kernel holds is left to it.
+    polite: Option<Polite>,
 }
 
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self { cache, outside: Outside::default(), files, last: AtomicU64::new(0), heat: Heat::new() }
+        Self {
+            cache,
+            outside: Outside::default(),
+            files,
+            last: AtomicU64::new(0),
+            heat: Heat::new(),
+            polite: None,
+        }
+    }
+
+    /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
+    /// page cache while nobody waits, and taken over. So no read is slower than without us, and those of what is read
+    /// once are not faster.
+    #[must_use]
+    pub fn polite(mut self) -> Self {
+        self.polite = Some(Polite::new());
+        self
     }
 
     /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
@@ -103,11 +124,39 @@ impl Owner for CacheOwner {
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
+        if self.polite.as_ref().is_some_and(|polite| polite.is_ours((device, inode))) {
+            file.read_by_kernels_cache();
+        }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
         self.heat.attached(id, std::fs::read_link(path).unwrap_or_default());
         self.files.lock().insert(handle, Arc::new(file));
         Ok(Attached { handle, cell, id })
+    }
+
+    fn manners(&self) -> Manners {
+        self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
+    }
+
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let room = self.cache.arena().bound() / 4;
+        self.polite.as_ref()?.judge(process, descriptor, file, spent, room)
+    }
+
+    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+        let Some(polite) = &self.polite else { return };
+        while let Some(wish) = polite.next_wish() {
+            let done = self.cache.adopt(wish.file()).and_then(|file| {
+                file.read_by_kernels_cache();
+                wish.steps()
+                    .take_while(|_| go_on())
+                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
+            });
+            let (device, inode) = polite.end(&wish, done.is_ok());
+            if done.is_ok() {
+                self.cache.share().control().control().note_taken(device, inode);
+            }
+        }
     }
 
     fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {

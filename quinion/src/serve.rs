@@ -37,7 +37,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Control, Counter, Operation, RING_ENTRIES, Reason, Request, VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, CREDIT_SPENT, Control, Counter, Manners, Operation, RING_ENTRIES, Reason, Request,
+    VIEWERS_MAX, ViewerPage, state,
 };
 use crate::arena::{ArenaShare, CellNumber};
 use crate::sync::{Rank, RankedMutex};
@@ -55,7 +56,7 @@ const NAP_MILLIS: u32 = 1000;
 /// A file as the owner attached it for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// The owner's number for this attachment, different from all others that are not detached yet.
+    /// The owner's number for this attachment, different from all others that are not detached yet, and from 0.
     pub handle: u64,
     /// Where the file's record is.
     pub cell: CellNumber,
@@ -73,6 +74,22 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
     /// descriptor may have been closed and used again since. Size and times are looked at now.
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
+    /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
+    fn manners(&self) -> Manners {
+        Manners::default()
+    }
+    /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
+    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again. `spent`
+    /// says that it does ask again.
+    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let _ = (process, descriptor, file, spent);
+        None
+    }
+    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is better
+    /// done when nobody waits for it. It ends soon after `go_on` says no.
+    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+        let _ = go_on;
+    }
     /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist.
     fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno>;
     /// A reader met the readahead marker on the folio whose first page is `page`.
@@ -203,19 +220,14 @@ impl Service {
         let past = RankedMutex::new(Rank::Viewer, ViewerTotals::default());
         let shared = Arc::new(Shared { owner, seats, past, cursor: AtomicU32::new(0) });
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
+        shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the others.
-        service.spawn("quinion-keeper", Shared::keep_house)?;
-        for _ in 0..workers.max(1) {
-            service.spawn("quinion-worker", Shared::answer_viewers)?;
-        }
+        // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
+        // alone; the rest is the keeper's, and it makes do with fewer.
+        service.threads.push(spawn(&service.shared, "quinion-worker", |shared| shared.answer_viewers())?);
+        let keep_house = move |shared: &Arc<Shared>| shared.keep_house(workers.saturating_sub(1));
+        service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
         Ok(service)
-    }
-
-    fn spawn(&mut self, name: &str, life: fn(&Shared)) -> std::io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))?);
-        Ok(())
     }
 
     /// What viewers did so far.
@@ -245,6 +257,15 @@ impl Service {
         self.shared.drain_rings();
         self.shared.detach_all();
     }
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    life: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
 }
 
 impl Drop for Service {
@@ -338,6 +359,9 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
         self.seats[job.viewer].lock().busy -= 1;
+        if job.operation == Operation::Attach as u32 {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(&|| !self.is_closed())));
+        }
     }
 
     fn answer(&self, job: &Job) -> Result<[u64; 2], Errno> {
@@ -370,7 +394,11 @@ impl Shared {
     }
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
-        let descriptor = i32::try_from(descriptor).map_err(|_| Errno::BADF)?;
+        let spent = descriptor & CREDIT_SPENT != 0;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
+        if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
+            return Ok([0, credit]);
+        }
         let attached = self.owner.attach(job.process, descriptor, device, inode)?;
         let is_new = self.seats[job.viewer].lock().handles.insert(attached.handle);
         debug_assert!(is_new, "a handle that was given already");
@@ -379,7 +407,15 @@ impl Shared {
 
     // ---- the keeper -----------------------------------------------------------------------------
 
-    fn keep_house(&self) {
+    /// The keeper's life; the workers besides the first are its children.
+    fn keep_house(self: &Arc<Self>, workers: usize) {
+        let worker = |_| spawn(self, "quinion-worker", |shared| shared.answer_viewers()).ok();
+        let workers: Vec<_> = (0..workers).filter_map(worker).collect();
+        self.beat();
+        workers.into_iter().for_each(|worker| worker.join().expect("a worker does not panic"));
+    }
+
+    fn beat(&self) {
         while !self.is_closed() {
             self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
             for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {

@@ -32,8 +32,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Control, ControlView, Counter, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason, Request,
-    ViewerPage, state,
+    ABANDONED, Control, ControlView, Counter, Manners, Operation, REQUEST_SLOTS, RING_ENTRIES, Reason,
+    Request, ViewerPage, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Grown, LayoutError, View};
@@ -179,6 +179,15 @@ impl Viewer {
     #[inline]
     pub fn owner_is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    /// When files are asked for.
+    pub fn manners(&self) -> Manners {
+        self.control.control().manners()
+    }
+    /// Whether the owner has taken the file over, or another that looks like it.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        self.control.control().is_taken(device, inode)
     }
 
     /// Adds to a number of the report.

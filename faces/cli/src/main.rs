@@ -4,8 +4,8 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--report text|json|none] [--report-file FILE] [--live]
-//!                -- PROGRAM [ARGUMENTS]
+//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--attach auto|at-once] [--report text|json|none]
+//!                [--report-file FILE] [--live] -- PROGRAM [ARGUMENTS]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
@@ -95,6 +95,9 @@ struct RunArguments {
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
+    /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    attach: Attach,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
@@ -109,6 +112,16 @@ struct RunArguments {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// When `run` takes a file over from the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum Attach {
+    /// When they are read again and again: what is read once or twice the kernel reads as fast.
+    #[default]
+    Auto,
+    /// Every file at its first read.
+    AtOnce,
 }
 
 /// In which form `run` reports.
@@ -144,7 +157,11 @@ fn run(arguments: RunArguments) -> ExitCode {
         Ok(cache) => cache,
         Err(error) => return complain(&error),
     };
-    let owner = Arc::new(quinion::CacheOwner::new(cache));
+    let owner = quinion::CacheOwner::new(cache);
+    let owner = Arc::new(match arguments.attach {
+        Attach::Auto => owner.polite(),
+        Attach::AtOnce => owner,
+    });
     let options = RunOptions {
         report: match arguments.report {
             RunReport::Text => Some(Form::Text),

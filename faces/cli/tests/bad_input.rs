@@ -56,7 +56,7 @@ fn read_all(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
 
 fn run(words: &[&str]) -> Command {
     let mut command = quinion();
-    command.args(["run", "--memory", MEMORY, "--report", "none", "--"]).args(words);
+    command.args(["run", "--attach", "at-once", "--memory", MEMORY, "--report", "none", "--"]).args(words);
     command
 }
 
@@ -66,7 +66,8 @@ fn reported(words: &[&str]) -> (Output, Report) {
     let scratch = scratch();
     let path = scratch.path().join("report");
     let mut command = quinion();
-    command.args(["run", "--memory", MEMORY, "--report", "json", "--report-file"]).arg(&path).arg("--");
+    command.args(["run", "--attach", "at-once", "--memory", MEMORY, "--report", "json", "--report-file"]);
+    command.arg(&path).arg("--");
     let output = output(command.args(words));
     (output, Report::read(&path))
 }
@@ -138,13 +139,14 @@ fn files_that_may_not_be_read() {
         return left_out("files without permission: another user cannot reach the command");
     }
     assert_complains(&as_nobody(&[quinion, "cat", text(&path)]), 1, &[text(&path), "Permission denied"]);
-    let served =
-        as_nobody(&[quinion, "run", "--memory", MEMORY, "--report", "none", "--", "cat", text(&path)]);
-    assert_same("cat", &served, &as_nobody(&["cat", text(&path)]));
+    let served = |report: &str| {
+        let run = [quinion, "run", "--attach", "at-once", "--memory", MEMORY, "--report", report];
+        as_nobody(&[&run[..], &["--", "cat", text(&path)]].concat())
+    };
+    assert_same("cat", &served("none"), &as_nobody(&["cat", text(&path)]));
     // What may be read is served to an ordinary user too.
     fs::set_permissions(&path, Permissions::from_mode(0o444)).expect("it is ours");
-    let served =
-        as_nobody(&[quinion, "run", "--memory", MEMORY, "--report", "json", "--", "cat", text(&path)]);
+    let served = served("json");
     assert_eq!(served.stdout, b"secret");
     assert_eq!(Report(String::from_utf8_lossy(&served.stderr).into_owned()).served(), 6, "{served:?}");
 }

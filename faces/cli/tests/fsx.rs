@@ -48,7 +48,7 @@ fn it_finds_nothing_wrong() {
         let folder = scratch();
         configure(folder.path());
         let mut run = quinion();
-        run.args(["run", "--memory", MEMORY, "--"]).arg(program("fsx"));
+        run.args(["run", "--attach", "at-once", "--memory", MEMORY, "--"]).arg(program("fsx"));
         run.args(["-f", "fsx.toml", "-N", "3000", "-S", seed, "file"]);
         let output = run.current_dir(folder.path()).output().expect("our own command starts");
         assert!(output.status.success(), "seed {seed}: {output:?}");

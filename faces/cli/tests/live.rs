@@ -137,8 +137,8 @@ fn kill(process: i32, signal: i32) {
 }
 
 /// The arguments that run a script, watched.
-fn watched(script: &str) -> [&str; 7] {
-    ["--live", "--memory=16M", "--report=none", "--", "sh", "-c", script]
+fn watched(script: &str) -> [&str; 8] {
+    ["--live", "--attach=at-once", "--memory=16M", "--report=none", "--", "sh", "-c", script]
 }
 
 #[test]

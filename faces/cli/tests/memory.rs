@@ -78,7 +78,9 @@ fn stays_within(memory: u64) {
     let path = scratch.path().join("large");
     make(&path, 4 * memory);
     let size = format!("{}M", memory >> 20);
-    for words in [&["cat", "--memory", &size][..], &["run", "--memory", &size, "--", "cat"]] {
+    for words in
+        [&["cat", "--memory", &size][..], &["run", "--attach", "at-once", "--memory", &size, "--", "cat"]]
+    {
         let peaks = watch(words, &path);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!(

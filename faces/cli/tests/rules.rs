@@ -8,14 +8,18 @@
 //!
 //! Each rule is a test of its own name, and most run twice: with a naive owner
 //! that has room for 6 pages, where nearly every read waits and evicts, and with
-//! the cache itself, where nearly every read is a hit. A rule that is about what
+//! the cache itself, where nearly every read is a hit. All run a third time with an owner
+//! that leaves each file to the kernel at first, so that descriptors change hands in the middle of it. A rule that is about what
 //! must not be served also says so by the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::serve::{Owner, ViewerTotals};
+use quinion::arena::control::Manners;
+use quinion::serve::{Attached, Owner, ViewerTotals};
+use quinion::units::{Frame, PageIndex};
+use quinion::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::run::Session;
 
@@ -81,15 +85,58 @@ enum Room {
     FewPages,
     /// The cache itself, in which everything fits: nearly every read is a hit.
     Cache,
+    /// The same, of an owner that leaves files to the kernel for some reads, twice.
+    Hesitant,
+}
+
+/// A cache whose owner says "not yet" to each file once.
+#[derive(Debug)]
+struct Hesitant {
+    owner: CacheOwner,
+    asked: std::sync::Mutex<std::collections::HashSet<(u64, u64)>>,
+}
+
+impl Owner for Hesitant {
+    fn manners(&self) -> Manners {
+        Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
+    }
+    fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+        let is_new = self.asked.lock().unwrap().insert(file);
+        assert!(!is_new || !spent, "credit was spent that was not given");
+        is_new.then_some(7_000)
+    }
+    fn arena(&self) -> quinion::arena::ArenaShare<'_> {
+        self.owner.arena()
+    }
+    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
+        self.owner.attach(process, descriptor, device, inode)
+    }
+    fn fill(&self, handle: u64, position: u64, len: u64) -> Result<(), Errno> {
+        self.owner.fill(handle, position, len)
+    }
+    fn advance(&self, handle: u64, page: PageIndex) {
+        self.owner.advance(handle, page);
+    }
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
+        self.owner.revalidate(handle)
+    }
+    fn detach(&self, handle: u64) {
+        self.owner.detach(handle);
+    }
+    fn touched(&self, frame: Frame) {
+        self.owner.touched(frame);
+    }
+}
+
+fn cache_owner() -> CacheOwner {
+    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap())
 }
 
 fn owner(room: Room) -> Arc<dyn Owner> {
     match room {
         Room::FewPages => NaiveOwner::new(6),
-        Room::Cache => {
-            let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-            Arc::new(CacheOwner::new(cache))
-        }
+        Room::Cache => Arc::new(cache_owner()),
+        Room::Hesitant => Arc::new(Hesitant { owner: cache_owner(), asked: Default::default() }),
     }
 }
 
@@ -123,6 +170,8 @@ macro_rules! rules {
                 let totals = same_with_and_without(stringify!($name), 1, room);
                 assert!(totals.reads > 0, "nothing was served: {totals:?}");
             }
+            // What is read in few calls may end before it is our turn.
+            same_with_and_without(stringify!($name), 1, Room::Hesitant);
         }
     )* };
 }
@@ -171,6 +220,21 @@ fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
 #[test]
 fn a_file_that_was_written_here_is_never_served() {
     assert_eq!(same_with_and_without("sparse", 1, Room::Cache).reads, 0);
+}
+
+/// 1. A program reads a file in many calls, at its offset and elsewhere, by one thread and by several.
+/// 2. The kernel serves the first of them, we the rest, and what was read is the same.
+#[test]
+fn descriptors_change_hands_while_they_are_read() {
+    use quinion::arena::control::Reason;
+    for case in ["read", "pread", "vectors", "seek", "threads"] {
+        let totals = same_with_and_without(case, 1, Room::Hesitant);
+        let left = totals.reasons[Reason::Left as usize];
+        assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
+    }
+    for seed in 100..130 {
+        same_with_and_without("random", seed, Room::Hesitant);
+    }
 }
 
 #[test]

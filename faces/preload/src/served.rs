@@ -7,6 +7,9 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
+//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
+//!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
 //! that changed. So an error the program sees is always the kernel's own.
@@ -17,7 +20,7 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{Counter, Operation, Reason};
+use quinion::arena::control::{CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, RequestError, Viewer};
 
@@ -49,21 +52,48 @@ enum Target<'a> {
 
 // ---- 1: what is fd? -----------------------------------------------------------------------------------
 
-/// The viewer and the word of a descriptor that is served; a candidate is attached on the way.
+/// At what place of a file a read begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// Where the descriptor stands.
+    Offset,
+    /// Where the call says.
+    Position,
+}
+
+/// The viewer and the word of a descriptor that is served; a candidate is attached on the way, if it is time.
 #[inline]
-fn served(fd: c_int) -> Option<(&'static Viewer, Word)> {
+fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
     let viewer = process::viewer()?;
     let word = table::look(fd)?;
-    if word.state() == State::Served { Some((viewer, word)) } else { not_served_yet(viewer, fd, word) }
+    if word.state() == State::Served {
+        Some((viewer, word))
+    } else {
+        not_served_yet(viewer, fd, word, to, start)
+    }
 }
 
 #[cold]
-fn not_served_yet(viewer: &'static Viewer, fd: c_int, mut word: Word) -> Option<(&'static Viewer, Word)> {
+fn not_served_yet(
+    viewer: &'static Viewer,
+    fd: c_int,
+    mut word: Word,
+    to: Target<'_>,
+    start: Start,
+) -> Option<(&'static Viewer, Word)> {
     loop {
         match word.state() {
             State::Served => return Some((viewer, word)),
             State::Moving => kernel::yield_now(),
-            State::Candidate => attach(viewer, fd, word),
+            State::Candidate => match whose_turn(viewer, fd, word) {
+                Turn::Ours => attach(viewer, fd, word),
+                // A read at the offset is charged by `pass_on`.
+                Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                    viewer.count(Counter::KernelReads, 1);
+                    return None;
+                }
+                Turn::Kernels | Turn::Unknown => {}
+            },
             State::Kernel => {
                 viewer.count(Counter::KernelReads, 1);
                 return None;
@@ -75,16 +105,96 @@ fn not_served_yet(viewer: &'static Viewer, fd: c_int, mut word: Word) -> Option<
     }
 }
 
-/// Whether reads of a descriptor are served; a candidate is attached on the way.
+/// Whether reads of a descriptor are served; a candidate is attached on the way, if it is time.
 fn is_served(fd: c_int) -> bool {
     let Some(viewer) = process::viewer() else { return false };
     loop {
         let Some(word) = table::look(fd) else { return false };
         match word.state() {
             State::Served => return true,
-            State::Candidate => attach(viewer, fd, word),
+            State::Candidate => match whose_turn(viewer, fd, word) {
+                Turn::Ours => attach(viewer, fd, word),
+                Turn::Kernels => return false,
+                Turn::Unknown => {}
+            },
             State::Moving => kernel::yield_now(),
             _ => return false,
+        }
+    }
+}
+
+/// Who is to read a candidate.
+enum Turn {
+    /// We, after asking the owner.
+    Ours,
+    /// The kernel, for a while.
+    Kernels,
+    /// That has just been found out: look again.
+    Unknown,
+}
+
+fn whose_turn(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
+    match word.credit() {
+        Some(0) if !word.has_kernels_reads() => Turn::Ours,
+        Some(_) => Turn::Kernels,
+        None => look_at(viewer, fd, word),
+    }
+}
+
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(viewer: &Viewer, fd: c_int, word: Word) -> Turn {
+    let manners = viewer.manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
+        return Turn::Ours;
+    }
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    if bytes < manners.large_bytes {
+        table::give_credit(fd, word, manners.credit_bytes, false);
+    } else if viewer.is_taken(stat.device, stat.inode) {
+        return Turn::Ours;
+    } else {
+        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    }
+    Turn::Unknown
+}
+
+/// What a read takes of a credit.
+fn worth(to: Target<'_>) -> u64 {
+    match to {
+        Target::One(part) => Manners::worth(part.len as u64),
+        Target::Many(parts) => {
+            Manners::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
+        }
+    }
+}
+
+/// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
+struct Passed(Option<Word>);
+
+/// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
+/// until the read has ended.
+#[inline]
+fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
+    if process::viewer().is_none() {
+        return Passed(None);
+    }
+    let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
+    if reads.is_none() {
+        table::detach(fd, Reason::Passed);
+    }
+    Passed(reads)
+}
+
+impl Passed {
+    /// The kernel has answered.
+    #[inline]
+    fn end(self, fd: c_int) {
+        if let Some(begun) = self.0 {
+            table::end_kernels_read(fd, begun);
         }
     }
 }
@@ -99,10 +209,17 @@ fn settle_unknown(viewer: &Viewer, fd: c_int, word: Word) {
     table::settle(fd, word, if regular { State::Kernel } else { State::Other });
 }
 
-/// Asks the owner for the file behind a candidate. Afterwards it is a candidate no more.
+/// Asks the owner for the file behind a candidate. Afterwards it has a credit of the owner's, or is a candidate no
+/// more.
 fn attach(viewer: &Viewer, fd: c_int, word: Word) {
-    match ask_to_attach(viewer, fd) {
-        Ok(to) => {
+    match ask_to_attach(viewer, fd, word.is_owners_credit()) {
+        Ok(Answer::AfterMore(bytes)) => {
+            if !word.is_owners_credit() {
+                viewer.count_reason(Reason::Left);
+            }
+            table::give_credit(fd, word, bytes, true);
+        }
+        Ok(Answer::Attached(to)) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
             } else {
@@ -113,7 +230,15 @@ fn attach(viewer: &Viewer, fd: c_int, word: Word) {
     }
 }
 
-fn ask_to_attach(viewer: &Viewer, fd: c_int) -> Result<Attachment, Reason> {
+/// What the owner answers to who would attach a file.
+enum Answer {
+    /// Here it is.
+    Attached(Attachment),
+    /// Ask again when the kernel has read so many bytes.
+    AfterMore(u64),
+}
+
+fn ask_to_attach(viewer: &Viewer, fd: c_int, spent: bool) -> Result<Answer, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
@@ -125,9 +250,13 @@ fn ask_to_attach(viewer: &Viewer, fd: c_int) -> Result<Attachment, Reason> {
     if written::contains(stat.device, stat.inode) {
         return Err(Reason::Writable);
     }
-    let question = [fd as u64, stat.device, stat.inode];
+    let spent = if spent { CREDIT_SPENT } else { 0 };
+    let question = [fd as u64 | spent, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
-    Ok(Attachment { handle, place, device: stat.device, inode: stat.inode })
+    Ok(match handle {
+        0 => Answer::AfterMore(place.max(1)),
+        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode }),
+    })
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -255,7 +384,7 @@ fn transfer_all(viewer: &Viewer, fd: c_int, position: u64, to: Target<'_>) -> Op
 #[inline]
 fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd)?;
+        let (viewer, word) = served(fd, to, Start::Offset)?;
         test_cancel();
         let bytes = transfer_all(viewer, fd, word.offset(), to)?;
         let offset = word.offset() + bytes as u64;
@@ -271,7 +400,7 @@ fn read_on(fd: c_int, to: Target<'_>) -> Option<isize> {
 #[inline]
 fn read_at(fd: c_int, to: Target<'_>, position: u64) -> Option<isize> {
     loop {
-        let (viewer, word) = served(fd)?;
+        let (viewer, word) = served(fd, to, Start::Position)?;
         test_cancel();
         let bytes = transfer_all(viewer, fd, position, to)?;
         // The number may have been closed and opened anew under the copy.
@@ -315,14 +444,6 @@ fn at(position: i64) -> Option<u64> {
     u64::try_from(position).ok().filter(|&position| position < table::OFFSETS_MAX)
 }
 
-/// Puts the kernel's offset right before a call that is not served uses it.
-#[inline]
-fn to_the_kernel(fd: c_int) {
-    if process::viewer().is_some() {
-        table::detach(fd, Reason::Passed);
-    }
-}
-
 /// Calls a real function of the given type.
 macro_rules! call_real {
     ($name:ident($($argument:expr => $type:ty),*) -> $answer:ty) => {{
@@ -360,22 +481,26 @@ pub(crate) use names;
 names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
-        match one(to, len).and_then(|to| read_on(fd, to)) {
-            Some(answer) => answer,
-            None => {
-                to_the_kernel(fd);
-                call_real!(read(fd => c_int, to => *mut u8, len => usize) -> isize)
-            }
+        let target = one(to, len);
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
+            return answer;
         }
+        let passed = pass_on(fd, target);
+        let answer = call_real!(read(fd => c_int, to => *mut u8, len => usize) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
-        if len <= room && let Some(answer) = one(to, len).and_then(|to| read_on(fd, to)) {
+        let target = if len <= room { one(to, len) } else { None };
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
             return answer;
         }
-        to_the_kernel(fd);
-        call_real!(__read_chk(fd => c_int, to => *mut u8, len => usize, room => usize) -> isize)
+        let passed = pass_on(fd, target);
+        let answer = call_real!(__read_chk(fd => c_int, to => *mut u8, len => usize, room => usize) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served.
@@ -402,11 +527,14 @@ names! {
     /// Served.
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         // SAFETY: the program's promise.
-        if let Some(answer) = unsafe { many(parts, count) }.and_then(|to| read_on(fd, to)) {
+        let target = unsafe { many(parts, count) };
+        if let Some(answer) = target.and_then(|to| read_on(fd, to)) {
             return answer;
         }
-        to_the_kernel(fd);
-        call_real!(readv(fd => c_int, parts => *const Part, count => c_int) -> isize)
+        let passed = pass_on(fd, target);
+        let answer = call_real!(readv(fd => c_int, parts => *const Part, count => c_int) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served.
@@ -423,7 +551,8 @@ names! {
     /// Served without flags; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         // SAFETY: the program's promise.
-        if flags == 0 && let Some(to) = unsafe { many(parts, count) } {
+        let target = unsafe { many(parts, count) };
+        if flags == 0 && let Some(to) = target {
             let answer = match (position, at(position)) {
                 (-1, _) => read_on(fd, to),
                 (_, Some(position)) => read_at(fd, to, position),
@@ -433,12 +562,12 @@ names! {
                 return answer;
             }
         }
-        if position == -1 {
-            to_the_kernel(fd);
-        }
-        call_real!(preadv64v2(
+        let passed = if position == -1 { pass_on(fd, target) } else { Passed(None) };
+        let answer = call_real!(preadv64v2(
             fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int
-        ) -> isize)
+        ) -> isize);
+        passed.end(fd);
+        answer
     }
 
     /// Served: the private offset moves.

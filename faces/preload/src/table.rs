@@ -20,6 +20,17 @@
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
 //!
+//! A candidate has no private offset. Where others have it stands how much more of it the kernel is to read before the
+//! owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
+//!
+//! ```text
+//!   candidate  47     46      45            40 39                     0
+//!             [looked|owner's| kernel's reads  | credit in bytes       ]
+//! ```
+//!
+//! A read that the kernel makes at its offset stands in the word while it is under way, and nobody attaches
+//! meanwhile: whoever did would take an offset that is about to move.
+//!
 //! State and offset are one word, so a read that was served while the
 //! descriptor went back to the kernel fails its compare-exchange and starts
 //! over there. The generation tells one opening of a number from the next.
@@ -28,7 +39,8 @@
 //!  1. The kernel's offset is right before any call that uses it runs: who wants one detaches first.
 //!  2. A descriptor is SERVED only while its description is this process's alone.
 //!  3. What `FILES` holds for a number changes only while its state is MOVING.
-//!  4. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
+//!  4. A candidate with kernel's reads under way stays one, or goes to the kernel, or is closed.
+//!  5. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against opening for writing, attaching against stopping. In their one order
@@ -103,6 +115,30 @@ impl Word {
     #[must_use]
     fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
+    }
+    const LOOKED: u64 = 1 << 47;
+    const OWNERS: u64 = 1 << 46;
+    const KERNELS_READ: u64 = 1 << 40;
+    const KERNELS_READS: u64 = 0x3f << 40;
+    const CREDIT_MAX: u64 = (1 << 40) - 1;
+
+    /// Of a candidate: the bytes that the kernel is still to read; `None` if nobody has looked at the file yet.
+    pub fn credit(self) -> Option<u64> {
+        (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
+    }
+    /// Of a candidate: whether its credit is the owner's answer.
+    pub fn is_owners_credit(self) -> bool {
+        self.0 & Self::OWNERS != 0
+    }
+    /// Of a candidate: whether the kernel reads at its offset.
+    pub fn has_kernels_reads(self) -> bool {
+        self.0 & Self::KERNELS_READS != 0
+    }
+    fn with_credit(self, bytes: u64) -> Self {
+        Self(self.0 & !Self::CREDIT_MAX | Self::LOOKED | bytes.min(Self::CREDIT_MAX))
+    }
+    fn charged(self, bytes: u64) -> Self {
+        self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
     }
     /// The word of the next opening of this number.
     fn opened(self, state: State) -> Self {
@@ -273,9 +309,50 @@ fn give_back(handle: u64) {
     }
 }
 
+// ---- candidates that the kernel serves for a while ------------------------------------------------------
+
+/// Gives a candidate a credit; `is_owners` if the owner did.
+pub fn give_credit(fd: i32, from: Word, bytes: u64, is_owners: bool) {
+    let owners = if is_owners { Word::OWNERS } else { 0 };
+    let _ = exchange(fd, from, Word(from.with_credit(bytes).0 | owners)); // who was faster knew better
+}
+
+/// Takes `bytes` off a candidate's credit; whether nobody was faster.
+pub fn charge(fd: i32, from: Word, bytes: u64) -> bool {
+    exchange(fd, from, from.charged(bytes)).is_ok()
+}
+
+/// The kernel is about to read a candidate at its offset. `None` if it is no candidate with a credit; else what
+/// [`end_kernels_read`] is to be told.
+pub fn begin_kernels_read(fd: i32, bytes: u64) -> Option<Word> {
+    loop {
+        let word = look_settled(fd)?;
+        let is_full = word.0 & Word::KERNELS_READS == Word::KERNELS_READS;
+        if word.state() != State::Candidate || word.credit().is_none() || is_full {
+            return None;
+        }
+        if exchange(fd, word, Word(word.charged(bytes).0 + Word::KERNELS_READ)).is_ok() {
+            return Some(word);
+        }
+    }
+}
+
+/// The read is over. One that never is, because its thread was cancelled, keeps the candidate with the kernel.
+pub fn end_kernels_read(fd: i32, begun: Word) {
+    while let Some(word) = look_settled(fd) {
+        if word.state() != State::Candidate || !word.is_same_opening(begun) || !word.has_kernels_reads() {
+            return; // it is the kernel's by now, or another file
+        }
+        if exchange(fd, word, Word(word.0 - Word::KERNELS_READ)).is_ok() {
+            return;
+        }
+    }
+}
+
 // ---- serving ------------------------------------------------------------------------------------------
 
-/// Makes a candidate served, from the kernel's offset on. `false` if it is no candidate any more.
+/// Makes a candidate, at whose offset the kernel does not read, served from that offset on. `false` if it is no such
+/// candidate any more.
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     let published = moving(fd, from, || {
         let Some(offset) = kernel_offset(fd) else { return from.with_state(State::Kernel) };

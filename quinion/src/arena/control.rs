@@ -61,9 +61,73 @@ pub struct Control {
     /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
     /// that had it, which has become another program since.
     pub processes: [AtomicU32; VIEWERS_MAX],
+    /// The numbers of [`Manners`], in the order of its fields.
+    pub manners: [AtomicU64; 2],
+    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set bit is
+    /// a reason to ask, and a clear one a reason not to.
+    pub taken: [AtomicU64; TAKEN_BITS / 64],
+}
+
+/// Bits of [`Control::taken`].
+const TAKEN_BITS: usize = 8192;
+
+/// The word and the bit of a file in [`Control::taken`].
+fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
+    // One step of a well-known multiplicative hash, of which the upper bits are the good ones.
+    let place = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51;
+    (place as usize / 64, 1 << (place % 64))
+}
+const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
+
+/// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
+/// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Manners {
+    /// A file of so many bytes or more is asked for at its first read, if it was taken over before ([`Control::taken`]);
+    /// if not, when reads of a descriptor have come to twice its size, of which [`Manners::worth`] counts some.
+    pub large_bytes: u64,
+    /// A smaller one when they have come to so many bytes.
+    pub credit_bytes: u64,
+}
+
+impl Manners {
+    /// The most that one read counts for: the kernel's ways are long for a small read, and not worth a word for a
+    /// large one.
+    pub const READ_BYTES_MAX: u64 = 16 << 10;
+
+    /// What a read of `len` bytes takes of a credit, in bytes.
+    pub const fn worth(len: u64) -> u64 {
+        if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
+    }
 }
 
 impl Control {
+    /// When viewers are to ask for files.
+    pub fn manners(&self) -> Manners {
+        let [large, credit] = &self.manners;
+        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+    }
+
+    /// Notes that a file was taken over.
+    pub fn note_taken(&self, device: u64, inode: u64) {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// Whether a file was taken over, or looks like one that was.
+    pub fn is_taken(&self, device: u64, inode: u64) -> bool {
+        let (word, bit) = taken_bit(device, inode);
+        self.taken[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
+    pub fn set_manners(&self, manners: Manners) {
+        let numbers = [manners.large_bytes, manners.credit_bytes];
+        for (place, number) in self.manners.iter().zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Writes the first page of a control file; the magic number last.
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -192,13 +256,17 @@ pub mod state {
     pub const PENDING_UNATTENDED: u32 = 5;
 }
 
+/// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
+pub const CREDIT_SPENT: u64 = 1 << 32;
+
 /// What a viewer can ask. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, its device, its inode.
-    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half).
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
+    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
     /// Arguments: the handle, the position in bytes, the length in bytes.
@@ -264,11 +332,13 @@ pub enum Reason {
     Foreign = 11,
     /// The program locks the file, so it expects to see what others write.
     Locked = 12,
+    /// Left to the kernel for a while, which served it as well; it may be served since.
+    Left = 13,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 14] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -282,6 +352,7 @@ impl Reason {
         Reason::Changed,
         Reason::Foreign,
         Reason::Locked,
+        Reason::Left,
     ];
 }
 

@@ -66,7 +66,7 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::descriptor::before_bytes;
-use super::owner::{Arena, ArenaError, Stock};
+use super::owner::{Arena, ArenaError, Stock, no_memory};
 use super::segment::{PageSize, Sharing, create_sized, seal};
 use super::shrink::{Cost, is_pinned};
 use crate::sync::Locks;
@@ -467,7 +467,7 @@ impl Arena {
     ) -> Result<GuestExtents, GuestRefused> {
         let bytes = extents as usize * EXTENT_SIZE;
         // 1 room
-        let _growth = self.growth.lock();
+        let mut growth = self.growth.lock();
         let first =
             self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
@@ -479,6 +479,8 @@ impl Arena {
             GuestUse::Frozen => Sharing::ReadOnly,
         };
         let file = create_sized(name, bytes, sharing)?;
+        let fresh = self.view.frames_grown()..(first + extents) * EXTENT_PAGES;
+        self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
         // 3 over the extents. Who is past his first look there throws away what he sees (head of this file).
         let offset = first as usize * EXTENT_SIZE;
         if let Err(source) = self.arena_segment.lay_over(offset, bytes, file.as_fd()) {
@@ -494,9 +496,9 @@ impl Arena {
         let first = Frame(first * EXTENT_PAGES);
         let mut stock = self.stock.lock();
         stock.add_guest(first, extents);
-        // Relaxed, as in `grow`: who sees the new number finds memory, or a hole, and odd descriptors.
+        // As in `grow`: who sees the new number finds memory, or a hole, and odd descriptors.
         self.view.publish_frames(stock.frames_reached());
-        drop(stock);
+        drop((stock, growth));
         let pages = u64::from(extents) * u64::from(EXTENT_PAGES);
         self.guest_pages.fetch_add(pages, Ordering::Relaxed); // a number for reports and bounds
         let backing = (0..extents).map(|_| Mutex::new(Backing::Nothing)).collect();

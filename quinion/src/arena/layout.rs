@@ -7,6 +7,7 @@
 //! Invariants: the tables follow the header in the order of [`Layout`]'s fields,
 //! do not overlap, and end where the first extent of data begins.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
@@ -15,8 +16,8 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
 /// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages. Since 3
-/// there is a table of pages under write-back.
-pub const LAYOUT_VERSION: u32 = 3;
+/// there is a table of pages under write-back. Since 4 the control file says when files are asked for.
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +79,20 @@ impl Layout {
             dirty,
             writeback,
         })
+    }
+
+    /// Where the entries of `frames` lie in each table, in bytes. `frames` begins and ends with whole extents.
+    pub fn entries(&self, frames: &Range<u32>) -> [Range<u64>; 6] {
+        let (first, end) = (u64::from(frames.start), u64::from(frames.end));
+        let of = |table: u64, bits: u64| table + first * bits / 8..table + end * bits / 8;
+        [
+            of(self.descriptors, 32 * 8),
+            of(self.referenced, 8),
+            of(self.write_sequences, 4 * 8),
+            of(self.uptodate, 1),
+            of(self.dirty, 1),
+            of(self.writeback, 1),
+        ]
     }
 
     /// Bytes of address space the arena reserves.

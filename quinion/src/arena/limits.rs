@@ -16,6 +16,7 @@
 //! them.
 #![deny(unsafe_code)]
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
@@ -29,7 +30,7 @@ pub fn process_limit() -> u64 {
     let machine = read("/proc/meminfo").and_then(|text| memory_total(&text));
     let groups = group_limits(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
         .into_iter()
-        .filter_map(|file| group_limit(&std::fs::read_to_string(file).ok()?));
+        .filter_map(|file| group_limit(&read(file)?));
     let own = [Resource::As, Resource::Fsize].into_iter().filter_map(|resource| getrlimit(resource).current);
     machine.into_iter().chain(groups).chain(own).min().unwrap_or(u64::MAX)
 }
@@ -42,8 +43,12 @@ pub fn default_memory() -> u64 {
     whole.clamp(Arena::MEMORY_MIN, MEMORY_MAX)
 }
 
-fn read(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
+/// The text of a file of the kernel's. These have no size to go by, so what most of them fit into is there before: a
+/// read of the next few bytes makes the kernel write the whole text again.
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    let mut text = Vec::with_capacity(16 << 10);
+    std::fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
+    String::from_utf8(text).ok()
 }
 
 /// `MemTotal` of `/proc/meminfo`, in bytes.

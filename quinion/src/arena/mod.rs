@@ -24,6 +24,7 @@
 //!   for the owner                       owner -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
+//!                                             -> tables    memory for the tables, when frames need it
 //!                                             -> shrink    extents out of use, and back to the machine
 //!                                             -> guest     extents with files of their own
 //!                                             -> limits    how much a process may hope for
@@ -71,6 +72,8 @@ mod page_locks;
 mod segment;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod shrink;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod tables;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use buddy::Run;
 #[cfg(all(feature = "std", not(quinion_model)))]

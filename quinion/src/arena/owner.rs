@@ -8,7 +8,7 @@
 //!                       `---stock---'
 //! ```
 //!
-//! The first extents hold the header and the tables. All others come one after
+//! The first extents hold the header and the tables (`tables.rs`). All others come one after
 //! the other, when somebody asks and nothing is free, and go to the buddy as
 //! data or are cut into cells. Cells and data trade whole extents afterwards.
 //! An extent of data can be emptied and given back to the machine (`shrink.rs`);
@@ -27,7 +27,7 @@
 //!     they and the control file are within the bound, and none while a lowered bound has not been reached.
 //!  2. Every extent that is grown is exactly one of: meta, data, cells, a guest's (`guest.rs`). Some of data are being
 //!     emptied.
-//!  3. A frame that no folio heads has an odd descriptor, from the day the arena was built.
+//!  3. A frame that no folio heads has an odd descriptor, from before it was published.
 //!  4. Extents that may be grown, and those of cells, are together at least the reserve, but for extents that a lowered
 //!     bound wants emptied.
 //!  5. Frames below `frames_grown` have memory, or had it and are punched; nobody touches one at or above it.
@@ -41,6 +41,7 @@
 //! the first only, so who finds something free never waits for the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,6 +55,7 @@ use super::limits::process_limit;
 use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing};
 use super::shrink::Returned;
+use super::tables::Tables;
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
 use crate::sync::{Locks, Rank, RankedMutex};
@@ -169,7 +171,8 @@ pub struct ArenaStats {
     pub max_bytes: u64,
     /// Memory taken so far, the control file not included: `meta_bytes + cell_bytes + data_bytes + guest_bytes`.
     pub grown_bytes: u64,
-    /// The header's and the tables' part of it.
+    /// The header's and the tables' part of it. All of it counts from the start, though some has no memory until the
+    /// frames come that need it.
     pub meta_bytes: u64,
     /// The part that is cut into cells, for index nodes and mapping records.
     pub cell_bytes: u64,
@@ -286,8 +289,9 @@ impl std::ops::Deref for KeepingView {
 }
 
 /// What growing needs to know.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Growth {
+    pub(super) tables: Tables,
     failures: u64,
     /// Wishes to refuse before the machine is asked again.
     refuse: u32,
@@ -418,13 +422,13 @@ impl Arena {
     /// The least bound, in bytes.
     pub const MEMORY_MIN: u64 = 16 << 20;
 
-    /// Builds an arena. Takes the memory of its tables at once (0.9 % of the bound, in whole extents) and
-    /// all other when it is needed. May wait for the machine to find it.
+    /// Builds an arena. Sets aside for its tables 0.9 % of the bound, in whole extents, and takes memory
+    /// when it is needed: at first some extents of the tables. May wait for the machine to find it.
     pub fn build(options: ArenaOptions) -> Result<Self, ArenaError> {
         Self::build_within(options, Reservation { memory_max: options.memory, swap: Swap::Allowed })
     }
 
-    /// As [`Arena::build`], for bounds up to `reservation.memory_max`, of which the tables take their 0.9 % at once.
+    /// As [`Arena::build`], for bounds up to `reservation.memory_max`, of which the tables take their 0.9 %.
     pub fn build_within(options: ArenaOptions, reservation: Reservation) -> Result<Self, ArenaError> {
         let layout = layout_for(options.memory, reservation.memory_max)?;
         let arena_segment =
@@ -435,16 +439,12 @@ impl Arena {
             control_segment.lock()?;
         }
         let extents_grown = layout.frames_meta / EXTENT_PAGES;
-        let huge = populate_meta(&arena_segment, extents_grown)?;
         control_segment.populate_bytes(0, PAGE_SIZE).map_err(no_memory)?;
         // SAFETY: the segment maps `bytes_max` bytes and is dropped with the view, in `Arena`.
         let view = unsafe { View::new(arena_segment.base(), layout) };
         // SAFETY: the segment maps CONTROL_BYTES bytes and is dropped with the view, in `Arena`.
         let control = unsafe { ControlView::new(control_segment.base()) };
         let (token, owner) = (random(), std::process::id());
-        make_descriptors_odd(&view);
-        view.header().publish(&layout, token, owner);
-        control.control().publish(token, owner);
         let stock = Stock {
             extents_max: extents_within(options.memory),
             extents_grown,
@@ -454,13 +454,14 @@ impl Arena {
             growths: 0,
             buddy: Buddy::new(),
             cells: Cells::new(),
-            huge,
+            huge: BTreeSet::new(),
             punched: BTreeSet::new(),
             guests: Guests::default(),
             emptying: BTreeMap::new(),
             is_lowered: false,
         };
-        Ok(Self {
+        let growth = Growth { tables: Tables::new(extents_grown), failures: 0, refuse: 0, returned: 0 };
+        let arena = Self {
             view,
             control,
             bound: AtomicU64::new(options.memory),
@@ -468,12 +469,52 @@ impl Arena {
             token,
             pinned_pages: AtomicU64::new(0),
             guest_pages: AtomicU64::new(0),
-            growth: RankedMutex::new(Rank::Growth, Growth::default()),
+            growth: RankedMutex::new(Rank::Growth, growth),
             stock: RankedMutex::new(Rank::Arena, stock),
             page_locks: PageLocks::new(),
             arena_segment,
             control_segment,
-        })
+        };
+        arena.make_first_entries().map_err(no_memory)?;
+        arena.view.header().publish(&layout, token, owner);
+        arena.control.control().publish(token, owner);
+        Ok(arena)
+    }
+
+    /// As [`Arena::make_entries`], for the frames of the header and the tables, which will be no folio's: pages will
+    /// do for them, and extents come when the first frame is grown.
+    fn make_first_entries(&self) -> std::io::Result<()> {
+        let (layout, page) = (self.view.layout(), PAGE_SIZE as u64);
+        let frames = 0..layout.frames_meta;
+        let header = 0..page;
+        for bytes in layout.entries(&frames).into_iter().chain([header]) {
+            let from = bytes.start / page * page;
+            let len = (bytes.end - from).next_multiple_of(page);
+            self.arena_segment.populate_bytes(from as usize, len as usize)?;
+        }
+        self.make_odd(frames);
+        Ok(())
+    }
+
+    /// Gives the tables' entries of `frames`, which nobody knows of yet, their memory, and every frame of them a
+    /// descriptor that names nothing: a zero is an even sequence.
+    /// Locks: Arena.
+    pub(super) fn make_entries(&self, tables: &mut Tables, frames: Range<u32>) -> std::io::Result<()> {
+        while let Some(extent) = tables.next_wanted(self.view.layout(), &frames) {
+            if self.arena_segment.populate(extent)? == PageSize::Huge {
+                self.stock.lock().huge.insert(extent);
+            }
+            tables.add(extent);
+        }
+        self.make_odd(frames);
+        Ok(())
+    }
+
+    fn make_odd(&self, frames: Range<u32>) {
+        let grown = self.view.grown_to(frames.end);
+        for frame in frames.map(Frame) {
+            grown.descriptor(frame).expect("it is below `frames_max`").set_free(None);
+        }
     }
 
     /// The arena by numbers, as viewers have it too.
@@ -558,7 +599,7 @@ impl Arena {
     /// called before a viewer is given the file: viewers look for a free page of it by themselves, and where
     /// the machine has no memory for that page they would be killed.
     pub fn populate_control(&self) -> Result<(), ArenaError> {
-        self.control_segment.populate_bytes(0, CONTROL_BYTES).map_err(no_memory)
+        self.control_segment.populate(0).map(drop).map_err(no_memory)
     }
 
     // ---- frames ---------------------------------------------------------------------------------
@@ -814,12 +855,17 @@ impl Arena {
             stock.next_extent(wanted).expect("it may grow")
         };
         // 2 memory, while others go on allocating
-        let Some(size) = growth.ask(|| self.arena_segment.populate(extent)) else { return Grown::No };
+        let fresh = self.view.frames_grown()..(extent + 1) * EXTENT_PAGES;
+        let size = growth.ask(|tables| {
+            self.make_entries(tables, fresh)?;
+            self.arena_segment.populate(extent)
+        });
+        let Some(size) = size else { return Grown::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
         stock.add_grown(extent, size);
-        // Relaxed: a reader that sees the new number finds memory there, which the kernel gave above, and
-        // descriptors that have been odd since before the header was published. Where a punched extent is grown
+        // A reader that sees the new number finds memory there, which the kernel gave above, and
+        // descriptors that have been odd since before. Where a punched extent is grown
         // again the number stays as it is, and a reader is led there by its descriptors alone.
         self.view.publish_frames(stock.frames_reached());
         match wanted {
@@ -849,7 +895,8 @@ impl Arena {
             free_pages: stock.buddy.free_pages(),
             leaving_pages: stock.returned_pages(),
             extents_huge: stock.huge.len() as u64,
-            extents_small: u64::from(stock.extents_grown - stock.guests.extents()) - stock.huge.len() as u64,
+            extents_small: u64::from(stock.extents_grown - stock.guests.extents() - growth.tables.missing())
+                - stock.huge.len() as u64,
             control_bytes: CONTROL_BYTES as u64,
             growth_failures: growth.failures,
             slack_bytes: bytes(stock.excess()),
@@ -1001,12 +1048,12 @@ impl Stock {
 impl Growth {
     /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
     /// expensive where memory is short, and whoever was told "none" is about to ask again.
-    fn ask(&mut self, populate: impl FnOnce() -> std::io::Result<PageSize>) -> Option<PageSize> {
+    fn ask(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>) -> Option<PageSize> {
         if self.refuse > 0 {
             self.refuse -= 1;
             return None;
         }
-        match populate() {
+        match populate(&mut self.tables) {
             Ok(size) => Some(size),
             Err(_) => {
                 self.failures += 1;
@@ -1077,30 +1124,8 @@ fn layout_for(memory: u64, memory_max: u64) -> Result<Layout, ArenaError> {
     }
 }
 
-/// Takes the memory of the header and the tables; which of its extents are huge pages.
-fn populate_meta(segment: &Segment, extents: u32) -> Result<BTreeSet<u32>, ArenaError> {
-    let mut huge = BTreeSet::new();
-    for extent in 0..extents {
-        if segment.populate(extent).map_err(no_memory)? == PageSize::Huge {
-            huge.insert(extent);
-        }
-    }
-    Ok(huge)
-}
-
-fn no_memory(source: std::io::Error) -> ArenaError {
+pub(super) fn no_memory(source: std::io::Error) -> ArenaError {
     ArenaError::System { call: "madvise(MADV_POPULATE_WRITE)", source }
-}
-
-/// Gives every frame that will ever be a descriptor that names nothing: the tables are zeros, and a zero
-/// is an even sequence. Done for all at once, so that growing has nothing to publish.
-fn make_descriptors_odd(view: &View) {
-    let frames = view.layout().frames_max;
-    // Nobody else sees the arena yet: `publish` sets the true number.
-    view.header().frames_grown.store(frames, Ordering::Relaxed);
-    for frame in (0..frames).map(Frame) {
-        view.own(frame).set_free(None);
-    }
 }
 
 /// A number that nobody can guess; never 0.
@@ -1162,6 +1187,22 @@ mod tests {
         assert!(matches!(small, ArenaError::TooSmall { min: SMALL, .. }));
         assert!(small.to_string().contains("16777216"), "{small}");
         assert!(matches!(build(u64::MAX), Err(ArenaError::TooLarge { max, .. }) if max <= MEMORY_MAX));
+    }
+
+    /// The tables have entries for all frames there may be, and memory for those there are.
+    #[test]
+    fn a_large_arena_takes_little_before_it_is_used() {
+        let arena = arena(8 << 30);
+        let (at_first, meta) = (taken(&arena), arena.stats().meta_bytes);
+        assert!(at_first < 2 << 20 && meta > 70 << 20, "{at_first} bytes taken, {meta} set aside");
+        let frame = arena.alloc(Order(0)).unwrap();
+        let grown = taken(&arena) - at_first;
+        assert!(grown < 16 << 20, "{grown} bytes for one frame and its entries");
+        let stats = arena.stats();
+        let backed = stats.extents_huge + stats.extents_small;
+        assert!(backed * EXTENT_SIZE as u64 <= 16 << 20, "{backed} extents are said to have memory");
+        arena.free(frame, Order(0));
+        arena.check().unwrap();
     }
 
     #[test]
@@ -1639,7 +1680,9 @@ mod tests {
     fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
         let stats = arena.stats();
         let (taken, counted) = (taken(arena), stats.grown_bytes - stats.guest_bytes + PAGE_SIZE as u64);
-        if taken != counted {
+        // Tables that have no memory yet may have some pages of it.
+        let missing = u64::from(arena.growth.lock().tables.missing()) * EXTENT_SIZE as u64;
+        if taken > counted || taken < counted - missing || missing > 0 && taken == counted {
             return Err(format!("{taken} bytes are taken, {counted} counted: {stats:?}"));
         }
         if stats.grown_bytes + stats.control_bytes > stats.bound_bytes {
@@ -1758,18 +1801,18 @@ mod tests {
 
     #[test]
     fn a_machine_without_memory_is_asked_now_and_then() {
-        let mut growth = Growth::default();
+        let mut growth = Growth { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
         let mut asked = 0;
         for _ in 0..3 * (WISHES_REFUSED + 1) {
-            let refused = growth.ask(|| {
+            let refused = growth.ask(|_| {
                 asked += 1;
                 Err(Errno::NOMEM.into())
             });
             assert_eq!(refused, None);
         }
         assert_eq!((asked, growth.failures), (3, 3));
-        assert_eq!(growth.ask(|| Ok(PageSize::Small)), Some(PageSize::Small));
-        assert_eq!(growth.ask(|| Ok(PageSize::Huge)), Some(PageSize::Huge));
+        assert_eq!(growth.ask(|_| Ok(PageSize::Small)), Some(PageSize::Small));
+        assert_eq!(growth.ask(|_| Ok(PageSize::Huge)), Some(PageSize::Huge));
     }
 
     // ---- what others may do with the files ---------------------------------------------------------

@@ -149,15 +149,24 @@ impl View {
     /// Frames that may be looked at now.
     #[inline]
     pub fn frames_grown(&self) -> u32 {
-        // Relaxed: a frame number that is read before its extent is seen as grown is refused, which
+        // Acquire, partner: the Release in `publish_frames`: who sees a frame sees its descriptor odd, or as it became
+        // since. A frame number that is read before its extent is seen as grown is refused, which
         // costs a miss and nothing else. The lesser of the two keeps a bad header from harm.
-        self.header().frames_grown.load(Ordering::Relaxed).min(self.layout.frames_max)
+        self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
     }
 
     /// There are so many frames from now on. For the owner.
     #[cfg(feature = "std")]
     pub(super) fn publish_frames(&self, frames: u32) {
-        self.header().frames_grown.store(frames, Ordering::Relaxed);
+        // Release, partner: the Acquire in `frames_grown`.
+        self.header().frames_grown.store(frames, Ordering::Release);
+    }
+
+    /// The view as if there were so many frames: for the owner, who is about to publish them, and has given their
+    /// entries memory.
+    #[cfg(feature = "std")]
+    pub(super) fn grown_to(&self, frames: u32) -> Grown<'_> {
+        Grown { view: self, frames: frames.min(self.layout.frames_max) }
     }
 
     /// The frames that exist now, looked up once for several questions. All questions below are its.

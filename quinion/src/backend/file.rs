@@ -8,7 +8,7 @@
 //! system says how (`STATX_DIOALIGN`) and our reads, which begin at multiples of
 //! 4096 and go to whole pages, satisfy it. Else it is read through the kernel's
 //! cache with the kernel's readahead off, because ours is at work. If a direct
-//! read is refused later the file is read through the cache from then on.
+//! read is refused later, or the cache is known to hold the file, it is read through the cache from then on.
 //!
 //! A file that is opened for **writing** is written the same way, but for its last page, if that is partial: direct
 //! I/O is of whole sectors, and nothing may be written behind the end, not even for a moment, because a crash would
@@ -193,6 +193,12 @@ impl Backend for LocalFile {
     }
     fn is_direct(&self) -> bool {
         self.way() == Way::Direct
+    }
+
+    fn read_by_kernels_cache(&self) {
+        if self.file.writing.is_none() {
+            self.file.fall_back();
+        }
     }
 
     fn leasable(&self) -> Option<Leasable<'_>> {
@@ -424,7 +430,7 @@ impl OpenFile {
         }
     }
 
-    /// A direct read was refused: reads the file by the kernel's cache from now on.
+    /// A direct read was refused, or not wanted: reads the file by the kernel's cache from now on.
     pub(super) fn fall_back(&self) -> Way {
         if self.is_direct.swap(false, Ordering::Relaxed) {
             // If the flag stays, the next read is refused again and its error is told.

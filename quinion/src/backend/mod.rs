@@ -173,6 +173,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Reads go through the kernel's page cache from now on, because that holds the file, or newer bytes of it than the
+    /// device. A backend that has no such choice does nothing.
+    fn read_by_kernels_cache(&self) {}
+
     /// Whether the file may be read by uncached reads, whose pages are dropped when the reader has passed. A
     /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
     fn can_drop_behind(&self) -> bool {

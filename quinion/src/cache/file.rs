@@ -554,6 +554,10 @@ impl File {
         let identity = self.handle.mapping.identity();
         (identity.device, identity.inode) == (device, inode)
     }
+    /// Reads go through the kernel's page cache from now on.
+    pub(crate) fn read_by_kernels_cache(&self) {
+        self.handle.mapping.backend().read_by_kernels_cache();
+    }
     /// Makes the page at `position` ready for a reader who wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;

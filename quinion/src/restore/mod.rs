@@ -74,6 +74,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +121,7 @@ pub struct RestoreOptions {
     pub run_bytes: u64,
     /// What is done with a VM that cannot be served.
     pub on_failure: OnFailure,
-    /// How long a peer may take to send its message. If not set, 10 seconds.
+    /// How long a peer may take to send its message; 1 millisecond to 1 day. If not set, 10 seconds.
     pub greeting: Duration,
     /// Whether the order in which the image is wanted is noted, for [`Server::trace`]. It takes a bit for each page.
     pub record: bool,
@@ -135,6 +136,9 @@ pub struct RestoreOptions {
 
 /// Who is told what happens.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// The least and the most of [`RestoreOptions::greeting`]: a clock that is asked for that long from now has an answer.
+const GREETINGS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 60 * 60);
 
 impl Default for RestoreOptions {
     fn default() -> Self {
@@ -171,7 +175,7 @@ impl RestoreOptions {
 
     /// What is out of its range, in words.
     fn check(&self) -> Result<(), String> {
-        let run = self.run_bytes;
+        let (run, greeting) = (self.run_bytes, self.greeting);
         match () {
             () if !(1..=64).contains(&self.workers) => {
                 Err(format!("{} workers: choose 1 to 64", self.workers))
@@ -181,6 +185,9 @@ impl RestoreOptions {
             }
             () if !run.is_power_of_two() || !(4096..=2 << 20).contains(&run) => {
                 Err(format!("{run} bytes for one fault: choose a power of two from 4096 to 2097152"))
+            }
+            () if !GREETINGS.contains(&greeting) => {
+                Err(format!("{greeting:?} for a peer's message: choose 1 millisecond to 1 day"))
             }
             () => Ok(()),
         }
@@ -302,4 +309,39 @@ pub enum Event {
     },
     /// No more peers can be accepted for a moment: the system refuses.
     CannotAccept(io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1. A program that wants no limit says `Duration::MAX`. 2. A peer connects, and the worker that meets it asks
+    /// when it is late: a time that there is not. 3. The worker ends, and so do the others, peer by peer.
+    #[test]
+    fn options_out_of_their_range_are_refused_with_a_reason() {
+        type Change = fn(&mut RestoreOptions);
+        let told = |change: Change| {
+            let mut options = RestoreOptions::new();
+            change(&mut options);
+            options.check()
+        };
+        assert_eq!(told(|_| ()), Ok(()));
+        let wrong: [(Change, &str); 9] = [
+            (|o| o.workers = 0, "1 to 64"),
+            (|o| o.workers = 65, "1 to 64"),
+            (|o| o.vms_max = 0, "1 to 65536"),
+            (|o| o.vms_max = 65537, "1 to 65536"),
+            (|o| o.run_bytes = 5000, "power of two"),
+            (|o| o.run_bytes = 4 << 20, "power of two"),
+            (|o| o.greeting = Duration::ZERO, "1 millisecond"),
+            (|o| o.greeting = Duration::from_secs(24 * 60 * 60 + 1), "1 day"),
+            (|o| o.greeting = Duration::MAX, "1 day"),
+        ];
+        for (change, words) in wrong {
+            let why = told(change).expect_err(words);
+            assert!(why.contains("choose") && why.contains(words), "{why}");
+        }
+        assert_eq!(told(|o| o.greeting = *GREETINGS.start()), Ok(()));
+        assert_eq!(told(|o| o.greeting = *GREETINGS.end()), Ok(()));
+    }
 }

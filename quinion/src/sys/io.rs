@@ -1,4 +1,5 @@
-//! Io: reads and writes of memory that others may be using, write-back of a range, and the size of a device.
+//! Io: reads and writes of memory that others may be using, write-back of a range, what the kernel holds of a file,
+//! and the size of a device.
 //!
 //! A frame of the arena may be read, by mistake and harmlessly, while the
 //! kernel writes into it, and stored to while the kernel writes it out, so no
@@ -63,6 +64,62 @@ pub fn write_back(file: BorrowedFd<'_>, position: u64, len: u64) -> io::Result<(
     match unsafe { libc::sync_file_range(file.as_raw_fd(), position, len, whole) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What the kernel's page cache holds of a file, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KernelHolds {
+    /// Pages in memory.
+    pub pages: u64,
+    /// Of these, pages that are newer than the device's, or on their way there.
+    pub unwritten: u64,
+}
+
+/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not say (before 6.5, or
+/// a file of somebody else's), some pages are asked for without waiting, and the rest is taken to be as they are.
+///
+/// # Errors
+/// Those of `preadv2(2)`; the file system cannot read without waiting, say.
+pub fn kernel_holds(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
+    cachestat(file, bytes).or_else(|_| {
+        let (samples, pages) = (8, bytes.div_ceil(4096));
+        let places = (0..samples).map(|i| (pages.saturating_sub(1)) * i / (samples - 1) * 4096);
+        let mut there = 0;
+        for place in places {
+            there += u64::from(is_in_memory(file, place)?);
+        }
+        Ok(KernelHolds { pages: pages * there / samples, unwritten: 0 })
+    })
+}
+
+/// The call has this number on every machine but one that Rust does not support.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+fn cachestat(file: BorrowedFd<'_>, bytes: u64) -> io::Result<KernelHolds> {
+    // In pages: cached, dirty, under write-back, evicted, evicted lately.
+    let (range, mut pages) = ([0, bytes], [0u64; 5]);
+    // SAFETY: the kernel reads two numbers and writes five, all of them ours.
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0_u32) };
+    let [cached, dirty, written, ..] = pages;
+    match done {
+        0 => Ok(KernelHolds { pages: cached, unwritten: dirty + written }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a byte at `position` can be had without waiting.
+fn is_in_memory(file: BorrowedFd<'_>, position: u64) -> io::Result<bool> {
+    let mut byte = 0u8;
+    let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let position = libc::off64_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the kernel writes one byte, which is ours.
+    let read = unsafe { libc::preadv64v2(file.as_raw_fd(), &part, 1, position, libc::RWF_NOWAIT) };
+    match (read, io::Error::last_os_error()) {
+        (-1, error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        (-1, error) => Err(error),
+        _ => Ok(true),
     }
 }
 

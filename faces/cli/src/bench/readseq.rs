@@ -163,7 +163,7 @@ impl Databases {
     fn run(&self, options: &[&str], words: &[String]) -> Result<Command, Unmeasured> {
         let memory = bytes(&self.files)? * 9 / 8 + (128 << 20);
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["run", "--report", "none", "--memory", &memory.to_string()]);
+        command.args(["run", "--attach", "at-once", "--report", "none", "--memory", &memory.to_string()]);
         command.args(options).arg("--").args(words);
         Ok(command)
     }

@@ -71,7 +71,7 @@ fn is_executable(path: &Path) -> bool {
 
 fn look_at_file(path: PathBuf, scripts_left: u32) -> Kind {
     let Ok(file) = File::open(&path) else { return Kind::Unknown };
-    let mut start = Vec::new();
+    let mut start = Vec::with_capacity(4096);
     if (&file).take(4096).read_to_end(&mut start).is_err() {
         return Kind::Unknown;
     }

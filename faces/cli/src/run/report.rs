@@ -296,6 +296,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
+        Reason::Left => "left",
     }
 }
 
@@ -315,5 +316,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
+        Reason::Left => "served as well by the kernel, for a while",
     }
 }

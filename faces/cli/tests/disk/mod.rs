@@ -212,7 +212,8 @@ pub fn same_in(folder: &Path, words: Words) -> Report {
     let scratch = scratch();
     let report = scratch.path().join("report");
     let mut run = quinion();
-    run.args(["run", "--memory", MEMORY, "--report", "json", "--report-file"]).arg(&report).arg("--");
+    run.args(["run", "--attach", "at-once", "--memory", MEMORY, "--report", "json", "--report-file"]);
+    run.arg(&report).arg("--");
     let served = run.args(words).current_dir(folder).output().expect("our own command starts");
     assert_same(&format!("{words:?}"), &served, &expected);
     Report::read(&report)

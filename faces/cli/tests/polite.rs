@@ -1,0 +1,123 @@
+//! Never worse: `run` leaves to the kernel what that serves as well, and takes over what pays. By the numbers of the
+//! report, never by time.
+
+mod disk;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use disk::{Report, quinion, scratch};
+
+/// Larger than what is asked for at once.
+const LARGE: usize = 6 << 20;
+
+/// A file of `bytes` bytes, of which the kernel holds all, and nothing that is not written yet.
+fn make(path: &Path, bytes: usize) {
+    let mut file = File::create(path).expect("the disk has room");
+    let bytes: Vec<u8> = (0..bytes).map(|i| (i / 7) as u8 ^ (i >> 12) as u8).collect();
+    file.write_all(&bytes).expect("the disk has room");
+    file.sync_all().expect("the disk takes it");
+    std::fs::read(path).expect("it is ours");
+}
+
+/// Has the kernel let go of what it holds of a file, where it does that; some file systems hold all there is.
+fn make_cold(path: &Path) {
+    let file = File::open(path).expect("it is ours");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("a hint");
+}
+
+/// Runs a program with the options; its report. It must print what it prints without us.
+#[track_caller]
+fn run(options: &[&str], words: &[&str]) -> Report {
+    let folder = scratch();
+    let report = folder.path().join("report");
+    let mut command = quinion();
+    command.args(["run", "--memory", "64M", "--report", "json", "--report-file"]).arg(&report);
+    let served = command.args(options).arg("--").args(words).output().expect("our own command starts");
+    let expected = disk::plain(words[0]).args(&words[1..]).output().expect("it is there");
+    disk::assert_same(&format!("{words:?}"), &served, &expected);
+    Report::read(&report)
+}
+
+fn left(report: &Report) -> u64 {
+    report.number("reasons", "left")
+}
+
+#[test]
+fn a_small_file_that_is_read_once_is_the_kernels() {
+    let folder = scratch();
+    let path = folder.path().join("small");
+    make(&path, 100_000);
+    make_cold(&path);
+    let path = path.to_str().expect("a plain name");
+    let report = run(&[], &["cat", path, path, path]);
+    assert_eq!((report.served(), report.number("served", "files"), left(&report)), (0, 0, 0), "{report:?}");
+    let report = run(&["--attach", "at-once"], &["cat", path, path, path]);
+    assert_eq!((report.served(), report.number("served", "files")), (300_000, 3), "{report:?}");
+}
+
+/// Whether the kernel holds it or not: it reads it as fast, and holds it then for the next who does.
+#[test]
+fn a_large_file_that_is_read_once_is_the_kernels() {
+    let folder = scratch();
+    let path = folder.path().join("large");
+    make(&path, LARGE);
+    let name = path.to_str().expect("a plain name");
+    for _ in 0..2 {
+        let report = run(&[], &["cat", name]);
+        assert_eq!(
+            (report.served(), left(&report), report.number("device", "bytes")),
+            (0, 1, 0),
+            "{report:?}"
+        );
+        let report = run(&["--attach", "at-once"], &["cat", name]);
+        assert_eq!((report.served(), left(&report)), (LARGE as u64, 0), "{report:?}");
+        make_cold(&path);
+    }
+}
+
+/// 1. The kernel holds a file, which a program reads in small pieces, over and over.
+/// 2. When it has read it some times, the file is copied out of the kernel's memory while nobody waits.
+/// 3. From then on its reads are hits.
+#[test]
+fn what_is_read_often_is_taken_over_out_of_the_kernels_memory() {
+    const READS: &str = "
+import os, sys, time
+def calls():
+    return int(next(line for line in open('/proc/self/io') if line.startswith('syscr')).split()[1])
+fd = os.open(sys.argv[1], os.O_RDONLY)
+rounds, end = 0, time.monotonic() + 60
+while time.monotonic() < end:
+    before = calls()
+    for page in range(1536):
+        os.pread(fd, 4096, page * 7919 % 1536 * 4096)
+    rounds += 1
+    if calls() - before < 100:
+        break
+print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
+";
+    let folder = scratch();
+    let (path, program) = (folder.path().join("large"), folder.path().join("reads.py"));
+    make(&path, LARGE);
+    std::fs::write(&program, READS).expect("the disk has room");
+    let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
+    // Without us it would go on for a minute, as no round of it is free of system calls.
+    let report = report_of(&["python3", program, path]);
+    assert_eq!(left(&report), 1, "{report:?}");
+    assert_eq!(report.number("served", "reads"), report.number("served", "hits"), "it was there: {report:?}");
+    let kernels = report.number("kernel", "reads");
+    assert!(kernels >= 4 * 1536, "the kernel was to read it some times: {report:?}");
+    assert!(report.number("served", "reads") >= 1400, "it was never taken over: {report:?}");
+}
+
+/// Runs a program with `run` only.
+fn report_of(words: &[&str]) -> Report {
+    let folder = scratch();
+    let report = folder.path().join("report");
+    let mut command = quinion();
+    command.args(["run", "--memory", "64M", "--report", "json", "--report-file"]).arg(&report);
+    let output = command.arg("--").args(words).output().expect("our own command starts");
+    assert!(output.status.success() && output.stdout.starts_with(b"True"), "{output:?}");
+    Report::read(&report)
+}

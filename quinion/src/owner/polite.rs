@@ -1,0 +1,193 @@
+//! Polite: which files are left to the kernel, and for how long.
+//!
+//! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
+//! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
+//! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has served
+//! so much that a copy does not matter; and the copy is made, of the whole file, while nobody waits:
+//!
+//! ```text
+//!   asked for --cachestat--> not held --> LEFT for its size -------.
+//!                 ^          held     --> LEFT for twice that    --+
+//!                 `-------------------------asked again------------'
+//!                            held, and was LEFT for that --> WISHED, copied through the kernel's page cache
+//!                                                                  |
+//!                                              ATTACH <--asked again
+//! ```
+//!
+//! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter of the
+//! bound stays the kernel's.
+//!
+//! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what the
+//! skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
+//! Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
+//! the kernel has read the file twice, so what is lost is less.
+//!
+//! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
+//!
+//! Invariants:
+//!  1. No lock is held while the kernel is asked for anything.
+//!  2. A file that was taken over once is not left to the kernel again while it is known.
+//!  3. It is filled through the kernel's page cache, which has all of it, or nearly.
+//!
+//! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
+
+use crate::arena::control::Manners;
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::io::{KernelHolds, kernel_holds};
+use crate::units::PAGE_SIZE;
+
+/// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
+pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10 };
+/// How often the kernel is to read a file that it holds before it is copied out of its cache.
+const TIMES: u64 = 2;
+/// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
+const OPENINGS_MAX: u32 = 16;
+/// Files that are known at most; then all are forgotten.
+const KNOWN_MAX: usize = 4096;
+/// Bytes of one step of a copy.
+const STEP: u64 = 1 << 20;
+
+/// Device and inode.
+type Name = (u64, u64);
+
+/// What is known of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Known {
+    /// Left to the kernel so often while that held it.
+    Left(u32),
+    /// To be copied, or being copied.
+    Wished,
+    /// Taken over.
+    Ours,
+}
+
+/// A file to be copied out of the kernel's cache while nobody waits.
+#[derive(Debug)]
+pub(super) struct Wish {
+    name: Name,
+    file: OwnedFd,
+    bytes: u64,
+}
+
+impl Wish {
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+    /// The ranges of the file, in bytes, one after the other.
+    pub(super) fn steps(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let bytes = self.bytes;
+        (0..bytes.div_ceil(STEP)).map(move |i| i * STEP..bytes.min((i + 1) * STEP))
+    }
+}
+
+/// What is known of all files.
+#[derive(Debug)]
+pub(super) struct Polite {
+    state: RankedMutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: HashMap<Name, Known>,
+    wishes: VecDeque<Wish>,
+}
+
+impl Polite {
+    pub(super) fn new() -> Self {
+        Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
+    }
+
+    /// How many bytes the kernel is to read of the file `name` behind `descriptor` of `process` before it is asked for
+    /// again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room` is how
+    /// large a file may be that is copied, in bytes.
+    pub(super) fn judge(
+        &self,
+        process: u32,
+        descriptor: i32,
+        name: Name,
+        spent: bool,
+        room: u64,
+    ) -> Option<u64> {
+        // 1 What is known?
+        let known = self.state.lock().known.get(&name).copied();
+        if known == Some(Known::Ours) {
+            return None;
+        }
+        // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
+        let (file, bytes) = look(process, descriptor, name)?;
+        if known == Some(Known::Wished) {
+            return Some(bytes);
+        }
+        let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
+        // 3 Whose turn is it?
+        let times = if let Some(Known::Left(times)) = known { times } else { 0 };
+        let (credit, next) = match times {
+            _ if !is_held(holds, bytes) => (bytes, Known::Left(times)),
+            0 => (bytes.saturating_mul(TIMES), Known::Left(1)),
+            _ if bytes <= room && (spent || times >= OPENINGS_MAX) => (bytes, Known::Wished),
+            _ => (bytes.saturating_mul(TIMES), Known::Left(times.saturating_add(1))),
+        };
+        self.note(name, next, (next == Known::Wished).then_some(Wish { name, file, bytes }));
+        Some(credit)
+    }
+
+    /// Whether a file was taken over, and is filled through the kernel's page cache.
+    pub(super) fn is_ours(&self, name: Name) -> bool {
+        self.state.lock().known.get(&name) == Some(&Known::Ours)
+    }
+
+    /// The next file to be copied.
+    pub(super) fn next_wish(&self) -> Option<Wish> {
+        self.state.lock().wishes.pop_front()
+    }
+
+    /// A copy is done, or could not be. Which file it was.
+    pub(super) fn end(&self, wish: &Wish, done: bool) -> (u64, u64) {
+        let next = if done { Known::Ours } else { Known::Left(0) };
+        self.note(wish.name, next, None);
+        wish.name
+    }
+
+    fn note(&self, name: Name, next: Known, wish: Option<Wish>) {
+        let mut state = self.state.lock();
+        if state.known.len() >= KNOWN_MAX {
+            // Those that wait to be copied are known again when that is done.
+            state.known.clear();
+        }
+        if next != Known::Ours && state.known.get(&name) == Some(&Known::Ours) {
+            return; // it was copied while we looked
+        }
+        // Two that ask at once wish once.
+        if state.known.insert(name, next) != Some(Known::Wished) {
+            state.wishes.extend(wish);
+        }
+    }
+}
+
+/// Whether the kernel holds nearly all of a file; or has bytes of it that the device has not, so that reading there
+/// would mean to write first.
+fn is_held(holds: KernelHolds, bytes: u64) -> bool {
+    let pages = bytes.div_ceil(PAGE_SIZE as u64);
+    holds.unwritten > 0 || holds.pages >= pages - pages / 4
+}
+
+/// The file behind a descriptor of another process, and its bytes, if it is still the regular file `name`.
+fn look(process: u32, descriptor: i32, name: Name) -> Option<(OwnedFd, u64)> {
+    let mut path = String::new();
+    write!(path, "/proc/{process}/fd/{descriptor}").ok()?;
+    // It may be anything by now: a pipe must not make us wait.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = open(path, flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok()?;
+    let is_it = (stat.st_dev, stat.st_ino) == name && FileType::from_raw_mode(stat.st_mode).is_file();
+    // Where pages are tried one by one, only these are read.
+    let _ = fadvise(&file, 0, None, Advice::Random);
+    is_it.then_some((file, stat.st_size as u64))
+}

@@ -1,0 +1,147 @@
+//! What an owner leaves to the kernel, and for how long: each decision by itself, without viewers or threads.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use quinion::serve::Owner;
+use quinion::{Cache, CacheOwner};
+
+const BYTES: u64 = 6 << 20;
+
+fn owner() -> CacheOwner {
+    CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite()
+}
+
+/// A file of which the kernel holds all, written back; it lies on a file system with a device, if tests do.
+fn file(folder: &Path, bytes: u64) -> File {
+    let path = folder.join("file");
+    std::fs::write(&path, vec![7; bytes as usize]).unwrap();
+    File::open(&path).unwrap().sync_all().unwrap();
+    std::fs::read(&path).unwrap();
+    File::open(path).unwrap()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn name(file: &File) -> (u64, u64) {
+    let data = file.metadata().unwrap();
+    (data.dev(), data.ino())
+}
+
+/// Asks for the file, as a viewer in this process; how many bytes are left to the kernel.
+fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
+    owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), name(file), spent)
+}
+
+/// Has the kernel let go of the file, where it does that.
+fn forget(file: &File) {
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+#[test]
+fn who_is_not_polite_leaves_nothing() {
+    let (folder, cache) = (folder(), Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap());
+    let owner = CacheOwner::new(cache);
+    assert_eq!(owner.manners(), Default::default());
+    assert_eq!(ask(&owner, &file(folder.path(), BYTES), false), None);
+}
+
+/// 1. The kernel holds a file: it reads it twice.
+/// 2. Who has seen that asks again: the file is copied when nobody waits, and the kernel goes on until then.
+/// 3. The copy is there: it is taken over, and all of it is in the cache.
+#[test]
+fn what_the_kernel_holds_is_copied_after_some_readings() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), BYTES);
+    assert_eq!(ask(&owner, &file, false), Some(2 * BYTES));
+    owner.prepare(&|| true);
+    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    assert_eq!(ask(&owner, &file, true), Some(BYTES));
+    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one wish is enough");
+    owner.prepare(&|| true);
+    assert_eq!(owner.cache().stats().device_bytes, BYTES);
+    let (device, inode) = name(&file);
+    assert!(owner.arena().control().control().is_taken(device, inode), "viewers see that it pays to ask");
+    assert_eq!(ask(&owner, &file, true), None);
+    let attached = owner.attach(std::process::id(), file.as_raw_fd(), device, inode).unwrap();
+    owner.fill(attached.handle, 0, BYTES).unwrap();
+    assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
+    owner.detach(attached.handle);
+}
+
+/// A program that opens a file again and again and reads it through has it taken over in the end, too.
+#[test]
+fn openings_count_as_readings() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), BYTES);
+    let left = (0..).take_while(|_| ask(&owner, &file, false) == Some(2 * BYTES)).count();
+    assert_eq!(left, 16);
+}
+
+#[test]
+fn a_file_that_does_not_fit_stays_the_kernels() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), 20 << 20);
+    for spent in [false, true, true, true] {
+        assert_eq!(ask(&owner, &file, spent), Some(40 << 20));
+        owner.prepare(&|| true);
+    }
+    assert_eq!(owner.cache().stats().device_bytes, 0);
+}
+
+/// What was just written is in the kernel's memory alone: to read it from the device would mean to write it first.
+#[test]
+fn what_is_not_written_back_is_the_kernels() {
+    let (folder, owner) = (folder(), owner());
+    let path = folder.path().join("file");
+    let part = File::create(&path).unwrap();
+    part.set_len(BYTES).unwrap();
+    rustix::io::pwrite(&part, &[1; 4096], 8192).unwrap();
+    let left = ask(&owner, &File::open(&path).unwrap(), false);
+    // One page is all there is of it; a file system without write-back has written that by now.
+    assert!(left == Some(2 * BYTES) || left == Some(BYTES));
+}
+
+/// 1. The kernel holds nothing of a file: it is to read it once, and again, until it does.
+/// 2. It holds it: it is to read it twice.
+/// 3. It is copied then, and taken over.
+#[test]
+fn what_nobody_holds_the_kernel_reads_first() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), BYTES);
+    forget(&file);
+    let first = ask(&owner, &file, false);
+    if first == Some(2 * BYTES) {
+        return println!("left out: the kernel does not let go of files here");
+    }
+    assert_eq!((first, ask(&owner, &file, true)), (Some(BYTES), Some(BYTES)));
+    owner.prepare(&|| true);
+    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    rustix::io::pread(&file, &mut vec![0; BYTES as usize], 0).unwrap();
+    assert_eq!(ask(&owner, &file, true), Some(2 * BYTES));
+    assert_eq!(ask(&owner, &file, true), Some(BYTES));
+    owner.prepare(&|| true);
+    assert_eq!(owner.cache().stats().device_bytes, BYTES);
+    assert_eq!(ask(&owner, &file, false), None);
+    let (device, inode) = name(&file);
+    let attached = owner.attach(std::process::id(), file.as_raw_fd(), device, inode).unwrap();
+    let open = owner.cache().open(folder.path().join("file")).unwrap();
+    assert!(!open.is_direct(), "it is filled through the kernel's page cache");
+    owner.detach(attached.handle);
+}
+
+/// Another file may have taken the number by the time the owner looks.
+#[test]
+fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), BYTES);
+    let (device, inode) = name(&file);
+    let elsewhere = owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), (device, inode + 1), false);
+    assert_eq!(elsewhere, None);
+    assert!(owner.attach(std::process::id(), file.as_raw_fd(), device, inode + 1).is_err());
+    assert_eq!(owner.leaves_to_kernel(std::process::id(), -1, (device, inode), false), None);
+}

@@ -48,8 +48,8 @@ pub fn build() -> Result<(), Failure> {
     succeed(cargo("build --release --locked -p quinion-cli --target-dir target"))?;
     write_words(&folder)?;
     let package = folder.join("quinion.deb");
-    let mut deb = cargo("deb --locked -p quinion-cli --no-build --target-dir target --output");
-    deb.arg(&package);
+    let mut deb = cargo("deb --locked -p quinion-cli --no-build --output");
+    deb.arg(&package).env("CARGO_TARGET_DIR", repository().join("target"));
     succeed(deb)?;
     try_out(&package, &folder.join("root"))?;
     println!("the package is {}; install it by `sudo dpkg -i`", package.display());

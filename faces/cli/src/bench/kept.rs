@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Both are written when all is measured, each under another name first: a run that is interrupted leaves what was
-//! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be written is found out before
-//! anything is measured.
+//! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be written is found out
+//! before anything is measured.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -164,7 +164,8 @@ pub fn put_table(html: &mut String, rows: &[&Row], told: Told) {
         let peer = escaped(row.peer_name.unwrap_or("-"));
         put!(
             html,
-            "<tr><td>{place}</td><td><span class=\"narrow\">beside </span>{peer}</td><td class=\"number\">{ratio}</td><td class=\"number\">{goal}</td><td>{verdict}</td></tr>\n"
+            "<tr><td>{place}</td><td><span class=\"narrow\">beside </span>{peer}</td><td class=\"number\">{ratio}</td>\
+             <td class=\"number\">{goal}</td><td>{verdict}</td></tr>\n"
         );
     }
     html.push_str("</tbody></table>\n");

@@ -124,9 +124,9 @@ fn is_stream(row: &Row, metric: &str) -> bool {
 /// Writes the headlines, each above what this run has of it.
 pub fn put(html: &mut String, sections: &[Section]) {
     html.push_str("<h2 id=\"headlines\">The originals' headlines, and ours</h2>\n");
-    html.push_str("<p class=\"dim\">Each original is a change of the Linux kernel, measured by its author against the kernel ");
     html.push_str(
-        "without it. Ours is measured here, against Quinion without it where that can be chosen.</p>\n",
+        "<p class=\"dim\">Each original is a change of the Linux kernel, measured by its author against the kernel \
+         without it. Ours is measured here, against Quinion without it where that can be chosen.</p>\n",
     );
     html.push_str(
         "<table><thead><tr><th>mechanism</th><th>announced</th><th>here</th></tr></thead><tbody>\n",

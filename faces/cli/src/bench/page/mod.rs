@@ -69,11 +69,12 @@ pub fn page(machine: &str, sections: &[Section]) -> String {
     html
 }
 
-const HOW_TO_READ: &str = "<p class=\"dim\">A ratio above 1 means that Quinion is better, whatever the metric. Numbers are \
-medians over repetitions; ratios are taken within a repetition, and the brackets behind them are their quartiles. The line on \
-a bar goes from the lower to the upper quartile of the values. Where a mechanism stands beside Quinion without it, a high ratio \
-says little by itself: both sides are given as they are. Instructions per cycle need hardware counters, which virtual machines \
-seldom have: instructions (counted by callgrind) and nanoseconds stand for them.</p>\n";
+const HOW_TO_READ: &str = "<p class=\"dim\">A ratio above 1 means that Quinion is better, whatever the metric. \
+    Numbers are medians over repetitions; ratios are taken within a repetition, and the brackets behind them are their \
+    quartiles. The line on a bar goes from the lower to the upper quartile of the values. Where a mechanism stands \
+    beside Quinion without it, a high ratio says little by itself: both sides are given as they are. Instructions per \
+    cycle need hardware counters, which virtual machines seldom have: instructions (counted by callgrind) and \
+    nanoseconds stand for them.</p>\n";
 
 fn put_goals(html: &mut String, sections: &[Section]) {
     let rows = || sections.iter().flat_map(|section| &section.rows);

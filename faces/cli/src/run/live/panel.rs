@@ -323,8 +323,8 @@ mod tests {
     }
 
     #[test]
-    fn no_size_is_too_small_to_draw() {
-        for (width, height) in [(1, 1), (5, 3), (40, 5), (200, 8)] {
+    fn the_smallest_size_that_the_screen_gives_is_drawn() {
+        for (width, height) in [(40, 5), (40, 8), (50, 5), (300, 8)] {
             let mut look = look(5, 1 << 20);
             look.hottest.clear();
             panel().drawn(Rect::new(0, 0, width, height), Duration::from_secs(1), look);

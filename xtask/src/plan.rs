@@ -12,8 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::instructions;
 use crate::step::{Action, Failure, Step};
+use crate::{instructions, page};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -89,6 +89,7 @@ pub fn nightly() -> Vec<Step> {
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
+        page::step(),
     ]
 }
 
@@ -165,7 +166,7 @@ fn apart(name: &'static str, folder: &str, arguments: &str) -> Step {
     Step::new(name, Action::Run(command))
 }
 
-fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

@@ -6,10 +6,11 @@
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
-//!                [--report text|json|none] [--report-file FILE] [--keep[=NAME] [--idle TIME]]
+//!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
+//!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -30,6 +31,7 @@ mod bench;
 mod cat;
 mod doctor;
 mod keeps;
+mod manual;
 mod progress;
 mod restore;
 mod stat;
@@ -47,7 +49,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
 use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
-use quinion_cli::run::{Ended, Intercept, OwnerNumbers, RunOptions};
+use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -90,6 +92,11 @@ enum Command {
     #[command(hide = true)]
     KeepOwner(KeepArguments),
     Restore(restore::Arguments),
+    Man(manual::ManArguments),
+    Completions(manual::CompletionsArguments),
+    /// Give a terminal's last rows back when standard input ends.
+    #[command(name = quinion_cli::run::MEND, hide = true)]
+    MendTerminal,
 }
 
 /// What is said below the options of `run`.
@@ -139,6 +146,11 @@ struct RunArguments {
     /// Where to write that; standard error if not given.
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
+    /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory
+    /// and the files that are read most. The program's output scrolls above. Nothing is shown if standard error is no
+    /// terminal.
+    #[arg(long)]
+    live: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -176,7 +188,7 @@ impl Attach {
     }
 
     /// An owner that does so.
-    fn owner(self, cache: &quinion::Cache) -> Arc<dyn quinion::serve::Owner> {
+    fn owner(self, cache: &quinion::Cache) -> Arc<quinion::CacheOwner> {
         let owner = quinion::CacheOwner::new(cache.clone());
         Arc::new(match self {
             Self::Auto => owner.polite(),
@@ -223,6 +235,11 @@ fn main() -> ExitCode {
         Command::Keeps(arguments) => keeps::main(&arguments),
         Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
+        Command::Man(arguments) => manual::man(arguments),
+        Command::Completions(arguments) => manual::completions(arguments),
+        Command::MendTerminal => {
+            quinion_cli::run::mend().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -240,6 +257,7 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunIntercept::Plt => Intercept::Plt,
             RunIntercept::Off => Intercept::Off,
         },
+        live: arguments.live,
         program: arguments.program,
     };
     let ended = match arguments.keep {
@@ -263,9 +281,21 @@ fn run_alone(
     tuning: quinion::Tuning,
     attach: Attach,
 ) -> Result<Ended, String> {
-    let cache = build_tuned(memory, tuning)?;
-    let owner = attach.owner(&cache);
-    quinion_cli::run::run(options, owner, || OwnerNumbers::of(&cache)).map_err(|error| error.to_string())
+    let owner = attach.owner(&build_tuned(memory, tuning)?);
+    let numbers = Watched(Arc::clone(&owner));
+    quinion_cli::run::run(options, owner, &numbers).map_err(|error| error.to_string())
+}
+
+/// A cache of ours, as `run` asks about it.
+struct Watched(Arc<quinion::CacheOwner>);
+
+impl Numbers for Watched {
+    fn numbers(&self) -> OwnerNumbers {
+        OwnerNumbers::of(self.0.cache())
+    }
+    fn hottest(&self, most: usize) -> Vec<quinion::HotFile> {
+        self.0.hottest(most)
+    }
 }
 
 /// In a cache that stays.

@@ -24,9 +24,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use quinion::HotFile;
 use quinion::arena::ArenaStats;
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
@@ -36,12 +37,15 @@ use crate::report::Form;
 pub mod examine;
 pub mod foreign;
 pub mod keep;
+mod live;
 pub mod plan;
 mod program;
 mod report;
 mod signals;
 
-use keep::{Kept, Message, Numbers, Wanted};
+use keep::{Kept, Message, Wanted};
+use live::{Live, Look};
+pub use live::{MEND, mend};
 use plan::Plan;
 pub use program::{Kind, chain_of, look_at};
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
@@ -59,6 +63,8 @@ pub struct RunOptions {
     pub report_file: Option<PathBuf>,
     /// How the program's calls reach us.
     pub intercept: Intercept,
+    /// Whether to show on the terminal, while the program runs, what the cache does.
+    pub live: bool,
     /// The program and its arguments.
     pub program: Vec<OsString>,
 }
@@ -83,6 +89,22 @@ impl Intercept {
             Intercept::Plt => "plt",
             Intercept::Off => "off",
         }
+    }
+}
+
+/// What a run can ask of whoever made the owner.
+pub trait Numbers: Sync {
+    /// What the owner did so far.
+    fn numbers(&self) -> OwnerNumbers;
+    /// The files that are read most, hottest first, at most `most`; none if nobody knows.
+    fn hottest(&self, _most: usize) -> Vec<HotFile> {
+        Vec::new()
+    }
+}
+
+impl<F: Fn() -> OwnerNumbers + Sync> Numbers for F {
+    fn numbers(&self) -> OwnerNumbers {
+        self()
     }
 }
 
@@ -121,21 +143,23 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked afterwards
-/// for the owner's numbers.
+/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked for the owner's
+/// numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
 /// If the owner's side cannot be set up, or the report cannot be written. That a program cannot be started is said
 /// on standard error and in the result.
-pub fn run(
-    options: &RunOptions,
-    owner: Arc<dyn Owner>,
-    numbers: impl FnOnce() -> OwnerNumbers,
-) -> io::Result<Ended> {
+pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) -> io::Result<Ended> {
     let planning = Planning::begin(options);
     let mut session = Session::start(owner)?;
     let planned = planning.end(|plan| session.patch_by(plan));
-    let (ended, kind) = run_program(options, |command| session.place().point_to(command, None))?;
+    let look = |files: usize| Look {
+        totals: session.totals(),
+        stats: session.stats(),
+        owner: numbers.numbers(),
+        hottest: numbers.hottest(files),
+    };
+    let (ended, kind) = run_program(options, |command| session.point_to(command), look)?;
     let stats = session.stats();
     let totals = session.stop();
     if let Some(form) = options.report {
@@ -147,7 +171,7 @@ pub fn run(
             intercept: &intercept,
             totals,
             stats,
-            owner: numbers(),
+            owner: numbers.numbers(),
             kept: None,
         };
         report.write(form, options.report_file.as_deref())?;
@@ -163,11 +187,18 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     let planning = Planning::begin(options);
     let mut kept = Kept::join(wanted)?;
     let planned = planning.end(|plan| kept.patch_by(&plan.bytes()));
-    let (ended, kind) = run_program(options, |command| kept.point_to(command))?;
+    let kept = Mutex::new(kept);
+    let numbers = || lock(&kept).numbers().ok().flatten();
+    let look = |_| {
+        let keep::Numbers { totals, stats, owner, .. } = numbers().unwrap_or_default();
+        Look { totals, stats, owner, hottest: Vec::new() }
+    };
+    let (ended, kind) = run_program(options, |command| lock(&kept).point_to(command), look)?;
     if let Some(form) = options.report {
-        let numbers = kept.numbers().ok().flatten();
+        let numbers = numbers();
         let is_gone = numbers.is_none();
-        let Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let keep::Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
         let in_kept = InKept { name: kept.name(), others, is_gone };
         let report = RunReport {
@@ -207,8 +238,18 @@ impl Planning {
     }
 }
 
-/// Starts the program, which `point` points to a cache, and waits for its end.
-fn run_program(options: &RunOptions, point: impl FnOnce(&mut Command)) -> io::Result<(Ended, Kind)> {
+/// What is behind a lock that nobody panics under.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
+/// that is wanted.
+fn run_program(
+    options: &RunOptions,
+    point: impl FnOnce(&mut Command),
+    look: impl Fn(usize) -> Look + Send + Sync,
+) -> io::Result<(Ended, Kind)> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
@@ -220,10 +261,16 @@ fn run_program(options: &RunOptions, point: impl FnOnce(&mut Command)) -> io::Re
     if kind.may_be_told() && options.intercept != Intercept::Off {
         point(&mut command);
     }
-    let ended = match command.spawn() {
-        Ok(child) => Ended::of(wait(child, &signals)?),
-        Err(error) => cannot_start(name, &error),
-    };
+    let ended = std::thread::scope(|scope| {
+        let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
+        match command.spawn() {
+            Ok(child) => wait(child, &signals, live.as_ref()).map(Ended::of),
+            Err(error) => {
+                drop(live); // the message stays
+                Ok(cannot_start(name, &error))
+            }
+        }
+    })?;
     Ok((ended, kind))
 }
 
@@ -384,8 +431,13 @@ fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
     Ended::Status(status)
 }
 
+/// The program and its arguments on one line.
+fn title(program: &[OsString]) -> String {
+    program.iter().map(|word| word.to_string_lossy().escape_debug().to_string()).collect::<Vec<_>>().join(" ")
+}
+
 /// Waits for the program, passing signals on and stopping when it stops.
-fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
+fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Result<ExitStatus> {
     let process = child.id();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -393,8 +445,10 @@ fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
         }
         if signals::has_stopped(process) {
             // Whoever started us sees us stop with the program, and continues both.
+            live.inspect(|live| live.hide());
             signals::stop_here();
             signals::send(process, signals::CONTINUE);
+            live.inspect(|live| live.show());
         }
         if let Some(signal) = signals.next()?
             && signal.is_for_us_alone(process)

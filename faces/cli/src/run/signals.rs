@@ -14,6 +14,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+/// The signal that stops who writes to a terminal from the background, where that is asked for.
+pub const BACKGROUND_WRITE: i32 = libc::SIGTTOU;
+
 /// The signal that continues a stopped process.
 pub const CONTINUE: i32 = libc::SIGCONT;
 
@@ -206,13 +209,22 @@ pub fn die_by(number: i32) {
     }
 }
 
+/// Blocks a signal in this thread.
+pub fn block(number: i32) {
+    set_blocked(number, libc::SIG_BLOCK);
+}
+
 /// Unblocks a signal in this thread; whoever started us may have blocked it.
 fn let_through(number: i32) {
+    set_blocked(number, libc::SIG_UNBLOCK);
+}
+
+fn set_blocked(number: i32, how: i32) {
     // SAFETY: all zeros is a value of this C structure; plain calls with it.
     unsafe {
         let mut only: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut only);
         libc::sigaddset(&raw mut only, number);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
+        libc::pthread_sigmask(how, &raw const only, std::ptr::null_mut());
     }
 }

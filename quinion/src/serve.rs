@@ -79,14 +79,14 @@ pub trait Owner: Send + Sync + fmt::Debug {
         Manners::default()
     }
     /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
-    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again. `spent`
-    /// says that it does ask again.
+    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again.
+    /// `spent` says that it does ask again.
     fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let _ = (process, descriptor, file, spent);
         None
     }
-    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is better
-    /// done when nobody waits for it. It ends soon after `go_on` says no.
+    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
+    /// better done when nobody waits for it. It ends soon after `go_on` says no.
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let _ = go_on;
     }

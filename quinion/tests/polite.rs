@@ -1,4 +1,11 @@
 //! What an owner leaves to the kernel, and for how long: each decision by itself, without viewers or threads.
+//!
+//! ```text
+//!   a file, held by the kernel or not --leaves_to_kernel--> so many bytes, or none: attach
+//!                                     --prepare-----------> copied, if that was wished
+//! ```
+//!
+//! Where the kernel does not let go of a file (it lies in memory), what asks for a cold one is left out, and says so.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

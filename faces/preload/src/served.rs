@@ -7,8 +7,9 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
-//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once
+//! for a large file that it is known to have; until then, and until it agrees, the kernel reads the file
+//! (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -432,8 +433,8 @@ fn transfer_slowly(
     Ok(read.map_or(0, |read| read.bytes))
 }
 
-/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries again
-/// gets on. Who tries again and again says so once.
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries
+/// again gets on. Who tries again and again says so once.
 fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     if table::is_first_refusal(fd, position / 4096) {
         viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);

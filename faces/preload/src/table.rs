@@ -25,8 +25,9 @@
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
 //!
-//! A candidate has no private offset, nor has a shared one. Where others have it stands how much more of it the kernel is to read before the
-//! owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
+//! A candidate has no private offset, nor has a shared one. Where others have it stands how much more of it the kernel
+//! is to read before the owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a
+//! question.
 //!
 //! ```text
 //!   candidate  47     46      45            40 39   38                  0
@@ -149,7 +150,8 @@ impl Word {
     const KERNELS_READS: u64 = 0x3f << 40;
     const CREDIT_MAX: u64 = Self::TOLD - 1;
 
-    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the file yet.
+    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the
+    /// file yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }

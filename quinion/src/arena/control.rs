@@ -63,8 +63,8 @@ pub struct Control {
     pub processes: [AtomicU32; VIEWERS_MAX],
     /// The numbers of [`Manners`], in the order of its fields.
     pub manners: [AtomicU64; 2],
-    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set bit is
-    /// a reason to ask, and a clear one a reason not to.
+    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
+    /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
 }
 
@@ -83,8 +83,9 @@ const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 /// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Manners {
-    /// A file of so many bytes or more is asked for at its first read, if it was taken over before ([`Control::taken`]);
-    /// if not, when reads of a descriptor have come to twice its size, of which [`Manners::worth`] counts some.
+    /// A file of so many bytes or more is asked for at its first read, if it was taken over before
+    /// ([`Control::taken`]); if not, when reads of a descriptor have come to twice its size, of which
+    /// [`Manners::worth`] counts some.
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,

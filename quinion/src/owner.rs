@@ -14,17 +14,20 @@
 //! nothing from before a change is found after it, but a page that is made ready while somebody writes stays
 //! until the file is looked at again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::ArenaShare;
 use crate::arena::control::{Advice, Manners};
-use crate::cache::{Cache, File, OpenOptions, Outside};
+use crate::arena::{ArenaShare, Trust};
+use crate::cache::{Cache, Claim, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
+use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, Owner};
+use crate::serve::{Attached, FileMode, Owner, Writers};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
@@ -41,25 +44,35 @@ use polite::Polite;
 pub struct CacheOwner {
     cache: Cache,
     outside: Outside,
-    files: RankedMutex<HashMap<u64, Arc<File>>>,
+    files: RankedMutex<HashMap<u64, Attachment>>,
+    /// What was done about others, by device and inode.
+    modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
     last: AtomicU64,
     heat: Heat,
     /// If what the kernel holds is left to it.
     polite: Option<Polite>,
 }
 
+/// A file as one viewer attached it.
+#[derive(Clone, Debug)]
+struct Attachment {
+    file: Arc<File>,
+    inode: (u64, u64),
+    path: PathBuf,
+    /// Whether it counts among those that can write.
+    can_write: bool,
+}
+
+/// Of so many files it is remembered what was done about others.
+const MODES_MAX: usize = 1000;
+
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
-        Self {
-            cache,
-            outside: Outside::default(),
-            files,
-            last: AtomicU64::new(0),
-            heat: Heat::new(),
-            polite: None,
-        }
+        let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
+        let (outside, last) = (Outside::default(), AtomicU64::new(0));
+        Self { cache, outside, files, modes, last, heat: Heat::new(), polite: None }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -95,13 +108,45 @@ impl CacheOwner {
 
     /// Bytes that are cached of a file that some viewer has open.
     fn cached_bytes(&self, id: MappingId) -> Option<u64> {
-        let open = self.files.lock().values().find(|file| file.record().1 == id).cloned()?;
+        let open = self.files.lock().values().map(|known| &known.file).find(|file| file.record().1 == id).cloned()?;
         let residency = open.residency(0, u64::MAX).ok()?;
         Some(residency.cached_pages * PAGE_SIZE as u64)
     }
 
     fn file(&self, handle: u64) -> Result<Arc<File>, Errno> {
-        self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))
+        self.files.lock().get(&handle).map(|known| Arc::clone(&known.file)).ok_or(Errno(libc::EBADF))
+    }
+
+    /// A handle's file, unless its viewer is not to believe what it would find.
+    fn trusted(&self, handle: u64) -> Result<Arc<File>, Errno> {
+        let file = self.file(handle)?;
+        if file.trust() == Trust::Kernel { Err(Errno::TXTBSY) } else { Ok(file) }
+    }
+
+    /// A handle of that file, if it is attached.
+    fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
+        let files = self.files.lock();
+        files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
+    }
+
+    fn note_mode(&self, known: &Attachment, trust: Trust, why: String) {
+        let mut modes = self.modes.lock();
+        if modes.len() < MODES_MAX || modes.contains_key(&known.inode) {
+            modes.insert(known.inode, FileMode { path: known.path.clone(), trust, why });
+        }
+    }
+}
+
+/// Why viewers went to the kernel where somebody writes.
+const WRITTEN: &str = "somebody writes the file, or has it open for writing";
+
+/// Why no more was done than was.
+fn why(trust: Trust, no_lease: NoLease, claim: Claim) -> String {
+    match (trust, no_lease) {
+        (Trust::Sure, _) => String::new(),
+        (Trust::Kernel, _) => WRITTEN.into(),
+        (Trust::Looked, _) if claim == Claim::CanWrite => "the program has the file open for writing".into(),
+        (_, no_lease) => no_lease.to_string(),
     }
 }
 
@@ -121,7 +166,8 @@ impl Owner for CacheOwner {
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
         let options = OpenOptions::new().outside(self.outside);
         let path = format!("/proc/{process}/fd/{descriptor}");
-        let file = self.cache.open_with(&path, options).map_err(|e| errno(&e))?;
+        let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
+        let file = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
@@ -130,9 +176,45 @@ impl Owner for CacheOwner {
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
-        self.heat.attached(id, std::fs::read_link(path).unwrap_or_default());
-        self.files.lock().insert(handle, Arc::new(file));
+        self.heat.attached(id, name.clone());
+        let inode = (device, inode);
+        let known = Attachment { file: Arc::new(file), inode, path: name, can_write: false };
+        self.files.lock().insert(handle, known);
         Ok(Attached { handle, cell, id })
+    }
+
+    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
+        let known = self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))?;
+        let claim = match viewers {
+            Writers::None => Claim::Reads,
+            Writers::Silent => Claim::CanWrite,
+            Writers::Writing => Claim::Writes,
+        };
+        let (trust, no_lease) = known.file.admit(claim).map_err(|e| errno(&e))?;
+        self.note_mode(&known, trust, why(trust, no_lease, claim));
+        if trust == Trust::Kernel {
+            return Err(Errno::TXTBSY);
+        }
+        if let Some(known) = self.files.lock().get_mut(&handle) {
+            known.can_write = claim == Claim::CanWrite;
+        }
+        Ok(())
+    }
+
+    fn writer_opened(&self, device: u64, inode: u64) {
+        if let Some(file) = self.of_inode((device, inode)) {
+            file.expect_writer();
+        }
+    }
+
+    fn writing(&self, device: u64, inode: u64) {
+        if let Some(file) = self.of_inode((device, inode)) {
+            file.give_way_to_writer();
+        }
+    }
+
+    fn modes(&self) -> Vec<FileMode> {
+        self.modes.lock().values().cloned().collect()
     }
 
     fn manners(&self) -> Manners {
@@ -147,7 +229,9 @@ impl Owner for CacheOwner {
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let Some(polite) = &self.polite else { return };
         while let Some(wish) = polite.next_wish() {
-            let done = self.cache.adopt(wish.file()).and_then(|file| {
+            let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
+            let options = OpenOptions::new().outside(self.outside);
+            let done = self.cache.open_with(path, options).and_then(|file| {
                 file.read_by_kernels_cache();
                 wish.steps()
                     .take_while(|_| go_on())
@@ -162,7 +246,7 @@ impl Owner for CacheOwner {
 
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-        let file = self.file(handle)?;
+        let file = self.trusted(handle)?;
         self.heat.add(file.record().1);
         let ready = if uncached && file.can_drop_behind() {
             file.make_ready_uncached(position, len)
@@ -173,13 +257,13 @@ impl Owner for CacheOwner {
     }
 
     fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
-        if let Ok(file) = self.file(handle) {
+        if let Ok(file) = self.trusted(handle) {
             file.advance(page, uncached);
         }
     }
 
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
-        let file = self.file(handle)?;
+        let file = self.trusted(handle)?;
         let done = match advice {
             Advice::Normal => file.advise(Hint::Normal),
             Advice::Random => file.advise(Hint::Random),
@@ -193,13 +277,19 @@ impl Owner for CacheOwner {
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
-        let file = self.file(handle)?;
+        let file = self.trusted(handle)?;
         file.revalidate().map_err(|e| errno(&e))?;
         Ok(file.len())
     }
 
     fn detach(&self, handle: u64) {
-        let gone = self.files.lock().remove(&handle);
+        let Some(gone) = self.files.lock().remove(&handle) else { return };
+        if gone.file.trust() == Trust::Kernel {
+            self.note_mode(&gone, Trust::Kernel, WRITTEN.into());
+        }
+        if gone.can_write {
+            gone.file.opener_left();
+        }
         drop(gone); // outside the lock: it may be the file's last handle
     }
 

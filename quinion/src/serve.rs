@@ -30,10 +30,11 @@
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -42,10 +43,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation, Patching, RING_ENTRIES,
-    Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, state,
+    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation,
+    Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
+    place_of, state,
 };
-use crate::arena::{ArenaShare, CellNumber};
+use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, MappingId, PageIndex};
@@ -69,6 +71,28 @@ pub struct Attached {
     pub cell: CellNumber,
     /// The mapping's number.
     pub id: MappingId,
+}
+
+/// What the owner's viewers say of a file that one of them attaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writers {
+    /// No viewer says that it writes it, and the descriptor cannot.
+    None,
+    /// No viewer says that it writes it; the descriptor can, and its viewer will say so before it does.
+    Silent,
+    /// One writes it, or may at any moment.
+    Writing,
+}
+
+/// What is done about others who may change a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileMode {
+    /// Where it was when it was attached.
+    pub path: PathBuf,
+    /// What was done last.
+    pub trust: Trust,
+    /// Why not more; empty if there is no more.
+    pub why: String,
 }
 
 /// What a cache does for its viewers. Called by several threads at a time; every call may wait.
@@ -96,6 +120,25 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// better done when nobody waits for it. It ends soon after `go_on` says no.
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let _ = go_on;
+    }
+    /// Says in the file's record how far viewers may believe what is cached of it ([`Trust`]), now that this handle has
+    /// been attached; or that they may not. Where this is not done, nobody has the file open for writing, as far as
+    /// viewers say, and their looks when it is opened and where it ends are all that is done about others.
+    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
+        let _ = handle;
+        if viewers == Writers::None { Ok(()) } else { Err(Errno::TXTBSY) }
+    }
+    /// A viewer is about to open that file so that it can write it.
+    fn writer_opened(&self, device: u64, inode: u64) {
+        let _ = (device, inode);
+    }
+    /// A viewer is about to write that file. When this returns, nobody is shown what was cached of it.
+    fn writing(&self, device: u64, inode: u64) {
+        let _ = (device, inode);
+    }
+    /// What was done about others who may change viewers' files, by file.
+    fn modes(&self) -> Vec<FileMode> {
+        Vec::new()
     }
     /// Makes up to `len` bytes at `position` ready, and at least the first page of them, if they exist. `uncached`: the
     /// reader wants them no longer than it reads them, and says so by [`Advice::Passed`].
@@ -174,7 +217,8 @@ struct Seat {
     process: u32,
     /// Tells when the process has ended; `None` if the kernel gave us no such thing.
     alive: Option<OwnedFd>,
-    handles: HashSet<u64>,
+    /// What it has attached: the files' places among all that are.
+    handles: HashMap<u64, usize>,
     /// How far its ring of what it read has been looked at.
     tail: u32,
     /// Workers that are at work for it.
@@ -444,11 +488,12 @@ impl Shared {
         const REVALIDATE: u32 = Operation::Revalidate as u32;
         const DETACH: u32 = Operation::Detach as u32;
         const EXAMINE: u32 = Operation::Examine as u32;
+        const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
+        const WRITING: u32 = Operation::Writing as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
-        if !matches!(job.operation, ATTACH | EXAMINE)
-            && !self.seats[job.viewer].lock().handles.contains(&first)
-        {
+        let is_of_a_handle = !matches!(job.operation, ATTACH | EXAMINE | WRITER_OPENED | WRITING);
+        if is_of_a_handle && !self.seats[job.viewer].lock().handles.contains_key(&first) {
             return Err(Errno::BADF);
         }
         match job.operation {
@@ -469,10 +514,19 @@ impl Shared {
                 self.owner.advise(first, advice, second, len).map(|()| [0, 0])
             }
             DETACH => {
-                // Two that ask at once: the set says who was first.
-                if self.seats[job.viewer].lock().handles.remove(&first) {
-                    self.owner.detach(first);
+                // Two that ask at once: the map says who was first.
+                let place = self.seats[job.viewer].lock().handles.remove(&first);
+                if let Some(place) = place {
+                    self.let_go(first, place);
                 }
+                Ok([0, 0])
+            }
+            WRITER_OPENED => {
+                self.owner.writer_opened(first, second);
+                Ok([0, 0])
+            }
+            WRITING => {
+                self.owner.writing(first, second);
                 Ok([0, 0])
             }
             _ => Err(Errno::INVAL),
@@ -481,14 +535,60 @@ impl Shared {
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
         let spent = descriptor & CREDIT_SPENT != 0;
-        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
+        let can_write = descriptor & CAN_WRITE != 0;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT & !CAN_WRITE).map_err(|_| Errno::BADF)?;
         if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
             return Ok([0, credit]);
         }
-        let attached = self.owner.attach(job.process, descriptor, device, inode)?;
-        let is_new = self.seats[job.viewer].lock().handles.insert(attached.handle);
-        debug_assert!(is_new, "a handle that was given already");
+        // First, so that who writes from here on says so, or is seen by our look below.
+        let place = self.enter(device, inode);
+        let attached = match self.owner.attach(job.process, descriptor, device, inode) {
+            Ok(attached) => attached,
+            Err(error) => {
+                self.leave(place);
+                return Err(error);
+            }
+        };
+        let writers = match (self.is_written(device, inode), can_write) {
+            (true, _) => Writers::Writing,
+            (false, true) => Writers::Silent,
+            (false, false) => Writers::None,
+        };
+        if let Err(error) = self.owner.admit(attached.handle, writers) {
+            self.let_go(attached.handle, place);
+            return Err(error);
+        }
+        let before = self.seats[job.viewer].lock().handles.insert(attached.handle, place);
+        debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
+    }
+
+    // ---- who writes what ------------------------------------------------------------------------
+
+    /// Counts a file as attached, for all who are about to write. Its place.
+    fn enter(&self, device: u64, inode: u64) -> usize {
+        let (control, place) = (self.control(), place_of(device, inode, ATTACHED_PLACES));
+        control.attached_files.fetch_add(1, Ordering::Relaxed);
+        control.attached[place].raise();
+        place
+    }
+
+    fn leave(&self, place: usize) {
+        self.control().attached[place].lower();
+        self.control().attached_files.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a viewer says that it writes the file, or another that looks like it.
+    fn is_written(&self, device: u64, inode: u64) -> bool {
+        let place = place_of(device, inode, WRITING_PLACES);
+        (0..VIEWERS_MAX)
+            .any(|viewer| self.process(viewer) != 0 && !self.page(viewer).writing[place].is_zero())
+    }
+
+    /// The handle is nobody's any more.
+    fn let_go(&self, handle: u64, place: usize) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.owner.detach(handle)));
+        self.leave(place);
     }
 
     // ---- the keeper -----------------------------------------------------------------------------
@@ -563,8 +663,8 @@ impl Shared {
     }
 
     fn detach_handles(&self, seat: Seat) {
-        for handle in seat.handles {
-            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.detach(handle)));
+        for (handle, place) in seat.handles {
+            self.let_go(handle, place);
         }
     }
 
@@ -653,4 +753,5 @@ fn clear(page: &ViewerPage) {
     }
     page.ring_head.store(0, Ordering::Relaxed);
     page.run.store(NO_RUN, Ordering::Relaxed);
+    page.writing.iter().for_each(Tally::clear);
 }

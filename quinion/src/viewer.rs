@@ -34,11 +34,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, Advice, Control, ControlView, Counter, Manners, Operation, Patching, REQUEST_SLOTS,
-    RING_ENTRIES, Reason, Request, UNCACHED, ViewerPage, state,
+    ABANDONED, ATTACHED_PLACES, Advice, Control, ControlView, Counter, Manners, Operation, Patching,
+    REQUEST_SLOTS, RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of,
+    state,
 };
 use crate::arena::referenced::is_saturated;
-use crate::arena::{CellNumber, Flags, Grown, LayoutError, View};
+use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
@@ -205,6 +206,36 @@ impl Viewer {
     /// Whether the owner has taken the file over, or another that looks like it.
     pub fn is_taken(&self, device: u64, inode: u64) -> bool {
         self.control.control().is_taken(device, inode)
+    }
+
+    /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
+    /// what becomes so while it is under way is of no concern to it.
+    #[inline]
+    pub fn trust(&self, file: &ViewedFile<'_>) -> Trust {
+        self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust())
+    }
+
+    /// Whether any file is attached, by any viewer.
+    pub fn has_attached_files(&self) -> bool {
+        self.control.control().attached_files.load(Ordering::Relaxed) != 0 // a hint: see `is_attached`
+    }
+    /// Whether a file is attached, by any viewer, or looks like one that is.
+    pub fn is_attached(&self, device: u64, inode: u64) -> bool {
+        !self.control.control().attached[place_of(device, inode, ATTACHED_PLACES)].is_zero()
+    }
+    /// This process writes a file from now on. Whether the owner has to be told so ([`Operation::Writing`]) before it
+    /// does. Without that, it is told by its own look whenever somebody attaches the file.
+    #[must_use]
+    pub fn begin_writing(&self, device: u64, inode: u64) -> bool {
+        self.writing(device, inode).raise();
+        self.is_attached(device, inode)
+    }
+    /// It does so no more: by one descriptor less.
+    pub fn end_writing(&self, device: u64, inode: u64) {
+        self.writing(device, inode).lower();
+    }
+    fn writing(&self, device: u64, inode: u64) -> &Tally {
+        &self.page().writing[place_of(device, inode, WRITING_PLACES)]
     }
 
     /// Adds to a number of the report.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quinion::arena::CellNumber;
 use quinion::arena::control::{
-    ABANDONED, CONTROL_BYTES, Counter, Operation, REQUEST_SLOTS, VIEWERS_MAX, state,
+    ABANDONED, CAN_WRITE, CONTROL_BYTES, Counter, Operation, REQUEST_SLOTS, Tally, VIEWERS_MAX, state,
 };
 use quinion::serve::{Owner, Service};
 use quinion::units::MappingId;
@@ -219,6 +219,66 @@ fn a_dead_viewer_leaves_nothing_behind() {
     dying.wait().unwrap();
     let totals = service.stop();
     assert_eq!((totals.viewers, totals.reads), (1, 5), "what it did is remembered");
+}
+
+/// Who writes counts that before it looks who has attached the file, and the other way round.
+#[test]
+fn who_writes_a_file_is_known_to_who_attaches_it() {
+    let owner = NaiveOwner::new(1000);
+    let _service = Service::start(owner.clone(), 2).unwrap();
+    let (ours, mut dying) = (viewer(&owner, us()), asleep());
+    let theirs = viewer(&owner, dying.id());
+    let file = temporary(1, 10_000);
+    let file = file.as_file();
+    let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
+    let question = [file.as_fd().as_raw_fd() as u64, device, inode];
+    let attach = |flags: u64| ours.request(Operation::Attach, [question[0] | flags, device, inode]);
+    let busy = Err(RequestError::Errno(26));
+
+    assert!(!theirs.begin_writing(device, inode), "nobody has it: there is nobody to tell");
+    assert!(!ours.begin_writing(device, inode));
+    assert_eq!(attach(0), busy);
+    assert!(
+        !ours.has_attached_files() && !ours.is_attached(device, inode),
+        "what was refused is not attached"
+    );
+    ours.end_writing(device, inode);
+    assert_eq!(attach(0), busy, "the other writes still");
+    theirs.end_writing(device, inode);
+    let [handle, _] = attach(0).unwrap();
+    assert_eq!(attach(CAN_WRITE), busy, "this owner does without descriptors that can write");
+    assert!(theirs.begin_writing(device, inode), "somebody has it, who is to be told");
+    for operation in [Operation::WriterOpened, Operation::Writing] {
+        theirs.request(operation, [device, inode, 0]).unwrap();
+        theirs.request(operation, [u64::MAX, u64::MAX, 0]).unwrap();
+    }
+    ours.request(Operation::Detach, [handle, 0, 0]).unwrap();
+    assert!(!ours.has_attached_files() && !ours.is_attached(device, inode));
+    assert_eq!(attach(0), busy);
+    dying.kill().unwrap();
+    while owner.arena().control().control().processes[1].load(Ordering::Relaxed) != 0 {
+        std::thread::yield_now();
+    }
+    attach(0).expect("a writer that is dead is through");
+    dying.wait().unwrap();
+}
+
+/// A count that was full once says for good that there is something.
+#[test]
+fn a_full_tally_stays_full() {
+    let tally = Tally::default();
+    for round in 1..=254 {
+        (0..round).for_each(|_| tally.raise());
+        assert!(!tally.is_zero());
+        (0..round).for_each(|_| tally.lower());
+        assert!(tally.is_zero(), "{round} were raised and lowered");
+    }
+    (0..300).for_each(|_| tally.raise());
+    (0..300).for_each(|_| tally.lower());
+    assert!(!tally.is_zero());
+    tally.clear();
+    tally.lower();
+    assert!(tally.is_zero());
 }
 
 /// Two runs side by side, one of which has a viewer that dies, and one that comes when its run has ended.

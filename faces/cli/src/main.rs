@@ -189,7 +189,7 @@ impl Attach {
 
     /// An owner that does so.
     fn owner(self, cache: &quinion::Cache) -> Arc<quinion::CacheOwner> {
-        let owner = quinion::CacheOwner::new(cache.clone());
+        let owner = quinion::CacheOwner::new(cache.clone()).with_outside(quinion::Outside::Lease);
         Arc::new(match self {
             Self::Auto => owner.polite(),
             Self::AtOnce => owner,

@@ -160,7 +160,7 @@ pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) 
         hottest: numbers.hottest(files),
     };
     let (ended, kind) = run_program(options, |command| session.point_to(command), look)?;
-    let stats = session.stats();
+    let (stats, owner) = (session.stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
         let intercept = Interception { how: options.intercept, planned };
@@ -172,6 +172,7 @@ pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) 
             totals,
             stats,
             owner: numbers.numbers(),
+            modes: owner.modes(),
             kept: None,
         };
         report.write(form, options.report_file.as_deref())?;
@@ -209,6 +210,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
             totals,
             stats,
             owner,
+            modes: Vec::new(),
             kept: Some(in_kept),
         };
         report.write(form, options.report_file.as_deref())?;

@@ -18,10 +18,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::arena::control::{Advice, Manners, Patching};
-use quinion::serve::{Attached, Owner, ViewerTotals};
+use quinion::serve::{Attached, Owner, ViewerTotals, Writers};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
-use quinion::{Cache, CacheOwner};
+use quinion::{Cache, CacheOwner, Outside};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
 
@@ -113,6 +113,15 @@ impl Owner for Hesitant {
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
         self.owner.attach(process, descriptor, device, inode)
     }
+    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
+        self.owner.admit(handle, viewers)
+    }
+    fn writer_opened(&self, device: u64, inode: u64) {
+        self.owner.writer_opened(device, inode);
+    }
+    fn writing(&self, device: u64, inode: u64) {
+        self.owner.writing(device, inode);
+    }
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         self.owner.fill(handle, position, len, uncached)
     }
@@ -134,7 +143,7 @@ impl Owner for Hesitant {
 }
 
 fn cache_owner() -> CacheOwner {
-    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap())
+    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap()).with_outside(Outside::Lease)
 }
 
 fn owner(room: Room) -> Arc<dyn Owner> {
@@ -348,7 +357,6 @@ fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
         ("fork", Reason::Forked),
         ("mapped", Reason::Mapped),
         ("sendfile", Reason::Passed),
-        ("locks", Reason::Locked),
         ("write", Reason::Writable),
         ("errors", Reason::NotRegular),
         ("reuse", Reason::Foreign),

@@ -105,14 +105,14 @@ fn ask(viewer: &Viewer) -> u64 {
 pub fn is_settled(stat: &Stat) -> bool {
     /// The kernel's clock for files moves by some milliseconds; file systems of coarser times say whole seconds.
     const NANOS_MIN: u64 = 2_000_000_000;
-    kernel::now_nanos().is_some_and(|now| stat.changed_nanos.saturating_add(NANOS_MIN) < now)
+    kernel::now_nanos().is_some_and(|now| stat.changed_nanos().saturating_add(NANOS_MIN) < now)
 }
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
 pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: u64) -> bool {
     const LEFT_ALONE: i32 = kernel::O_ACCMODE | kernel::O_DIRECT | kernel::O_PATH;
     kernel::fstat(fd).is_some_and(|now| {
-        now.device == device && now.inode == inode && now.changed_nanos == changed_nanos && now.is_regular()
+        now.device == device && now.inode == inode && now.changed_nanos() == changed_nanos && now.is_regular()
     }) && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|flags| flags as i32 & LEFT_ALONE == 0)
 }
 

@@ -10,6 +10,7 @@ use quinion::viewer::sys::{Errno, call, result};
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod number {
     pub const READ: usize = 0;
+    pub const WRITE: usize = 1;
     pub const OPEN: usize = 2;
     pub const CLOSE: usize = 3;
     pub const STAT: usize = 4;
@@ -20,7 +21,9 @@ pub mod number {
     pub const MUNMAP: usize = 11;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
+    pub const PWRITE64: usize = 18;
     pub const READV: usize = 19;
+    pub const WRITEV: usize = 20;
     pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;
@@ -36,6 +39,7 @@ pub mod number {
     pub const FCNTL: usize = 72;
     pub const FLOCK: usize = 73;
     pub const TRUNCATE: usize = 76;
+    pub const FTRUNCATE: usize = 77;
     pub const CREAT: usize = 85;
     pub const GETTID: usize = 186;
     pub const FUTEX: usize = 202;
@@ -48,7 +52,10 @@ pub mod number {
     pub const SECCOMP: usize = 317;
     pub const SPLICE: usize = 275;
     pub const DUP3: usize = 292;
+    pub const FALLOCATE: usize = 285;
     pub const PREADV: usize = 295;
+    pub const PWRITEV: usize = 296;
+    pub const NEWFSTATAT: usize = 262;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
     pub const GETCPU: usize = 309;
     pub const GETRANDOM: usize = 318;
@@ -66,6 +73,9 @@ pub mod number {
 
 pub const O_ACCMODE: i32 = 3;
 pub const O_RDWR: i32 = 2;
+pub const O_WRONLY: i32 = 1;
+pub const O_CREAT: i32 = 0o100;
+pub const O_EXCL: i32 = 0o200;
 pub const O_TRUNC: i32 = 0o1000;
 pub const O_APPEND: i32 = 0o2000;
 pub const O_DIRECT: i32 = 0o40000;
@@ -87,11 +97,42 @@ pub struct Stat {
     pub inode: u64,
     pub mode: u32,
     pub size: i64,
-    /// When its bytes or what is said of it last changed, in nanoseconds since 1970.
-    pub changed_nanos: u64,
+    /// When it was last written, and when anything of it was last changed: seconds and nanoseconds.
+    pub times: [i64; 4],
 }
 
 impl Stat {
+    /// Its times and size in one word that is not 0: two that differ have two words, but for once in 2^64 times.
+    pub fn digest(&self) -> u64 {
+        let [a, b, c, d] = self.times;
+        let digest = [self.size, a, b, c, d].iter().fold(0x9e37_79b9_7f4a_7c15u64, |sum, &part| {
+            let mixed = (sum ^ part as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            mixed ^ (mixed >> 32)
+        });
+        digest | 1
+    }
+
+    /// Whether it is so long since it was changed that a change from now on has other times. `false` if the clock
+    /// says it was changed in the future.
+    pub fn is_settled(&self) -> bool {
+        /// Longer than a step of the kernel's coarse clock, from which files get their times.
+        const STEP: i64 = 50_000_000;
+        /// The same for file systems that keep whole seconds, or two of them.
+        const STEP_OF_SECONDS: i64 = 2_500_000_000;
+        let now = coarse_time();
+        let [written, written_part, changed, changed_part] = self.times;
+        let step = if changed_part == 0 { STEP_OF_SECONDS } else { STEP };
+        let nanoseconds =
+            |[seconds, part]: [i64; 2]| seconds.saturating_mul(1_000_000_000).saturating_add(part);
+        let last = nanoseconds([written, written_part]).max(nanoseconds([changed, changed_part]));
+        nanoseconds(now).saturating_sub(last) > step
+    }
+
+    /// When its bytes or what is said of it last changed, in nanoseconds since 1970.
+    pub fn changed_nanos(&self) -> u64 {
+        let [.., seconds, nanos] = self.times;
+        (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64)
+    }
     /// Whether it is a regular file.
     pub fn is_regular(&self) -> bool {
         self.mode & 0o170000 == 0o100000
@@ -110,28 +151,55 @@ struct RawStat {
     pad: u32,
     special: u64,
     size: i64,
-    rest: [u64; 11],
+    blocks: [u64; 2],
+    accessed: [i64; 2],
+    times: [i64; 4],
+    rest: [u64; 3],
 }
 const _: () = assert!(size_of::<RawStat>() == 144);
 
-fn stat_by(number: usize, what: usize) -> Option<Stat> {
+fn stat_by(ask: impl FnOnce(usize) -> isize) -> Option<Stat> {
     let mut raw = core::mem::MaybeUninit::<RawStat>::zeroed();
-    // SAFETY: the kernel fills the buffer, which has its size; `what` is a descriptor or a path.
-    result(unsafe { call(number, [what, raw.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
+    result(ask(raw.as_mut_ptr() as usize)).ok()?;
     // SAFETY: zeroed and then filled; every pattern is a value.
     let raw = unsafe { raw.assume_init() };
-    // After the sizes: when it was read, written and changed, in seconds and nanoseconds each.
-    let changed_nanos = raw.rest[6].wrapping_mul(1_000_000_000).wrapping_add(raw.rest[7]);
-    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size, changed_nanos })
+    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size, times: raw.times })
+}
+
+/// The time by which files are dated, read from its last step: seconds and nanoseconds.
+pub fn coarse_time() -> [i64; 2] {
+    const CLOCK_REALTIME_COARSE: usize = 5;
+    let mut now = [0i64; 2];
+    // SAFETY: the kernel's structure is two numbers of 64 bits.
+    let _ = unsafe {
+        call(number::CLOCK_GETTIME, [CLOCK_REALTIME_COARSE, now.as_mut_ptr() as usize, 0, 0, 0, 0])
+    };
+    now
+}
+
+/// Reads at `position`; the descriptor's offset stays.
+///
+/// # Safety
+/// `to` is valid for writes of `len` bytes.
+pub unsafe fn pread(fd: i32, to: *mut u8, len: usize, position: u64) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    result(unsafe { call(number::PREAD64, [fd as usize, to as usize, len, position as usize, 0, 0]) })
 }
 
 /// What is behind `fd`.
 pub fn fstat(fd: i32) -> Option<Stat> {
-    stat_by(number::FSTAT, fd as usize)
+    // SAFETY: the kernel fills the buffer, which has its size.
+    stat_by(|to| unsafe { call(number::FSTAT, [fd as usize, to, 0, 0, 0, 0]) })
 }
 /// What `path` names, links followed. A path that cannot be read is an error of the kernel's, no fault.
 pub fn stat(path: usize) -> Option<Stat> {
-    stat_by(number::STAT, path)
+    // SAFETY: as above.
+    stat_by(|to| unsafe { call(number::STAT, [path, to, 0, 0, 0, 0]) })
+}
+/// As [`stat`], of a path that begins at the folder `at`.
+pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
+    // SAFETY: as above.
+    stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
 }
 
 /// The time of day, in nanoseconds since 1970.

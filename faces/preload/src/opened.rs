@@ -1,23 +1,21 @@
 //! Opened: the calls that make descriptors, and the calls that make children.
 //!
-//! Opening for reading makes a candidate. Opening for writing, by whatever
-//! name, takes the file away from the cache for the life of the process. Both
-//! happen after the real call, when there is a descriptor to look at: a reader
-//! that is served in between read before the file was opened, as far as anyone
-//! can tell.
+//! Opening for reading, or for reading and writing, makes a candidate: it is
+//! served until somebody writes. Before an open that may write, the owner is told
+//! if it has the file; after it, `written.rs` knows the descriptor.
 //!
 //! A fork leaves every offset to the kernel first: the child has it too. So it
 //! is with a duplicate, and with a descriptor that arrives in a message: reads
 //! that say where they begin are served still.
 
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use quinion::arena::control::Reason;
 
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
 use crate::table::{self, State};
-use crate::{kernel, patch, process};
+use crate::{kernel, patch, process, written};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -28,14 +26,20 @@ fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
 }
 
 fn classify(fd: c_int, flags: c_int, forks: u64) {
-    const WRITES: c_int = kernel::O_TRUNC | kernel::O_TMPFILE_BIT;
+    const UNREADABLE: c_int = kernel::O_TRUNC | kernel::O_TMPFILE_BIT; // or empty, and about to be written
     const LEFT_ALONE: c_int = kernel::O_DIRECTORY | kernel::O_PATH;
     const NOT_SERVED: c_int = kernel::O_DIRECT | kernel::O_APPEND;
     // O_TMPFILE includes O_DIRECTORY, and O_PATH makes the kernel ignore what else is asked.
     let is_path = flags & kernel::O_PATH != 0;
-    if !is_path && (flags & kernel::O_ACCMODE != 0 || flags & WRITES != 0) {
+    if !is_path && flags & kernel::O_ACCMODE != 0 {
+        written::can_write(fd);
+    }
+    if !is_path && flags & kernel::O_TRUNC != 0 {
+        written::after_cut(fd);
+    }
+    let reads = flags & kernel::O_ACCMODE != kernel::O_WRONLY && flags & UNREADABLE == 0;
+    if !is_path && !reads {
         table::opened_for_kernel(fd, State::Unknown);
-        writable(fd);
     } else if flags & LEFT_ALONE != 0 {
         table::opened_for_kernel(fd, State::Unknown);
     } else if flags & NOT_SERVED != 0 {
@@ -56,38 +60,46 @@ fn count(reason: Reason) {
     }
 }
 
-/// A descriptor that can write has appeared: its file is not served any more.
-pub fn writable(fd: c_int) {
-    if let Some(stat) = kernel::fstat(fd)
-        && stat.is_regular()
-    {
-        table::file_is_written(stat.device, stat.inode);
-    }
-}
-
 /// A descriptor has appeared that somebody else may have too, and of which only the kernel knows what it can do.
 pub fn appeared(fd: c_int) {
     if !process::is_on() {
         return;
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
-    if flags & kernel::O_PATH != 0 {
+    if flags & (kernel::O_PATH | kernel::O_ACCMODE) != 0 {
         table::opened_for_kernel(fd, State::Unknown);
-    } else if flags & kernel::O_ACCMODE != 0 {
-        table::opened_for_kernel(fd, State::Unknown);
-        writable(fd);
+        written::replaced(fd);
+        written::shared(fd);
     } else {
         table::adopt(fd, false);
     }
 }
 
-/// A descriptor has appeared inside the C library, which may close it unseen.
+/// A descriptor has appeared inside the C library, which may write and close it unseen.
 fn appeared_inside(fd: c_int) {
-    if process::is_on()
-        && kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0)
-    {
-        writable(fd);
+    if process::is_on() {
+        written::replaced(fd);
+        written::shared(fd);
     }
+}
+
+/// What a stream's mode asks for, as far as it may change the file.
+///
+/// # Safety
+/// `mode` is a string, or null.
+unsafe fn before_stream(path: *const c_char, mode: *const c_char) {
+    if mode.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    let flags = match mode.first() {
+        Some(b'w') => kernel::O_RDWR | kernel::O_TRUNC,
+        Some(b'a') => kernel::O_RDWR,
+        _ if mode.contains(&b'+') => kernel::O_RDWR,
+        _ => 0,
+    };
+    written::before_open(kernel::AT_FDCWD, path as usize, flags);
 }
 
 /// Runs a call that makes a second number for `fd`'s description.
@@ -95,6 +107,7 @@ fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if !process::is_on() {
         return call();
     }
+    written::shared(fd); // it writes by the second number too, which may never be told apart
     table::share(fd, Reason::Duplicated);
     let made = call();
     if made >= 0 {
@@ -108,6 +121,8 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
     if onto == fd || !process::is_on() {
         return call();
     }
+    written::shared(fd);
+    written::replaced(onto);
     table::share(fd, Reason::Duplicated);
     // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
     // the call is over must not find what it was before.
@@ -135,6 +150,10 @@ fn stream(stream: *mut c_void) -> *mut c_void {
     stream
 }
 
+fn cut(fd: c_int) -> c_int {
+    opened(fd, kernel::O_WRONLY | kernel::O_TRUNC, 0)
+}
+
 /// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
 fn stream_is_taken(stream: *mut c_void) {
     if !patch::is_patched() {
@@ -143,17 +162,19 @@ fn stream_is_taken(stream: *mut c_void) {
 }
 
 fn temporary(fd: c_int) -> c_int {
-    opened(fd, kernel::O_RDWR, 0)
+    opened(fd, kernel::O_RDWR | kernel::O_TMPFILE_BIT, 0)
 }
 
 names! {
     /// Opens; a candidate if it can only read.
     open | __open (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
     /// Opens; a candidate if it can only read.
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
@@ -171,43 +192,51 @@ names! {
     }
     /// Opens; a candidate if it can only read.
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        written::before_open(at, path as usize, flags);
         let forks = process::forks();
         let fd = call_real!(openat(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
     /// Opens; a candidate if it can only read.
     openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        written::before_open(at, path as usize, flags);
         let forks = process::forks();
         let fd = call_real!(openat64(at => c_int, path => *const c_char, flags => c_int, mode => c_uint) -> c_int);
         opened(fd, flags, forks)
     }
     /// Opens; a candidate if it can only read.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
+        written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(__open_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
     }
     /// Opens; a candidate if it can only read.
     __open64_2(path: *const c_char, flags: c_int) -> c_int {
+        written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(__open64_2(path => *const c_char, flags => c_int) -> c_int), flags, forks)
     }
     /// Opens; a candidate if it can only read.
     __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+        written::before_open(at, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(__openat_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
     }
     /// Opens; a candidate if it can only read.
     __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+        written::before_open(at, path as usize, flags);
         let forks = process::forks();
         opened(call_real!(__openat64_2(at => c_int, path => *const c_char, flags => c_int) -> c_int), flags, forks)
     }
     /// Opens for writing.
     creat(path: *const c_char, mode: c_uint) -> c_int {
-        temporary(call_real!(creat(path => *const c_char, mode => c_uint) -> c_int))
+        written::before_open(kernel::AT_FDCWD, path as usize, kernel::O_WRONLY | kernel::O_TRUNC);
+        cut(call_real!(creat(path => *const c_char, mode => c_uint) -> c_int))
     }
     /// Opens for writing.
     creat64(path: *const c_char, mode: c_uint) -> c_int {
-        temporary(call_real!(creat64(path => *const c_char, mode => c_uint) -> c_int))
+        written::before_open(kernel::AT_FDCWD, path as usize, kernel::O_WRONLY | kernel::O_TRUNC);
+        cut(call_real!(creat64(path => *const c_char, mode => c_uint) -> c_int))
     }
     /// Opens what a handle names.
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
@@ -260,20 +289,28 @@ names! {
 
     /// A stream: unless patched the C library reads it past us, and then only writing matters.
     fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
+        // SAFETY: the program's strings.
+        unsafe { before_stream(path, mode) };
         stream(call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void))
     }
     /// As `fopen`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void {
+        // SAFETY: the program's strings.
+        unsafe { before_stream(path, mode) };
         stream(call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void))
     }
     /// As `fopen`; the stream's old descriptor goes back first, if it was served.
     freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
+        // SAFETY: the program's strings.
+        unsafe { before_stream(path, mode) };
         stream(call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
     }
     /// As `freopen`.
     freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
+        // SAFETY: the program's strings.
+        unsafe { before_stream(path, mode) };
         stream(call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
     }
     /// As `fopen`.
@@ -407,14 +444,15 @@ fn controlled(fd: c_int, command: c_int, call: impl FnOnce() -> c_int) -> c_int 
     const F_OFD_GETLK: c_int = 36;
     const F_OFD_SETLKW: c_int = 38;
     const F_DUPFD_CLOEXEC: c_int = 1030;
-    let reason = match command {
+    match command {
         F_DUPFD | F_DUPFD_CLOEXEC => return duplicating(fd, call),
-        F_SETFL => Reason::Flags,
-        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW => Reason::Locked,
-        _ => return call(),
-    };
-    if process::is_on() {
-        table::detach(fd, reason);
+        F_SETFL if process::is_on() => table::detach(fd, Reason::Flags),
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => {
+            // What others wrote before is to be seen from here on; and the lock may begin at the offset.
+            written::locks();
+            table::show_offset(fd);
+        }
+        _ => {}
     }
     call()
 }

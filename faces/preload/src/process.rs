@@ -47,7 +47,7 @@ use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{patch, table};
+use crate::{patch, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -165,6 +165,7 @@ fn settle(page: &AtomicU32) {
         FORKS.store(0, Ordering::Relaxed);
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
+        written::settle_child();
         if STOPPED.load(Ordering::Relaxed) { LEFT } else { CHILD }
     });
 }
@@ -191,6 +192,8 @@ pub fn join() -> Option<&'static Viewer> {
                 Viewer::attach(place.arena, place.control, place.token, PROCESS.load(Ordering::Relaxed))
             };
             let Ok(viewer) = viewer else { return LEFT };
+            // SAFETY: that of the process we were forked from was written there.
+            viewer.count_for(unsafe { (*VIEWER.0.get()).assume_init_ref() }.run());
             patch::count(&viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
             unsafe { (*VIEWER.0.get()).write(viewer) };
@@ -205,6 +208,18 @@ pub fn manners() -> Manners {
     // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
     // asked is the same for all viewers.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.manners()
+}
+
+/// Whether any viewer has attached a file. Only while [`is_on`].
+pub fn has_attached_files() -> bool {
+    // SAFETY: as in `manners`.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.has_attached_files()
+}
+
+/// Whether a viewer has attached that file, or one that looks like it. Only while [`is_on`].
+pub fn is_attached(device: u64, inode: u64) -> bool {
+    // SAFETY: as in `manners`.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
 }
 
 /// Whether a file was taken over, or looks like one that was. Only while [`is_on`].
@@ -250,6 +265,7 @@ pub fn stop(reason: Reason) {
         SERVING | STOPPING => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
+            written::shared_all();
             table::detach_all(reason);
         }
         CHILD => {
@@ -289,6 +305,7 @@ pub fn begin_fork() -> Option<Fork> {
         return None;
     }
     FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partner: `forked_since`
+    written::shared_all();
     table::share_all(Reason::Forked);
     Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }

@@ -154,7 +154,8 @@ mod raw {
         open = OPEN; openat = OPENAT; creat = CREAT; mmap = MMAP; dup = DUP; dup2 = DUP2; dup3 = DUP3; fcntl = FCNTL;
         ioctl = IOCTL; sendfile = SENDFILE; splice = SPLICE; copy_file_range = COPY_FILE_RANGE;
         flock = FLOCK; truncate = TRUNCATE; sendmsg = SENDMSG; recvmsg = RECVMSG; execve = EXECVE;
-        close_range = CLOSE_RANGE;
+        close_range = CLOSE_RANGE; write = WRITE; pwrite64 = PWRITE64; writev = WRITEV; pwritev = PWRITEV;
+        ftruncate = FTRUNCATE; fallocate = FALLOCATE;
     }
 }
 
@@ -203,6 +204,8 @@ reals! {
         ioctl = ioctl, sendfile = sendfile, sendfile64 = sendfile, splice = splice,
         copy_file_range = copy_file_range, flock = flock, truncate = truncate, truncate64 = truncate,
         sendmsg = sendmsg, recvmsg = recvmsg, execve = execve, close_range = close_range,
+        write = write, pwrite64 = pwrite64, writev = writev, pwritev64 = pwritev, ftruncate64 = ftruncate,
+        fallocate64 = fallocate,
         __read_nocancel = read, __pread64_nocancel = pread64, __close_nocancel = close,
         __open_nocancel = open, __open64_nocancel = open,
     }
@@ -210,7 +213,8 @@ reals! {
         preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
         open_by_handle_at, shm_open, memfd_create,
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
-        fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
+        pwritev64v2, posix_fallocate64, dprintf, vdprintf, __dprintf_chk, __vdprintf_chk, aio_write64, lio_listio64,
+        io_submit, fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
         fork, _Fork, vfork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,

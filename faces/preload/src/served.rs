@@ -21,7 +21,8 @@
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use quinion::arena::control::{Advice, CREDIT_SPENT, Counter, Manners, Operation, Reason};
+use quinion::arena::Trust;
+use quinion::arena::control::{Advice, CAN_WRITE, CREDIT_SPENT, Counter, Manners, Operation, Reason};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
@@ -255,13 +256,14 @@ fn settle_unknown(fd: c_int, word: Word) {
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|stat| ask_to_attach(fd, word, &stat)) {
+    match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
                 viewer.count_reason(Reason::Left);
             }
             table::give_credit(fd, word, bytes, true);
         }
+        Ok((_, Answer::Empty)) => table::give_credit(fd, word, 1, word.is_owners_credit()),
         Ok((viewer, Answer::Attached(to))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
@@ -277,20 +279,26 @@ fn attach(fd: c_int, word: Word) {
     }
 }
 
+/// What the kernel says of a descriptor whose file can be served.
+struct Fit {
+    stat: Stat,
+    can_write: bool,
+}
+
 /// Whether a descriptor's file can be served, as far as the kernel knows.
-fn look_over(fd: c_int) -> Result<Stat, Reason> {
+fn look_over(fd: c_int) -> Result<Fit, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
-    if !stat.is_regular() || stat.size <= 0 || has_no_fixed_content(fd) {
+    if !stat.is_regular() || stat.size < 0 || has_no_fixed_content(fd) {
         return Err(Reason::NotRegular);
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
-    if flags & kernel::O_ACCMODE != 0 || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
+    if flags & kernel::O_ACCMODE == kernel::O_WRONLY || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
         return Err(Reason::Flags);
     }
-    if written::contains(stat.device, stat.inode) {
+    if written::is_said(fd) {
         return Err(Reason::Writable);
     }
-    Ok(stat)
+    Ok(Fit { stat, can_write: flags & kernel::O_ACCMODE == kernel::O_RDWR })
 }
 
 /// What the owner answers to who would attach a file.
@@ -299,19 +307,26 @@ enum Answer {
     Attached(Attachment),
     /// Ask again when the kernel has read so many bytes.
     AfterMore(u64),
+    /// There is nothing to serve yet: look again at the next read.
+    Empty,
 }
 
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer, Answer), Reason> {
+fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, Answer), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
+    let stat = &fit.stat;
+    if stat.size == 0 {
+        return Ok((viewer, Answer::Empty));
+    }
     let looked_at = match (careful::permits_offsets(viewer), word.state()) {
         (true, _) => None,
         (false, State::Candidate) => return Err(Reason::Careful),
         (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
-        (false, _) => Some(stat.changed_nanos),
+        (false, _) => Some(stat.changed_nanos()),
     };
     let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
-    let question = [fd as u64 | spent, stat.device, stat.inode];
+    let can_write = if fit.can_write { CAN_WRITE } else { 0 };
+    let question = [fd as u64 | spent | can_write, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
@@ -358,6 +373,7 @@ fn has_no_fixed_content(fd: c_int) -> bool {
 
 fn why(error: &RequestError) -> Reason {
     match error {
+        RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
         RequestError::OwnerGone | RequestError::NoSlot => Reason::NoOwner,
     }
@@ -407,11 +423,75 @@ fn look(
 /// Reads at `position` of a served descriptor.
 #[inline(always)] // the manner is known to who calls
 fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
-    let read = look(viewer, &table::file(fd), position, to, manner);
+    let file = table::file(fd);
+    match viewer.trust(&file) {
+        Trust::Sure => {}
+        Trust::Checked if !written::has_locked() => {}
+        trust => match look_at_times(viewer, fd, trust) {
+            Looked::Right => {}
+            Looked::Young if manner == Manner::Now => return Err(Unserved::NotReady),
+            // SAFETY: as in `look`.
+            Looked::Young => return unsafe { read_by_kernel(viewer, fd, position, to) },
+            Looked::Gone(reason) => {
+                table::detach(fd, reason);
+                return Err(Unserved::ToKernel);
+            }
+        },
+    }
+    let read = look(viewer, &file, position, to, manner);
     match read {
         Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
         read => transfer_slowly(viewer, fd, position, to, manner, read),
     }
+}
+
+/// What a look at a file's times told.
+enum Looked {
+    /// What is cached is the file's.
+    Right,
+    /// It was changed so lately that nothing can be told by its times.
+    Young,
+    /// It is not to be served any more.
+    Gone(Reason),
+}
+
+/// Looks whether what is cached is the file's, before a read.
+#[cold]
+fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
+    if trust == Trust::Kernel {
+        return Looked::Gone(Reason::Writable);
+    }
+    let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
+    if table::was_seen(fd, &stat) {
+        return Looked::Right;
+    }
+    if !stat.is_settled() {
+        return Looked::Young;
+    }
+    // The owner looks after we did: what it leaves is no older than `stat`.
+    match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
+        Ok(_) => table::note_seen(fd, &stat),
+        Err(error) => return Looked::Gone(why(&error)),
+    }
+    Looked::Right
+}
+
+/// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
+///
+/// # Safety
+/// The buffer may be written.
+#[cold]
+unsafe fn read_by_kernel(viewer: &Viewer, fd: c_int, position: u64, to: Part) -> Result<usize, Unserved> {
+    // SAFETY: the caller's promise.
+    let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
+        table::detach(fd, Reason::Passed);
+        return Err(Unserved::ToKernel);
+    };
+    viewer.count(Counter::KernelReads, 1);
+    viewer.count(Counter::KernelBytes, bytes as u64);
+    // `counted` takes them for served.
+    viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
+    Ok(bytes)
 }
 
 #[cold]

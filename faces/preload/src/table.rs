@@ -55,7 +55,7 @@
 //!     read looks whether it did (`careful.rs`).
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
-//! against forking, attaching against opening for writing, attaching against stopping. In their one order
+//! against forking, attaching against writing (`written.rs`), attaching against stopping. In their one order
 //! the second sees the first.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -210,6 +210,8 @@ struct File {
     inode: AtomicU64,
     /// When the file had changed last as it was attached, or [`NEVER`].
     looked_at: AtomicU64,
+    /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
+    seen: AtomicU64,
 }
 
 /// What [`publish`] is told.
@@ -239,6 +241,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
         looked_at: AtomicU64::new(NEVER),
+        seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
 /// One more than the highest descriptor that ever was a candidate.
@@ -288,6 +291,14 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
     }
 }
 
+/// Whether what is cached was right when the file was as `stat` says.
+pub fn was_seen(fd: i32, stat: &kernel::Stat) -> bool {
+    FILES[fd as usize].seen.load(Ordering::Relaxed) == stat.digest()
+}
+/// What is cached is no older than that.
+pub fn note_seen(fd: i32, stat: &kernel::Stat) {
+    FILES[fd as usize].seen.store(stat.digest(), Ordering::Relaxed); // one word: two that note at once do not mix
+}
 /// Keeps what the program said of how it will read a descriptor that is not attached yet.
 pub fn keep_advice(fd: i32, advice: Advice) {
     if let Some(file) = usize::try_from(fd).ok().and_then(|fd| FILES.get(fd)) {
@@ -394,6 +405,7 @@ pub fn tell(fd: i32, word: Word) -> bool {
 /// The descriptor is about to be closed.
 #[inline]
 pub fn forget(fd: i32) {
+    written::closed(fd);
     while let Some(word) = look_settled(fd) {
         if word.state() == State::Unknown {
             return;
@@ -476,10 +488,11 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
         file.looked_at.store(to.looked_at.unwrap_or(NEVER), Ordering::Relaxed);
+        file.seen.store(0, Ordering::Relaxed);
         word
     })
     .is_ok();
-    if published && written::contains(to.device, to.inode) {
+    if published && written::is_said(fd) {
         detach(fd, Reason::Writable);
     } else if published && !process::may_serve_more() {
         detach(fd, Reason::Passed);
@@ -545,6 +558,19 @@ pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<i
     })
     .ok()
     .map(|()| answer)
+}
+
+/// Puts the kernel's offset of a served descriptor right for a call that looks at it; it stays served.
+pub fn show_offset(fd: i32) {
+    while let Some(word) = look_settled(fd).filter(|word| word.state() == State::Served) {
+        let carry = || {
+            carry_over(fd, word);
+            word
+        };
+        if moving(fd, word, carry).is_ok() {
+            return;
+        }
+    }
 }
 
 // ---- going back to the kernel ---------------------------------------------------------------------------
@@ -648,14 +674,15 @@ pub fn settle_child() {
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     // SeqCst, partner: the `fetch_max` in `see`.
-    for fd in first..END.load(Ordering::SeqCst).min(last.saturating_add(1)) {
+    let end = END.load(Ordering::SeqCst).max(written::end());
+    for fd in first..end.min(last.saturating_add(1)) {
         forget(fd as i32);
     }
 }
 
-/// The file is open for writing in this process from now on: no descriptor of it is served any more.
+/// The file is written from now on: no descriptor of it is served any more. The owner has heard so before, and tells
+/// who attaches it after this look.
 pub fn file_is_written(device: u64, inode: u64) {
-    written::add(device, inode);
     // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
         let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());

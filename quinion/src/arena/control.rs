@@ -18,7 +18,7 @@
 //! may die at any step; its page is given to another when its process is gone.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{LAYOUT_VERSION, LayoutError};
 
@@ -66,6 +66,55 @@ pub struct Control {
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
+    /// How many files are attached, by any viewer.
+    pub attached_files: AtomicU32,
+    /// Of these, those whose [`place_of`] this is.
+    pub attached: [Tally; ATTACHED_PLACES],
+}
+
+/// Places of [`Control::attached`].
+pub const ATTACHED_PLACES: usize = 2048;
+/// Places of [`ViewerPage::writing`].
+pub const WRITING_PLACES: usize = 8192;
+
+/// Which of `places` a file counts at. Two files may have one: who asks about the one may be told of the other.
+pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
+    // One step of a well-known generator: a good enough mix of all bits.
+    let x = (inode ^ device.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) as usize % places
+}
+
+/// A small count that, once it is full, stays so: what it counted is never counted as gone by mistake.
+///
+/// Those of files that are attached and those of files that are written are each raised before the other is looked at,
+/// in SeqCst steps: in their one order, whoever comes second sees the first.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Tally(AtomicU8);
+
+impl Tally {
+    /// One more.
+    pub fn raise(&self) {
+        let more = |count: u8| count.checked_add(1);
+        // SeqCst, partner: `is_zero`; the head of this type argues.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+    }
+    /// One less.
+    pub fn lower(&self) {
+        let less = |count: u8| (count != u8::MAX).then(|| count.saturating_sub(1));
+        // SeqCst, partner: `is_zero`.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+    /// None any more.
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::SeqCst); // partner: `is_zero`
+    }
+    /// Whether there is none.
+    pub fn is_zero(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == 0 // partner: `raise`
+    }
 }
 
 /// Bits of [`Control::taken`].
@@ -218,6 +267,8 @@ pub struct ViewerPage {
     pub requests: [Request; REQUEST_SLOTS],
     /// Frames that were read, a lossy memory.
     pub ring: [AtomicU32; RING_ENTRIES],
+    /// By how many descriptors the process writes, or may without another word, by the files' [`place_of`].
+    pub writing: [Tally; WRITING_PLACES],
 }
 
 const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
@@ -262,6 +313,8 @@ pub mod state {
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 
+/// Added to the descriptor of an [`Operation::Attach`] that can write.
+pub const CAN_WRITE: u64 = 1 << 33;
 /// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
 /// longer than it reads them, and says so with [`Advice::Passed`] when it has.
 pub const UNCACHED: u64 = 1 << 63;
@@ -316,7 +369,8 @@ impl Advice {
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was, and [`CAN_WRITE`] if it
+    /// can; its device; its inode. `ETXTBSY`: somebody writes it.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
@@ -330,6 +384,12 @@ pub enum Operation {
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
+    /// The viewer is about to open a file so that it can write, and says [`Operation::Writing`] before it does.
+    /// Arguments: the device, the inode.
+    WriterOpened = 6,
+    /// The viewer is about to write a file that is attached somewhere. Once this is answered nobody is shown what was
+    /// cached of it. Arguments: the device, the inode.
+    Writing = 8,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,

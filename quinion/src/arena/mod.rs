@@ -89,4 +89,4 @@ pub use owner::{
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};
 #[cfg(not(quinion_model))]
-pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, View};
+pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, Trust, View};

@@ -84,8 +84,8 @@ pub struct Record {
     pub size: AtomicU64,
     /// The mapping's number; 0 while the cell is no live mapping.
     pub id: AtomicU32,
-    /// Unused.
-    pub spare: AtomicU32,
+    /// How far viewers may believe what is cached of the file, now: a [`Trust`].
+    pub trust: AtomicU32,
     /// The file's device.
     pub device: AtomicU64,
     /// The file's inode.
@@ -95,6 +95,47 @@ pub struct Record {
 }
 
 const _: () = assert!(size_of::<Record>() == CELL_BYTES);
+
+/// What a viewer has to do before it believes what is cached of a file. It is said at the moment, so a viewer looks at
+/// it before each read; the owner sees to it that what is cached is the file's before it says more than it said.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum Trust {
+    /// Whether the file is as it was is looked at when it is opened and where it ends; and before each read by a
+    /// program that takes locks, which are there to see what others write.
+    Checked = 0,
+    /// Nothing: nobody changes the file.
+    Sure = 1,
+    /// The file's times are looked at before each read: somebody may write it without a word to us.
+    Looked = 2,
+    /// It may not: somebody writes, and the kernel reads.
+    Kernel = 3,
+}
+
+impl Trust {
+    const fn of(word: u32) -> Self {
+        match word {
+            0 => Self::Checked,
+            1 => Self::Sure,
+            2 => Self::Looked,
+            _ => Self::Kernel,
+        }
+    }
+}
+
+impl Record {
+    /// How far what is cached of the file may be believed.
+    #[inline]
+    pub fn trust(&self) -> Trust {
+        // SeqCst, partner: `set_trust`. Who reads after a writer was let go on has this load after that store, by the
+        // system calls of the two.
+        Trust::of(self.trust.load(Ordering::SeqCst))
+    }
+    /// Says how far.
+    pub fn set_trust(&self, trust: Trust) {
+        self.trust.store(trust as u32, Ordering::SeqCst); // partner: `trust`
+    }
+}
 
 /// A mapped arena and where its parts lie.
 #[derive(Debug)]

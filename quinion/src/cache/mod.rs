@@ -83,6 +83,7 @@ pub use guest::{GuestMemory, Image, ImageStats};
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
+pub(crate) use outside::Claim;
 use outside::Watch;
 pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;

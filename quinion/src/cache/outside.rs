@@ -43,8 +43,24 @@
 //! were old enough then for a later change to carry others; and if all changes carry times there, which tmpfs does not
 //! promise.
 //!
+//! **Viewers** in other processes hit without a word to us, so what they may believe stands in the file's record
+//! ([`Trust`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says otherwise
+//! before end.2. A viewer's process that is about to write says so, and is answered when that is done. One that opens a
+//! file for writing, and has not written yet, says that, too: then the lease is given up of our own accord, so that
+//! the opener need not wait, and what is cached stays; viewers look at the file's times before each read then.
+//!
+//! ```text
+//!   of a file that is attached                       lease   trust     what is cached
+//!     a lease was had                                yes     Sure      as begin.2 says
+//!     a viewer is about to open it for writing       no      Looked    stays
+//!     a viewer has it open so, and attaches it       no      Looked    stays, if the file is as it was
+//!     a viewer is about to write                     no      Kernel    is forgotten
+//!     somebody else opens it for writing             no      Kernel    is forgotten
+//!     there are no leases; nobody says he writes     no      Checked   stays, if the file is as it was
+//! ```
+//!
 //! After a lease was given up it is not asked for again for a second, so that one who was told `EAGAIN` finds it open
-//! when he comes back; and while somebody writes, fifty times a second at most.
+//! when he comes back; and while somebody writes, at each open, and fifty times a second at most besides.
 //!
 //! Invariants:
 //!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
@@ -58,6 +74,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::arena::Trust;
 use crate::backend::{Attributes, FileTimes};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
@@ -151,11 +168,25 @@ struct State {
     again: u64,
     /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
     left: Option<Attributes>,
+    /// Viewers' descriptors that can write and are attached.
+    openers: usize,
+}
+
+/// What viewers' processes say of a file that one of them attaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claim {
+    /// None writes it, nor can by what is attached now.
+    Reads,
+    /// None writes it; what is attached now can, and its process says so before it does.
+    CanWrite,
+    /// One writes it, or may at any moment.
+    Writes,
 }
 
 impl Watch {
     pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
-        let state = State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None };
+        let state =
+            State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None, openers: 0 };
         Arc::new(Self {
             mapping: Arc::clone(mapping),
             filemap: Arc::clone(filemap),
@@ -171,6 +202,9 @@ impl Watch {
         if policy == Outside::Lease {
             let mut state = self.state.lock();
             state.wanted += 1;
+            if state.no_lease == NoLease::OpenForWriting {
+                state.again = 0; // who had it open may have closed it just now
+            }
             self.ask(&mut state);
         }
         if policy == Outside::Immutable || self.is_sure() {
@@ -188,12 +222,66 @@ impl Watch {
         let mut state = self.state.lock();
         state.wanted -= 1;
         if state.wanted == 0 && self.confirm(&mut state) {
-            // What the file is while nobody can change it.
-            state.left = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
-            self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
-            state.lease = None;
+            self.part(&mut state, Trust::Kernel);
             state.no_lease = NoLease::NotAsked;
         }
+    }
+
+    /// Gives up a lease that stands of our own accord; what is cached stays.
+    fn part(&self, state: &mut RankedGuard<'_, State>, trust: Trust) {
+        self.mapping.record().set_trust(trust);
+        // What the file is while nobody can change it.
+        state.left = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+        self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
+        state.lease = None;
+    }
+
+    // ---- for viewers ----------------------------------------------------------------------------
+
+    /// A viewer's descriptor is attached: says in the record how far viewers may believe what is cached; or, by why
+    /// there is no lease, that they may not.
+    pub(super) fn admit(&self, claim: Claim) -> Result<(Trust, NoLease)> {
+        let mut state = self.state.lock();
+        let (record, opens) = (self.mapping.record(), usize::from(claim == Claim::CanWrite));
+        let trust = if self.confirm(&mut state) {
+            Trust::Sure // whoever says that he writes is through, or waits for us in his open
+        } else if claim == Claim::Writes {
+            Trust::Kernel
+        } else if state.openers + opens > 0 {
+            Trust::Looked
+        } else if state.no_lease.passes() {
+            Trust::Kernel // it is somebody we do not know
+        } else {
+            Trust::Checked
+        };
+        if record.trust() == Trust::Kernel && matches!(trust, Trust::Looked | Trust::Checked) {
+            // What was being filled when it was said that nobody is to believe it is of no known time.
+            self.filemap.invalidate(&self.mapping)?;
+        }
+        state.openers += if trust == Trust::Kernel { 0 } else { opens };
+        record.set_trust(trust);
+        Ok((trust, state.no_lease))
+    }
+
+    /// A descriptor that was admitted as one that can write is detached.
+    pub(super) fn opener_left(&self) {
+        self.state.lock().openers -= 1;
+    }
+
+    /// A viewer is about to open the file for writing, and will say so before it writes.
+    pub(super) fn expect_writer(&self) {
+        let mut state = self.state.lock();
+        if self.confirm(&mut state) {
+            self.part(&mut state, Trust::Looked);
+            (state.no_lease, state.again) = (NoLease::OpenForWriting, 0);
+        }
+    }
+
+    /// A viewer is about to write: nobody is shown what was cached when this returns.
+    pub(super) fn give_way_to_writer(&self) {
+        let mut state = self.state.lock();
+        self.end(&mut state);
+        (state.no_lease, state.again, state.left) = (NoLease::OpenForWriting, 0, None);
     }
 
     /// Whether nobody has changed the file since what is cached of it was read, nor can: without a system call.
@@ -304,6 +392,9 @@ impl Watch {
         }
         // 3
         state.lease = Some(lease);
+        if self.mapping.record().trust() == Trust::Looked {
+            self.mapping.record().set_trust(Trust::Sure); // whoever looks need not any more
+        }
         self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
         Ok(())
     }
@@ -325,6 +416,7 @@ impl Watch {
         // 1: SeqCst, so that who reads after the writer's open has returned sees it; the system call of step 3, and
         // that by which he learns of it, partner with it.
         self.is_leased.store(false, Ordering::SeqCst);
+        self.mapping.record().set_trust(Trust::Kernel);
         // 2
         let pages = self.mapping.distrust();
         self.filemap.counters.add(Count::Invalidated, pages);
@@ -354,6 +446,27 @@ impl File {
             return Err(Error::from(Repr::Forked));
         }
         Ok(self.handle.watch.in_force(self.handle.access.outside))
+    }
+
+    /// A viewer attached it by this handle: how far it may be believed, and why there is no lease.
+    pub(crate) fn admit(&self, claim: Claim) -> Result<(Trust, NoLease)> {
+        self.handle.watch.admit(claim)
+    }
+    /// See [`Watch::opener_left`].
+    pub(crate) fn opener_left(&self) {
+        self.handle.watch.opener_left();
+    }
+    /// See [`Watch::expect_writer`].
+    pub(crate) fn expect_writer(&self) {
+        self.handle.watch.expect_writer();
+    }
+    /// See [`Watch::give_way_to_writer`].
+    pub(crate) fn give_way_to_writer(&self) {
+        self.handle.watch.give_way_to_writer();
+    }
+    /// How far viewers may believe what is cached of it, at the moment.
+    pub(crate) fn trust(&self) -> Trust {
+        self.handle.mapping.record().trust()
     }
 
     /// Whether a lease says that what is cached is the file's.

@@ -33,8 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, View, Word,
-    referenced,
+    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, Trust, View,
+    Word, referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
 use crate::folio::Held;
@@ -137,6 +137,7 @@ impl Mapping {
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);
         // Release, partner: the Acquire in `read_hits`: who sees the number sees the rest.
+        record.set_trust(Trust::Checked);
         record.id.store(id.0, Ordering::Release);
         Some(Self {
             id,
@@ -372,7 +373,7 @@ impl Mapping {
     }
 
     #[inline]
-    pub(super) fn record(&self) -> &Record {
+    pub(crate) fn record(&self) -> &Record {
         self.arena.view().record(self.cell).expect("a mapping has its record")
     }
     #[inline]

@@ -99,7 +99,7 @@ mod tests {
         for (id, name) in [(1, "one"), (2, "two"), (3, "three"), (1, "uno")] {
             heat.attached(MappingId(id), PathBuf::from(name));
         }
-        [2, 1, 2].map(|id| heat.add(MappingId(id)));
+        [2, 1, 2].into_iter().for_each(|id| heat.add(MappingId(id)));
         assert_eq!(names(&heat, 2), [("two".to_owned(), 2), ("uno".to_owned(), 1)]);
         assert_eq!(names(&heat, 9).len(), 3);
     }

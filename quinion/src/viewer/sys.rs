@@ -14,6 +14,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// "Bad file descriptor": a handle that was not given to who uses it.
     pub const BADF: Errno = Errno(9);
+    /// Somebody writes the file.
+    pub const TXTBSY: Errno = Errno(26);
     /// It would have to wait.
     pub const AGAIN: Errno = Errno(11);
     /// "Input/output error".

@@ -21,6 +21,12 @@
 //!                     how calls reach us: what was asked for; functions of the C library that were to be patched,
 //!                     and what had to be left; processes in which that was done, and in which not, and why
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
+//!   others            {lease, looked_at, checked, kernel, files: [{path, mode, why}]}
+//!                     files by what was done last about others who may change them; of the first 1000
+//!                       lease      nobody changed it without our having heard before
+//!                       looked_at  its times were looked at before each read
+//!                       checked    they were when it was opened, where it ended, and after the program took a lock
+//!                       kernel     somebody wrote it, and the kernel read
 //!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
 //!   notes             [strings]
 //! ```
@@ -33,8 +39,9 @@ use std::path::Path;
 
 use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
+use quinion::arena::Trust;
 use quinion::arena::control::{Patching, Reason};
-use quinion::serve::ViewerTotals;
+use quinion::serve::{FileMode, ViewerTotals};
 
 use super::keep::Name;
 use super::plan::Plan;
@@ -140,8 +147,20 @@ pub struct RunReport<'a> {
     pub stats: ArenaStats,
     /// What the owner did.
     pub owner: OwnerNumbers,
+    /// What it did about others who may change files.
+    pub modes: Vec<FileMode>,
     /// If the cache is one that stays.
     pub kept: Option<InKept<'a>>,
+}
+
+/// The name of a mode in reports.
+fn mode_name(trust: Trust) -> &'static str {
+    match trust {
+        Trust::Sure => "lease",
+        Trust::Looked => "looked_at",
+        Trust::Checked => "checked",
+        Trust::Kernel => "kernel",
+    }
 }
 
 impl RunReport<'_> {
@@ -245,12 +264,33 @@ impl RunReport<'_> {
             ),
         );
         line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals)));
+        if !self.modes.is_empty() {
+            line("others", self.others_text());
+        }
         line("intercept", self.intercept_text());
         if let Some(InKept { name, .. }) = self.kept {
             line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
         }
         for note in self.notes() {
             line("note", note);
+        }
+        text
+    }
+
+    fn files_by(&self, trust: Trust) -> u64 {
+        self.modes.iter().filter(|mode| mode.trust == trust).count() as u64
+    }
+
+    fn others_text(&self) -> String {
+        let [lease, looked, checked, kernel] =
+            [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel].map(|trust| self.files_by(trust));
+        let mut text =
+            format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
+        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Checked) {
+            write!(text, " ({})", mode.why).expect("a string takes it");
+        }
+        if kernel > 0 {
+            write!(text, "; {kernel} left to the kernel because somebody writes").expect("a string takes it");
         }
         text
     }
@@ -278,6 +318,7 @@ impl RunReport<'_> {
             .add("memory", "memory", self.memory())
             .add("intercept", "intercept", self.intercept())
             .add("kernel", "kernel", self.kernel())
+            .add("others", "others", self.others())
             .add("kept", "kept", self.kept())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
@@ -393,6 +434,24 @@ impl RunReport<'_> {
         kernel.add("reads", "reads", Value::Number(self.totals.kernel_reads));
         kernel.add("reasons", "descriptors left to it", Value::Group(reasons));
         Value::Group(kernel)
+    }
+
+    fn others(&self) -> Value {
+        let mut others = Report::new();
+        for trust in [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel] {
+            let name = mode_name(trust);
+            others.add(name, name, Value::Number(self.files_by(trust)));
+        }
+        let files = self.modes.iter().map(|file| {
+            let mut report = Report::new();
+            report
+                .add("path", "path", Value::Text(file.path.to_string_lossy().into_owned()))
+                .add("mode", "mode", Value::Text(mode_name(file.trust).into()))
+                .add("why", "why", Value::Text(file.why.clone()));
+            Value::Group(report)
+        });
+        others.add("files", "files", Value::List(files.collect()));
+        Value::Group(others)
     }
 }
 

@@ -1,0 +1,560 @@
+//! Whoever writes, whoever reads: what was written before is what is read after, in every order of viewers and
+//! others, and files are served all the same until somebody writes, and again when he is through.
+//!
+//! ```text
+//!   this test --line--> programs/writers.c, under the cache     A, B: two viewers of one owner
+//!             --line--> programs/writers.c, without it          O: somebody else
+//! ```
+//!
+//! Each step is asked for and answered before the next one is, so the order is known, and what a read must give is
+//! what the file holds, read here through the kernel. That reads were served is seen by what the viewers counted;
+//! that they were not is no promise, but where somebody writes.
+//!
+//! The owner asks for leases, as `quinion run` does, and where there are none says so: then the steps are the
+//! same, and so must be what is read by who opens the file anew.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use quinion::arena::Trust;
+use quinion::serve::Owner;
+use quinion::{Cache, CacheOwner, Outside};
+use quinion_cli::run::Session;
+
+const FILE_BYTES: usize = 300_000;
+
+/// The program, compiled once.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = PROGRAM.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("writers");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/writers.c");
+        let status = Command::new("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(&source).status();
+        assert!(status.expect("a C compiler named cc").success());
+        (folder, program)
+    });
+    path
+}
+
+/// A process that is told what to do.
+struct Actor {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, to, from }
+    }
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.to, "{line}").unwrap();
+        self.answer()
+    }
+    fn answer(&mut self) -> String {
+        let mut answer = String::new();
+        self.from.read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    }
+    /// Asks for what works.
+    fn tell(&mut self, line: &str) {
+        let answer = self.ask(line);
+        assert!(
+            !answer.starts_with("error") && answer != "what?" && !answer.is_empty(),
+            "{line}: {answer:?}"
+        );
+    }
+    fn open(&mut self, name: char, file: &Path, flags: i32) {
+        self.tell(&format!("open {name} {} {flags}", file.display()));
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The digest of the program's.
+fn digest(bytes: &[u8]) -> String {
+    let digest = bytes
+        .iter()
+        .fold(14695981039346656037u64, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(1099511628211));
+    format!("{} {digest:016x}", bytes.len())
+}
+
+struct Stage {
+    folder: tempfile::TempDir,
+    owner: Arc<CacheOwner>,
+    session: Session,
+}
+
+impl Stage {
+    fn with(outside: Outside) -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let owner = Arc::new(CacheOwner::new(cache).with_outside(outside));
+        let session = Session::start(owner.clone()).unwrap();
+        Self { folder, owner, session }
+    }
+    fn new() -> Self {
+        Self::with(Outside::Lease)
+    }
+    /// A file that was written so long ago that its times tell whether it is written again.
+    fn file(&self) -> PathBuf {
+        let path = self.folder.path().join("file");
+        let content: Vec<u8> = (0..FILE_BYTES).map(|i| (i / 512 + i % 7) as u8).collect();
+        std::fs::write(&path, content).unwrap();
+        rest();
+        path
+    }
+    fn viewer(&self) -> Actor {
+        let mut command = Command::new(program());
+        self.session.point_to(&mut command);
+        Actor::start(command)
+    }
+    fn other(&self) -> Actor {
+        Actor::start(Command::new(program()))
+    }
+    fn served(&self) -> u64 {
+        self.session.totals().bytes
+    }
+    /// Whether files there have leases: then much more can be promised.
+    fn has_leases(&self, file: &Path) -> bool {
+        self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Trust::Sure)
+    }
+    fn mode(&self, file: &Path) -> Trust {
+        let mode = self.owner.modes().into_iter().find(|mode| mode.path == file);
+        mode.expect("the file was attached").trust
+    }
+}
+
+/// Longer than files are too young for their times to tell.
+fn rest() {
+    std::thread::sleep(Duration::from_millis(150));
+}
+
+/// Reads some places of a file, all of which must be what the file holds; whether all were served.
+fn reads_right(stage: &Stage, actor: &mut Actor, name: char, file: &Path) -> bool {
+    let truth = std::fs::read(file).unwrap();
+    let before = stage.served();
+    let mut asked = 0;
+    for (at, len) in [(0, 5000), (100_000, 70_000), (FILE_BYTES - 3000, 9000), (7, 1)] {
+        let expected = &truth[at.min(truth.len())..(at + len).min(truth.len())];
+        asked += expected.len() as u64;
+        assert_eq!(actor.ask(&format!("pread {name} {len} {at}")), digest(expected), "{len} bytes at {at}");
+    }
+    stage.served() - before == asked && asked > 0
+}
+
+/// Opens, reads and closes again and again until it is served; each time it must be right.
+fn is_served_again(stage: &Stage, actor: &mut Actor, file: &Path) {
+    for _ in 0..3000 {
+        actor.open('z', file, libc::O_RDONLY);
+        let served = reads_right(stage, actor, 'z', file);
+        actor.tell("close z");
+        if served {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{} is not served again", file.display());
+}
+
+#[test]
+fn a_file_opened_to_read_and_write_is_served_until_it_is_written() {
+    let stage = Stage::new();
+    let (file, mut a) = (stage.file(), stage.viewer());
+    a.open('a', &file, libc::O_RDWR);
+    assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written");
+    assert_eq!(stage.mode(&file), Trust::Looked);
+    a.tell("pwrite a 200 5000 4000");
+    assert!(!reads_right(&stage, &mut a, 'a', &file), "it is being written");
+    a.tell("pwrite a 201 5000 100000");
+    reads_right(&stage, &mut a, 'a', &file);
+    a.tell("close a");
+    rest();
+    is_served_again(&stage, &mut a, &file);
+    a.open('a', &file, libc::O_RDWR);
+    assert!(reads_right(&stage, &mut a, 'a', &file), "the writer is through");
+}
+
+#[test]
+fn what_one_viewer_writes_the_other_reads() {
+    for write in ["pwrite b 200 9000 0", "write b 77 100", "ftruncate b 100100", "ftruncate b 500000"] {
+        let stage = Stage::new();
+        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        a.open('a', &file, libc::O_RDONLY);
+        assert!(reads_right(&stage, &mut a, 'a', &file));
+        let has_leases = stage.has_leases(&file);
+        b.open('b', &file, libc::O_RDWR);
+        assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written yet");
+        assert!(reads_right(&stage, &mut b, 'b', &file), "nobody has written yet");
+        b.tell(write);
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: it is being written");
+        b.tell(write);
+        reads_right(&stage, &mut a, 'a', &file);
+        a.open('c', &file, libc::O_RDONLY);
+        reads_right(&stage, &mut a, 'c', &file);
+        b.tell(write);
+        reads_right(&stage, &mut a, 'c', &file);
+        b.tell("close b");
+        rest();
+        is_served_again(&stage, &mut a, &file);
+        assert_eq!(stage.has_leases(&file), has_leases);
+    }
+}
+
+/// A descriptor that can only write, or cuts the file.
+#[test]
+fn who_opens_only_to_write_is_seen_too() {
+    for (flags, write) in [
+        (libc::O_WRONLY, "pwrite b 200 9000 0"),
+        (libc::O_WRONLY | libc::O_APPEND, "write b 200 9000"),
+        (libc::O_WRONLY | libc::O_TRUNC, "write b 200 9000"),
+        (libc::O_RDONLY | libc::O_TRUNC, "close b"),
+    ] {
+        let stage = Stage::new();
+        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        a.open('a', &file, libc::O_RDONLY);
+        assert!(reads_right(&stage, &mut a, 'a', &file));
+        b.open('b', &file, flags);
+        reads_right(&stage, &mut a, 'a', &file);
+        b.tell(write);
+        reads_right(&stage, &mut a, 'a', &file);
+    }
+}
+
+#[test]
+fn a_file_cut_by_its_name_is_cut() {
+    let stage = Stage::new();
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    b.tell(&format!("truncate {} 100500", file.display()));
+    reads_right(&stage, &mut a, 'a', &file);
+    a.open('b', &file, libc::O_RDONLY);
+    reads_right(&stage, &mut a, 'b', &file);
+}
+
+/// 1. A reads by a lease.
+/// 2. Somebody else opens the file for writing, which waits for the owner.
+/// 3. He writes, bit by bit; A reads each.
+/// 4. He is through, and the file is served again.
+#[test]
+fn what_somebody_else_writes_is_read() {
+    let stage = Stage::new();
+    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    if !stage.has_leases(&file) {
+        return; // it is seen at the next open only
+    }
+    o.open('o', &file, libc::O_RDWR);
+    for write in ["pwrite o 1 4096 0", "pwrite o 2 70000 99000", "ftruncate o 150000"] {
+        o.tell(write);
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: somebody else writes");
+    }
+    a.open('b', &file, libc::O_RDONLY);
+    assert!(!reads_right(&stage, &mut a, 'b', &file), "somebody else writes");
+    o.tell("pwrite o 3 70000 99000");
+    reads_right(&stage, &mut a, 'b', &file);
+    o.tell("close o");
+    is_served_again(&stage, &mut a, &file);
+    o.tell(&format!("truncate {} 100500", file.display()));
+    reads_right(&stage, &mut a, 'b', &file);
+    is_served_again(&stage, &mut a, &file);
+}
+
+/// A has the file open for writing itself, so there is no lease, and is served by its times.
+#[test]
+fn what_somebody_else_writes_is_read_by_who_can_write_too() {
+    let stage = Stage::new();
+    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    a.open('a', &file, libc::O_RDWR);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    o.open('o', &file, libc::O_RDWR);
+    for write in ["pwrite o 1 4096 0", "pwrite o 2 70000 99000", "ftruncate o 150000"] {
+        o.tell(write);
+        reads_right(&stage, &mut a, 'a', &file);
+        rest();
+        assert!(reads_right(&stage, &mut a, 'a', &file), "{write}: it is long ago");
+    }
+}
+
+#[test]
+fn stores_to_mapped_memory_are_read() {
+    let stage = Stage::new();
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    b.open('b', &file, libc::O_RDWR);
+    b.tell("map b 200000");
+    b.tell("close b");
+    for byte in 1..5 {
+        b.tell(&format!("store {byte} 3000 4000"));
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "stores are not seen coming");
+        a.open('b', &file, libc::O_RDONLY);
+        assert!(!reads_right(&stage, &mut a, 'b', &file), "stores are not seen coming");
+        a.tell("close b");
+    }
+    b.tell("unmap");
+    if stage.has_leases(&file) {
+        is_served_again(&stage, &mut a, &file);
+    }
+}
+
+/// A lease makes whoever opens the file for writing wait, or, if he does not want to, refuses him. None of that
+/// happens to a program under `run`, whether it reads the file itself or another one does.
+#[test]
+fn a_viewers_open_for_writing_is_not_refused() {
+    for flags in [libc::O_RDWR, libc::O_WRONLY, libc::O_WRONLY | libc::O_TRUNC] {
+        let stage = Stage::new();
+        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        for turn in 0..10 {
+            a.open('a', &file, libc::O_RDONLY);
+            reads_right(&stage, &mut a, 'a', &file);
+            let writer = if turn % 2 == 0 { &mut a } else { &mut b };
+            writer.open('w', &file, flags | libc::O_NONBLOCK);
+            writer.tell("pwrite w 99 300000 0");
+            reads_right(&stage, &mut a, 'a', &file);
+            for actor in [&mut a, &mut b] {
+                let _ = actor.ask("close w");
+            }
+            a.tell("close a");
+        }
+    }
+}
+
+/// 1. A's reads bring the file into the cache.
+/// 2. B opens it to read and write, and does not write.
+/// 3. A reads it again, also when B is through: nothing is asked for twice.
+#[test]
+fn who_could_write_and_does_not_costs_no_pages() {
+    let stage = Stage::new();
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    let misses = stage.session.totals().misses;
+    assert!(misses > 0);
+    b.open('b', &file, libc::O_RDWR);
+    assert!(reads_right(&stage, &mut b, 'b', &file));
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    b.tell("close b");
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert_eq!(stage.session.totals().misses, misses);
+}
+
+/// The description lives on by another number, or in a child that is no viewer of ours.
+#[test]
+fn a_description_that_others_have_too_is_said_to_write() {
+    let stage = Stage::new();
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    b.open('b', &file, libc::O_RDWR);
+    b.tell("dup b c");
+    b.tell("close b");
+    b.tell("pwrite c 200 9000 0");
+    reads_right(&stage, &mut a, 'a', &file);
+    a.open('d', &file, libc::O_RDONLY);
+    b.tell("pwrite c 201 9000 0");
+    reads_right(&stage, &mut a, 'd', &file);
+    b.tell("close c");
+
+    is_served_again(&stage, &mut a, &file);
+    a.open('e', &file, libc::O_RDONLY);
+    b.open('b', &file, libc::O_RDWR);
+    reads_right(&stage, &mut a, 'e', &file);
+    assert_eq!(b.ask("fork"), "0");
+    b.tell("pwrite b 202 9000 0");
+    reads_right(&stage, &mut a, 'e', &file);
+    b.tell("pwrite b 203 9000 0");
+    a.open('f', &file, libc::O_RDONLY);
+    reads_right(&stage, &mut a, 'f', &file);
+    let _ = writeln!(b.to, "exit");
+    assert_eq!(b.answer(), "back");
+}
+
+/// Where there are no leases, a lock is what says that others' writes are to be seen.
+#[test]
+fn what_was_written_before_a_lock_is_read_after_it() {
+    let stage = Stage::with(Outside::Check);
+    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert_eq!(stage.mode(&file), Trust::Checked);
+    o.open('o', &file, libc::O_RDWR);
+    for byte in 1..20 {
+        o.tell(&format!("pwrite o {byte} 9000 3000"));
+        a.tell("lock a");
+        reads_right(&stage, &mut a, 'a', &file);
+    }
+    rest();
+    a.tell("lock a");
+    assert!(reads_right(&stage, &mut a, 'a', &file), "a lock does not end it");
+    // Viewers say that they write, leases or not.
+    let (mut b, second) = (stage.viewer(), stage.folder.path().join("second"));
+    std::fs::copy(&file, &second).unwrap();
+    rest();
+    b.open('c', &second, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut b, 'c', &second));
+    a.open('w', &second, libc::O_WRONLY);
+    for byte in 1..5 {
+        a.tell(&format!("pwrite w {byte} 9000 3000"));
+        reads_right(&stage, &mut b, 'c', &second);
+        b.open('d', &second, libc::O_RDONLY);
+        assert!(!reads_right(&stage, &mut b, 'd', &second), "it is being written");
+    }
+    a.tell("close w");
+    rest();
+    is_served_again(&stage, &mut b, &second);
+}
+
+/// A writer that dies is through.
+#[test]
+fn a_writer_that_is_killed_is_through() {
+    let stage = Stage::with(Outside::Check);
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    b.open('b', &file, libc::O_RDWR);
+    b.tell("pwrite b 99 100 0");
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(!reads_right(&stage, &mut a, 'a', &file), "it is being written");
+    drop(b);
+    is_served_again(&stage, &mut a, &file);
+}
+
+/// Random steps of two viewers and somebody else, against what the file holds.
+#[test]
+fn whoever_writes_in_whatever_order() {
+    let mut state = 88172645463325252u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    for _ in 0..4 {
+        let stage = Stage::new();
+        let file = stage.file();
+        let mut actors = [stage.viewer(), stage.viewer(), stage.other()];
+        let mut open = [[false; 3]; 3];
+        let truth = File::open(&file).unwrap();
+        for _ in 0..400 {
+            let (who, which) = (random(3) as usize, random(3) as usize);
+            let (actor, name) = (&mut actors[who], ['a', 'b', 'c'][which]);
+            if !open[who][which] {
+                let flags = [libc::O_RDONLY, libc::O_RDONLY, libc::O_RDWR][which];
+                actor.open(name, &file, flags);
+                open[who][which] = true;
+            } else if random(8) == 0 {
+                actor.tell(&format!("close {name}"));
+                open[who][which] = false;
+            } else if which == 2 && random(3) == 0 {
+                let (byte, len, at) = (random(256), random(20_000) + 1, random(FILE_BYTES as u64));
+                actor.tell(&format!("pwrite {name} {byte} {len} {at}"));
+            } else {
+                let (len, at) = (random(50_000) as usize, random(FILE_BYTES as u64 + 100));
+                let mut expected = vec![0; len];
+                let bytes = truth.read_at(&mut expected, at).unwrap();
+                assert_eq!(actor.ask(&format!("pread {name} {len} {at}")), digest(&expected[..bytes]));
+            }
+        }
+    }
+}
+
+// ---- databases ----------------------------------------------------------------------------------------
+
+fn turns(stage: Option<&Stage>, database: &Path) -> Actor {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/turns.py");
+    let mut command = Command::new("python3");
+    command.arg("-S").arg(script).arg(database);
+    if let Some(stage) = stage {
+        stage.session.point_to(&mut command);
+    }
+    let mut actor = Actor::start(command);
+    assert_eq!(actor.answer(), "ready");
+    actor
+}
+
+/// Two processes of sqlite write one database in turns, one of them served, and each sees all that the other wrote.
+fn two_databases_in_turns(mode: &str) {
+    let stage = Stage::new();
+    let path = stage.folder.path().join("database");
+    let (mut outside, mut inside) = (turns(None, &path), turns(Some(&stage), &path));
+    assert_eq!(outside.ask(&format!("PRAGMA journal_mode = {mode}")), format!("[('{mode}',)]"));
+    outside.ask("CREATE TABLE t(n INTEGER, text TEXT)");
+    let grow = "INSERT INTO t SELECT random() % 1000, hex(randomblob(400)) FROM t LIMIT 500";
+    outside.ask("INSERT INTO t VALUES (1, 'one')");
+    for _ in 0..10 {
+        outside.ask(grow);
+    }
+    let sum = "SELECT count(*), sum(n), sum(unicode(substr(text, 7, 1))), max(rowid) FROM t";
+    rest();
+    let before = stage.served();
+    assert_eq!(inside.ask(sum), outside.ask(sum));
+    assert_eq!(inside.ask(sum), outside.ask(sum));
+    assert!(stage.served() > before, "a database nobody writes is served");
+    for turn in 0..12 {
+        let (writer, reader) = match turn % 3 {
+            0 => (&mut inside, &mut outside),
+            _ => (&mut outside, &mut inside),
+        };
+        writer.ask(&format!("UPDATE t SET n = n + {turn} WHERE rowid % 17 = {turn}"));
+        writer.ask(grow);
+        let (theirs, ours) = (writer.ask(sum), reader.ask(sum));
+        assert_eq!(ours, theirs, "turn {turn}");
+        if turn % 4 == 0 {
+            rest();
+            assert_eq!(inside.ask(sum), theirs, "turn {turn}, a while later");
+        }
+    }
+    for actor in [&mut inside, &mut outside] {
+        assert_eq!(actor.ask("PRAGMA integrity_check"), "[('ok',)]");
+    }
+}
+
+#[test]
+fn two_databases_in_turns_with_a_journal() {
+    two_databases_in_turns("delete");
+}
+
+#[test]
+fn two_databases_in_turns_with_a_log() {
+    two_databases_in_turns("wal");
+}
+
+#[test]
+fn the_report_says_what_was_done_about_others() {
+    let stage = Stage::new();
+    let (file, report) = (stage.file(), stage.folder.path().join("report"));
+    let mut lines = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    lines.args(["run", "--attach", "at-once", "--report", "json", "--report-file"]).arg(&report);
+    let status = lines.args(["--", "cat"]).arg(&file).stdout(Stdio::null()).status().unwrap();
+    assert!(status.success());
+    let text = std::fs::read_to_string(&report).unwrap();
+    let at = text.find("\"others\":{\"lease\":").unwrap_or_else(|| panic!("no others in {text}"));
+    let entry = format!("{{\"path\":\"{}\",\"mode\":\"", file.display());
+    let mode = &text[at..][text[at..].find(&entry).expect(&text) + entry.len()..];
+    assert!(mode.starts_with("lease\",\"why\":\"\"}") || mode.starts_with("checked\",\"why\":\""), "{mode}");
+
+    // One that somebody has open for writing is left to the kernel.
+    let _writer = OpenOptions::new().append(true).open(&file).unwrap();
+    let mut lines = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    lines.args(["run", "--attach", "at-once", "--report", "text", "--report-file"]).arg(&report);
+    let status = lines.args(["--", "cat"]).arg(&file).stdout(Stdio::null()).status().unwrap();
+    assert!(status.success());
+    if mode.starts_with("lease") {
+        let text = std::fs::read_to_string(&report).unwrap();
+        assert!(text.contains("left to the kernel because somebody writes"), "{text}");
+    }
+}

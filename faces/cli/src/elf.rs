@@ -299,7 +299,8 @@ mod tests {
         }
         let mut theirs: Vec<String> =
             theirs.iter().map(|line| format!("{} {}", &line[..16], &line[19..])).collect();
-        (ours.sort(), theirs.sort());
+        ours.sort();
+        theirs.sort();
         assert!(ours.len() > 1000);
         assert_eq!(ours, theirs);
     }

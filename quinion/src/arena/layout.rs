@@ -16,8 +16,8 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
 /// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages. Since 3
-/// there is a table of pages under write-back. Since 4 a viewer's page says for which run it is, and the control file when
-/// files are asked for and what came of patching.
+/// there is a table of pages under write-back. Since 4 a viewer's page says for which run it is, and the control file
+/// when files are asked for and what came of patching.
 pub const LAYOUT_VERSION: u32 = 4;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.

@@ -1,5 +1,7 @@
-//! `quinion doctor` tells rightly what `run` will do: each kind of program is made here and asked about, and what is said
-//! is compared with what `run` then does.
+//! `quinion doctor` tells rightly what `run` will do.
+//!
+//! Each kind of program is made here and asked about, and where `run` can start
+//! it, what was said is compared with what `run` then does.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

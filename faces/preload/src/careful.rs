@@ -75,20 +75,22 @@ pub fn is_careful() -> bool {
 /// Whether a descriptor may be served at a private offset from now on; the owner is asked if that is not known.
 pub fn permits_offsets(viewer: &Viewer) -> bool {
     loop {
-        let state = STATE.load(Ordering::SeqCst); // as in `is_free`
+        let state = STATE.load(Ordering::SeqCst); // partner: `begin_loading`, as in `is_free`
         if state & VERDICT != UNKNOWN || loads_under_way(state) {
             return state & VERDICT == FREE && !loads_under_way(state);
         }
         let verdict = ask(viewer);
-        // Who began to load meanwhile has changed the state, and we ask again.
-        let _ = STATE.compare_exchange(state, state | verdict, Ordering::SeqCst, Ordering::SeqCst); // as above
+        // Partner: `begin_loading`. Who began to load meanwhile has changed the state, and we ask again.
+        let _ = STATE.compare_exchange(state, state | verdict, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
 /// The program loads code in a way of its own: careful from now on.
 #[cold]
 pub fn insist() {
-    let _ = STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(state & !VERDICT | CAREFUL)); // as in `begin_loading`
+    let careful = |state| Some(state & !VERDICT | CAREFUL);
+    // SeqCst, partner: `is_free`, as in `begin_loading`.
+    let _ = STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, careful);
     table::pause_all();
 }
 

@@ -406,7 +406,8 @@ pub enum Conduct {
     Clean = 0,
     /// Some do, for calls that leave descriptors and their offsets alone.
     Harmless = 1,
-    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its descriptor.
+    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its
+    /// descriptor.
     Careful = 2,
 }
 

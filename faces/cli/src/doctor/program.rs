@@ -1,8 +1,8 @@
 //! Program: what `run` would do with it, told from its file and those of its libraries.
 //!
 //! ```text
-//!   name --> file --> (script: its interpreter) --> linked how? --> libraries --> code of their own, names they ask for
-//!                                                      |                              |
+//!   name --> file --> (script: its interpreter) --> linked how? --> libraries --> code of their own,
+//!                                                      |                          names they ask for
 //!                                                      `--- nothing is served         `--- verdict
 //! ```
 //!
@@ -241,8 +241,11 @@ impl Linked {
     fn judge(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
         if self.conduct() == Conduct::Careful {
             will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
-            will_not.push("reads at the descriptor's offset (read, readv): it has code that enters the kernel by itself \
-                 and may use descriptors unseen".into());
+            will_not.push(
+                "reads at the descriptor's offset (read, readv): it has code that enters the kernel by \
+                 itself and may use descriptors unseen"
+                    .into(),
+            );
         } else {
             will.push(
                 "reads of files that it opens (read, pread, readv, preadv), in its children too".into(),
@@ -281,7 +284,8 @@ impl Linked {
 fn foreign_object(path: &Path, sites: &[Site]) -> Report {
     let mut names: Vec<String> =
         sites.iter().filter_map(|site| site.number).map(foreign::call_name).collect();
-    (names.sort(), names.dedup());
+    names.sort();
+    names.dedup();
     let unknown = sites.iter().filter(|site| site.number.is_none()).count();
     let mut report = Report::new();
     report

@@ -220,10 +220,8 @@ mod tests {
         let conduct = loop {
             let name = std::fs::read_link(format!("/proc/{}/exe", child.id())).unwrap();
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
-            if name.ends_with("sleep") || name.ends_with("coreutils") {
-                if maps.contains("libc.so.6") {
-                    break examiner.examine(child.id());
-                }
+            if (name.ends_with("sleep") || name.ends_with("coreutils")) && maps.contains("libc.so.6") {
+                break examiner.examine(child.id());
             }
             std::thread::yield_now();
         };

@@ -108,7 +108,13 @@ impl CacheOwner {
 
     /// Bytes that are cached of a file that some viewer has open.
     fn cached_bytes(&self, id: MappingId) -> Option<u64> {
-        let open = self.files.lock().values().map(|known| &known.file).find(|file| file.record().1 == id).cloned()?;
+        let open = self
+            .files
+            .lock()
+            .values()
+            .map(|known| &known.file)
+            .find(|file| file.record().1 == id)
+            .cloned()?;
         let residency = open.residency(0, u64::MAX).ok()?;
         Some(residency.cached_pages * PAGE_SIZE as u64)
     }

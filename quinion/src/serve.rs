@@ -43,9 +43,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation,
-    Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
-    place_of, state,
+    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners,
+    Operation, Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage,
+    WRITING_PLACES, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};

@@ -56,6 +56,8 @@ before! {
     write = write => writes;
     /// As `write`.
     __write = write => writes;
+    /// As `write`, by streams that are no cancellation point.
+    __write_nocancel = __write_nocancel => writes;
     /// As `write`.
     pwrite = pwrite64 => writes;
     /// As `write`.

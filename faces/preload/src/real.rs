@@ -207,7 +207,7 @@ reals! {
         write = write, pwrite64 = pwrite64, writev = writev, pwritev64 = pwritev, ftruncate64 = ftruncate,
         fallocate64 = fallocate,
         __read_nocancel = read, __pread64_nocancel = pread64, __close_nocancel = close,
-        __open_nocancel = open, __open64_nocancel = open,
+        __open_nocancel = open, __open64_nocancel = open, __write_nocancel = write,
     }
     functions {
         preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,

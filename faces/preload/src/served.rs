@@ -330,7 +330,9 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
-        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at }),
+        _ => {
+            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at })
+        }
     };
     Ok((viewer, answer))
 }

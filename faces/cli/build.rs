@@ -26,6 +26,11 @@ const NOT_INHERITED: [&str; 12] = [
 ];
 
 fn main() {
+    assert!(
+        variable("CARGO_CFG_TARGET_OS") == "linux",
+        "the command is for Linux: it is made of the kernel's own calls, and there are no others it could use; build \
+         it on or for Linux (--target x86_64-unknown-linux-gnu)"
+    );
     println!("cargo::rustc-env=QUINION_COMPILER={}", compiler());
     let out = PathBuf::from(variable("OUT_DIR"));
     let object = out.join("preload.so");
@@ -57,6 +62,12 @@ fn build(out: &Path, object: &Path) {
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let preload = here.join("../preload");
     let library = here.join("../../quinion");
+    assert!(
+        preload.join("Cargo.toml").exists(),
+        "{} is missing: the command carries an object that is built from it; build from the whole repository \
+         (`cargo install --path faces/cli` in a clone of it), not from this package alone",
+        preload.display()
+    );
     for watched in ["src", "Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", preload.join(watched).display());
     }

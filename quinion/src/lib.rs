@@ -51,6 +51,12 @@
 //! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`MemFile`], [`Pinned`], [`Stats`], [`Error`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!(
+    "Quinion is for 64-bit Linux: it uses memfd, futexes and io_uring, and maps its whole memory. Build it on or for \
+     such a machine (--target x86_64-unknown-linux-gnu); inside a container or a virtual machine it is at home, too."
+);
+
 // Ground floor: numbers, errors, locks, system calls, memory.
 pub mod units;
 #[cfg(feature = "std")]
@@ -158,7 +164,7 @@ pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::CacheOwner;
+pub use owner::{CacheOwner, HotFile};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]

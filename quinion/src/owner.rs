@@ -29,11 +29,14 @@ use crate::lease::NoLease;
 use crate::readahead::Hint;
 use crate::serve::{Attached, FileMode, Owner, Writers};
 use crate::sync::{Rank, RankedMutex};
-use crate::units::{Frame, PageIndex};
+use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
+mod heat;
 mod polite;
 
+use heat::Heat;
+pub use heat::HotFile;
 use polite::Polite;
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
@@ -45,6 +48,7 @@ pub struct CacheOwner {
     /// What was done about others, by device and inode.
     modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
     last: AtomicU64,
+    heat: Heat,
     /// If what the kernel holds is left to it.
     polite: Option<Polite>,
 }
@@ -67,7 +71,8 @@ impl CacheOwner {
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
-        Self { cache, outside: Outside::default(), files, modes, last: AtomicU64::new(0), polite: None }
+        let (outside, last) = (Outside::default(), AtomicU64::new(0));
+        Self { cache, outside, files, modes, last, heat: Heat::new(), polite: None }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -90,6 +95,28 @@ impl CacheOwner {
     /// The cache.
     pub fn cache(&self) -> &Cache {
         &self.cache
+    }
+
+    /// The files that viewers read most, of those they attached last; at most `most`, hottest first. For who watches:
+    /// it costs some ten nanoseconds for each folio that is cached of these files.
+    pub fn hottest(&self, most: usize) -> Vec<HotFile> {
+        let hottest = self.heat.hottest(most).into_iter();
+        hottest
+            .map(|(id, name, heard)| HotFile { name, heard, cached_bytes: self.cached_bytes(id) })
+            .collect()
+    }
+
+    /// Bytes that are cached of a file that some viewer has open.
+    fn cached_bytes(&self, id: MappingId) -> Option<u64> {
+        let open = self
+            .files
+            .lock()
+            .values()
+            .map(|known| &known.file)
+            .find(|file| file.record().1 == id)
+            .cloned()?;
+        let residency = open.residency(0, u64::MAX).ok()?;
+        Some(residency.cached_pages * PAGE_SIZE as u64)
     }
 
     fn file(&self, handle: u64) -> Result<Arc<File>, Errno> {
@@ -155,6 +182,7 @@ impl Owner for CacheOwner {
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let (cell, id) = file.record();
+        self.heat.attached(id, name.clone());
         let inode = (device, inode);
         let known = Attachment { file: Arc::new(file), inode, path: name, can_write: false };
         self.files.lock().insert(handle, known);
@@ -225,6 +253,7 @@ impl Owner for CacheOwner {
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         let file = self.trusted(handle)?;
+        self.heat.add(file.record().1);
         let ready = if uncached && file.can_drop_behind() {
             file.make_ready_uncached(position, len)
         } else {
@@ -271,6 +300,10 @@ impl Owner for CacheOwner {
     }
 
     fn touched(&self, frame: Frame) {
-        touch(self.cache.arena().view().grown(), frame);
+        let grown = self.cache.arena().view().grown();
+        touch(grown, frame);
+        if let Some(descriptor) = grown.descriptor(frame) {
+            self.heat.add(descriptor.mapping());
+        }
     }
 }

@@ -43,9 +43,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Control, Counter, Manners, Operation,
-    Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
-    place_of, state,
+    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners,
+    Operation, Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage,
+    WRITING_PLACES, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};
@@ -110,14 +110,14 @@ pub trait Owner: Send + Sync + fmt::Debug {
         Manners::default()
     }
     /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
-    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again. `spent`
-    /// says that it does ask again.
+    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again.
+    /// `spent` says that it does ask again.
     fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let _ = (process, descriptor, file, spent);
         None
     }
-    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is better
-    /// done when nobody waits for it. It ends soon after `go_on` says no.
+    /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
+    /// better done when nobody waits for it. It ends soon after `go_on` says no.
     fn prepare(&self, go_on: &dyn Fn() -> bool) {
         let _ = go_on;
     }
@@ -159,6 +159,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// lock of the service held: it takes none.
     fn touched(&self, frame: Frame);
 }
+
+/// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
+pub type Examiner = Box<dyn Fn(u32) -> Conduct + Send + Sync>;
 
 /// What all viewers did, dead ones included. Counted by themselves, so worth what they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -258,6 +261,7 @@ struct Job {
 
 struct Shared {
     owner: Arc<dyn Owner>,
+    examiner: Option<Examiner>,
     seats: Vec<RankedMutex<Seat>>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
@@ -280,12 +284,22 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and one that keeps the house.
+    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Nobody examines processes, so
+    /// those that ask are to be careful.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
+        Self::start_with(owner, workers, None)
+    }
+
+    /// The same, with who answers [`Operation::Examine`].
+    pub fn start_with(
+        owner: Arc<dyn Owner>,
+        workers: usize,
+        examiner: Option<Examiner>,
+    ) -> std::io::Result<Self> {
         let seats = (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect();
         let runs = RankedMutex::new(Rank::Viewer, HashSet::new());
         let (last_run, cursor) = (AtomicU64::new(0), AtomicU32::new(0));
-        let shared = Arc::new(Shared { owner, seats, runs, last_run, cursor });
+        let shared = Arc::new(Shared { owner, examiner, seats, runs, last_run, cursor });
         shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
         shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
@@ -473,16 +487,22 @@ impl Shared {
         const ADVANCE: u32 = Operation::Advance as u32;
         const REVALIDATE: u32 = Operation::Revalidate as u32;
         const DETACH: u32 = Operation::Detach as u32;
+        const EXAMINE: u32 = Operation::Examine as u32;
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const WRITING: u32 = Operation::Writing as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
-        let is_of_a_file = matches!(job.operation, ATTACH | WRITER_OPENED | WRITING);
-        if !is_of_a_file && !self.seats[job.viewer].lock().handles.contains_key(&first) {
+        let is_of_a_handle = !matches!(job.operation, ATTACH | EXAMINE | WRITER_OPENED | WRITING);
+        if is_of_a_handle && !self.seats[job.viewer].lock().handles.contains_key(&first) {
             return Err(Errno::BADF);
         }
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
+            EXAMINE => {
+                let examine = self.examiner.as_ref();
+                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process));
+                Ok([conduct as u64, 0])
+            }
             FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
             ADVANCE => {

@@ -343,8 +343,8 @@ impl Viewer {
         (hits.bytes, hits.stopped)
     }
 
-    /// Tells the owner how `len` bytes at `position` will be read, and waits until it has heard it. That it could not be
-    /// told costs speed only. May wait as [`Viewer::request`] does.
+    /// Tells the owner how `len` bytes at `position` will be read, and waits until it has heard it. That it could not
+    /// be told costs speed only. May wait as [`Viewer::request`] does.
     pub fn advise(&self, file: &ViewedFile<'_>, advice: Advice, position: u64, len: u64) {
         let _ = self.request(Operation::Hint, [file.handle, position, advice.with_length(len)]);
     }
@@ -465,8 +465,8 @@ impl Viewer {
     /// Asks the owner and waits for its answer.
     ///
     /// Waits while the owner works. Ends with an error if the owner closed, or showed no sign of life for
-    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled afterwards, as during a read of the kernel's
-    /// own: a handler that does not come back would take the slot with it.
+    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled afterwards, as during a read of the
+    /// kernel's own: a handler that does not come back would take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;

@@ -324,6 +324,29 @@ fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
 }
 
 #[test]
+fn removed_files_are_let_go_some_at_a_time_by_who_only_asks_for_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: usize| folder.path().join(format!("file {number}"));
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    for number in 0..10 {
+        fs::write(path(number), [number as u8; 5000]).unwrap();
+        cache.open(path(number)).unwrap().read_exact_at(&mut [0; 10], 0).unwrap();
+    }
+    (0..10).step_by(2).for_each(|number| fs::remove_file(path(number)).unwrap());
+    assert_eq!(cache.stats().files, 10);
+    cache.let_go_of_removed(0);
+    cache.let_go_of_removed(3);
+    assert_eq!(cache.stats().files, 8, "of the first three, the first and the third");
+    cache.let_go_of_removed(3);
+    assert_eq!(cache.stats().files, 7, "then it went on: of the next three, the second");
+    (0..3).for_each(|_| cache.let_go_of_removed(3));
+    assert_eq!(cache.stats().files, 5, "and began anew");
+    cache.let_go_of_removed(100);
+    assert_eq!(cache.stats().files, 5, "what is there stays");
+    cache.check().unwrap();
+}
+
+#[test]
 fn an_error_is_of_the_kind_that_std_would_say() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");

@@ -62,6 +62,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "faces/preload/",
     "faces/cli/src/sys.rs",
     "faces/cli/src/sys/",
+    "faces/cli/src/run/keep/sys.rs",
     "faces/cli/src/run/signals.rs",
     "faces/cli/tests/",
 ];

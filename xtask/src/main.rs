@@ -1,10 +1,11 @@
-//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `record` and `setup`.
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `record`, `package` and `setup`.
 //!
 //! ```text
 //!   main           what was asked for
 //!   plan           which steps that is; each is a command line that can be typed by hand
 //!   step           runs steps, counts, prints the summary
 //!   instructions   what the hot paths take, beside what is recorded
+//!   package        a package for Debian                   page   what a browser makes of a benchmark's page
 //! ```
 //!
 //! A plan is plain data, so that what continuous integration does can be read
@@ -12,6 +13,8 @@
 //! for the project to compile and for nothing else.
 
 mod instructions;
+mod package;
+mod page;
 mod plan;
 mod step;
 
@@ -23,6 +26,7 @@ const USAGE: &str = "\
 cargo xtask test [--keep-going] [STEP...]      all that must pass before a change is merged
 cargo xtask nightly [--keep-going] [STEP...]   the longer runs
 cargo xtask record                             counts the hot paths' instructions anew, and records them
+cargo xtask package                            builds target/package/quinion.deb, and tries it
 cargo xtask setup                              installs the system packages the tests use
 
 STEP names a step of the plan, as the run announces it; without one, all run.
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Request::Setup) => exit_code(plan::setup()),
+        Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
         Err(wrong) => {
@@ -84,6 +89,7 @@ enum Request {
     Help,
     Setup,
     Record,
+    Package,
     Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
 }
 
@@ -94,6 +100,7 @@ impl Request {
             "help" | "--help" | "-h" => return Ok(Self::Help),
             "setup" => return Ok(Self::Setup),
             "record" => return Ok(Self::Record),
+            "package" => return Ok(Self::Package),
             "test" => Plan::Test,
             "nightly" => Plan::Nightly,
             other => return Err(format!("`{other}` is not a task of this project")),
@@ -124,6 +131,7 @@ mod tests {
         assert_eq!(parse(""), Ok(Request::Help));
         assert_eq!(parse("setup"), Ok(Request::Setup));
         assert_eq!(parse("record"), Ok(Request::Record));
+        assert_eq!(parse("package"), Ok(Request::Package));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));

@@ -12,15 +12,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::instructions;
 use crate::step::{Action, Failure, Step};
+use crate::{instructions, page};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
 /// The oldest compiler the project promises to build with.
 const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
-const PROGRAMS: [&str; 6] = ["cc", "c++", "sqlite3", "python3", "valgrind", "fsx"];
+const PROGRAMS: [&str; 12] =
+    ["cc", "c++", "sqlite3", "python3", "valgrind", "fsx", "git", "rg", "tar", "gzip", "fio", "db_bench"];
+/// What scripts/setup leaves in the target folder when it has installed duckdb there.
+const DUCKDB: &str = "tools/duckdb-2.0.0/complete";
 /// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
 /// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -86,6 +89,7 @@ pub fn nightly() -> Vec<Step> {
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
+        page::step(),
     ]
 }
 
@@ -103,7 +107,10 @@ pub fn setup() -> Result<(), Failure> {
 
 /// Calls [`setup`] if a program that the tests call is missing.
 pub fn setup_if_needed() -> Result<(), Failure> {
-    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
+    let mut missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
+    if !target_folder().join(DUCKDB).exists() {
+        missing.push("duckdb");
+    }
     if missing.is_empty() {
         return Ok(());
     }
@@ -115,6 +122,11 @@ pub fn setup_if_needed() -> Result<(), Failure> {
 
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
+}
+
+/// Where cargo builds, as scripts/setup has it.
+fn target_folder() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
 /// `cargo` with the words of `arguments`, in the repository.
@@ -154,7 +166,7 @@ fn apart(name: &'static str, folder: &str, arguments: &str) -> Step {
     Step::new(name, Action::Run(command))
 }
 
-fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

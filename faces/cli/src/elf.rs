@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use object::elf::{
-    DT_NEEDED, DT_RPATH, DT_RUNPATH, EM_X86_64, FileHeader64, PF_X, PT_INTERP, PT_LOAD, STT_FUNC,
+    DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, EM_X86_64, FileHeader64, PF_X, PT_INTERP, PT_LOAD, STT_FUNC,
     STT_GNU_IFUNC,
 };
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader, Sym};
@@ -131,6 +131,11 @@ impl Elf {
         Parsed::parse(self.bytes.as_slice()).expect("the same bytes were parsed before")
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The number that the linker gave to this very build; `None` if it gave none.
     pub fn build_id(&self) -> Option<Vec<u8>> {
         self.file().build_id().ok().flatten().map(<[u8]>::to_vec)
@@ -142,6 +147,11 @@ impl Elf {
         let header = file.elf_program_headers().iter().find(|header| header.p_type(LITTLE) == PT_INTERP)?;
         let name = header.interpreter(LITTLE, self.bytes.as_slice()).ok().flatten()?;
         String::from_utf8(name.to_vec()).ok()
+    }
+
+    /// The name by which others ask for it; `None` for most programs.
+    pub fn soname(&self) -> Option<String> {
+        self.dynamic_strings(&[DT_SONAME]).pop()
     }
 
     /// The libraries it asks for, by the names it uses.
@@ -289,7 +299,8 @@ mod tests {
         }
         let mut theirs: Vec<String> =
             theirs.iter().map(|line| format!("{} {}", &line[..16], &line[19..])).collect();
-        (ours.sort(), theirs.sort());
+        ours.sort();
+        theirs.sort();
         assert!(ours.len() > 1000);
         assert_eq!(ours, theirs);
     }

@@ -3,10 +3,14 @@
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
+//!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
-//!                [--report text|json|none] [--report-file FILE] -- PROGRAM [ARGUMENTS]
+//!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
+//!                -- PROGRAM [ARGUMENTS]
+//!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
+//!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
 //! This face holds no policy. It turns words into calls of the library, and
@@ -17,6 +21,7 @@
 //! | 0 | all went well |
 //! | 1 | a file could not be read, or a cache not be built; standard error says why |
 //! | 2 | the command line was not understood |
+//! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
 //!
 //! `run` ends with its program's code instead: 127 if there is no such program,
@@ -24,9 +29,13 @@
 
 mod bench;
 mod cat;
+mod doctor;
+mod keeps;
+mod manual;
 mod progress;
 mod restore;
 mod stat;
+mod stop;
 mod sys;
 mod tuning;
 
@@ -39,11 +48,14 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions};
+use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
+use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
+/// A program cannot be served.
+const EXIT_NOT_SERVED: u8 = 3;
 /// Nobody reads what is written: 128 + SIGPIPE.
 const EXIT_READER_GONE: u8 = 141;
 
@@ -55,6 +67,7 @@ Exit codes:
   0    all went well
   1    a file could not be read, or a cache not be built
   2    the command line was not understood
+  3    doctor: nothing of the program can be served
   141  nobody reads the output any more
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
@@ -72,13 +85,36 @@ enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
     Bench(bench::Arguments),
+    Doctor(doctor::Arguments),
     Run(RunArguments),
+    Stop(stop::Arguments),
+    Keeps(keeps::Arguments),
+    #[command(hide = true)]
+    KeepOwner(KeepArguments),
     Restore(restore::Arguments),
+    Man(manual::ManArguments),
+    Completions(manual::CompletionsArguments),
+    /// Give a terminal's last rows back when standard input ends.
+    #[command(name = quinion_cli::run::MEND, hide = true)]
+    MendTerminal,
 }
+
+/// What is said below the options of `run`.
+const ABOUT_KEEPING: &str = "\
+A cache that stays (--keep):
+  quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
+  quinion run --keep -- PROGRAM          the next ones find what it has read
+  quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
+  quinion keeps                          which there are, and what they hold
+  quinion stop [NAME...] [--all]         end them; programs that use them go on without
+There is one of each name for each user, a process of its own, found in $XDG_RUNTIME_DIR/quinion or
+/tmp/quinion-UID. It has no terminal and no files of the run that started it; it has that run's mounts, limits
+and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+--memory and --idle are said when it is started; a run that says others than it has is refused.";
 
 /// Run a program, unmodified, with its file reads served from a cache.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
+#[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = ABOUT_KEEPING)]
 struct RunArguments {
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given.
@@ -92,15 +128,29 @@ struct RunArguments {
     /// alone, off leaves the program as it is.
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     intercept: RunIntercept,
-    /// Which files are taken over from the kernel: those for which that pays, or each at its first read.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
-    attach: Attach,
+    /// Which files are taken over from the kernel: those for which that pays (auto, which is so if nothing is
+    /// said), or each at its first read.
+    #[arg(long, value_enum, value_name = "WHEN")]
+    attach: Option<Attach>,
+    /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+          conflicts_with = "tuning")]
+    keep: Option<Name>,
+    /// How long it stays when nobody uses it, such as 90s, 30m or 2h, or `never` if it is to stay until it is
+    /// stopped; 30m if not given.
+    #[arg(long, value_name = "TIME", requires = "keep")]
+    idle: Option<Idle>,
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
     /// Where to write that; standard error if not given.
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
+    /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory
+    /// and the files that are read most. The program's output scrolls above. Nothing is shown if standard error is no
+    /// terminal.
+    #[arg(long)]
+    live: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -128,6 +178,40 @@ enum Attach {
     AtOnce,
 }
 
+impl Attach {
+    /// As it is written.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AtOnce => "at-once",
+        }
+    }
+
+    /// An owner that does so.
+    fn owner(self, cache: &quinion::Cache) -> Arc<quinion::CacheOwner> {
+        let owner = quinion::CacheOwner::new(cache.clone()).with_outside(quinion::Outside::Lease);
+        Arc::new(match self {
+            Self::Auto => owner.polite(),
+            Self::AtOnce => owner,
+        })
+    }
+}
+
+/// Be the owner of a cache that stays; started by `run --keep`.
+#[derive(clap::Args, Debug)]
+struct KeepArguments {
+    #[arg(long)]
+    folder: PathBuf,
+    #[arg(long)]
+    name: Name,
+    #[arg(long)]
+    memory: Option<u64>,
+    #[arg(long)]
+    idle: Option<Idle>,
+    #[arg(long, value_enum, default_value_t)]
+    attach: Attach,
+}
+
 /// In which form `run` reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum RunReport {
@@ -145,22 +229,22 @@ fn main() -> ExitCode {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
         Command::Bench(arguments) => bench::main(arguments),
+        Command::Doctor(arguments) => doctor::main(arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Stop(arguments) => stop::main(&arguments),
+        Command::Keeps(arguments) => keeps::main(&arguments),
+        Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
+        Command::Man(arguments) => manual::man(arguments),
+        Command::Completions(arguments) => manual::completions(arguments),
+        Command::MendTerminal => {
+            quinion_cli::run::mend().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+        }
     }
 }
 
 /// Runs the program with a cache of ours as the owner, and ends as it does.
 fn run(arguments: RunArguments) -> ExitCode {
-    let cache = match build_tuned(arguments.memory, arguments.tuning) {
-        Ok(cache) => cache,
-        Err(error) => return complain(&error),
-    };
-    let owner = quinion::CacheOwner::new(cache.clone()).with_outside(quinion::Outside::Lease);
-    let owner = Arc::new(match arguments.attach {
-        Attach::Auto => owner.polite(),
-        Attach::AtOnce => owner,
-    });
     let options = RunOptions {
         report: match arguments.report {
             RunReport::Text => Some(Form::Text),
@@ -173,23 +257,70 @@ fn run(arguments: RunArguments) -> ExitCode {
             RunIntercept::Plt => Intercept::Plt,
             RunIntercept::Off => Intercept::Off,
         },
+        live: arguments.live,
         program: arguments.program,
     };
-    let numbers = || {
-        let stats = cache.stats();
-        OwnerNumbers {
-            readahead: cache.readahead_use(),
-            device_reads: stats.device_reads,
-            device_bytes: stats.device_bytes,
-            evicted_pages: stats.evicted_pages,
-            refaulted_pages: stats.refaulted_pages,
-            activated_pages: stats.activated_pages,
-            workingset_windows: stats.workingset_windows,
+    let ended = match arguments.keep {
+        Some(name) => {
+            let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
+            let attach = arguments.attach.map(|attach| attach.word().to_owned());
+            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach })
         }
+        None => run_alone(&options, arguments.memory, arguments.tuning, arguments.attach.unwrap_or_default()),
     };
-    match quinion_cli::run::run(&options, owner, numbers) {
+    match ended {
         Ok(ended) => ended.leave(),
         Err(error) => complain(&error),
+    }
+}
+
+/// In a cache that ends with the program.
+fn run_alone(
+    options: &RunOptions,
+    memory: Option<Size>,
+    tuning: quinion::Tuning,
+    attach: Attach,
+) -> Result<Ended, String> {
+    let owner = attach.owner(&build_tuned(memory, tuning)?);
+    let numbers = Watched(Arc::clone(&owner));
+    quinion_cli::run::run(options, owner, &numbers).map_err(|error| error.to_string())
+}
+
+/// A cache of ours, as `run` asks about it.
+struct Watched(Arc<quinion::CacheOwner>);
+
+impl Numbers for Watched {
+    fn numbers(&self) -> OwnerNumbers {
+        OwnerNumbers::of(self.0.cache())
+    }
+    fn hottest(&self, most: usize) -> Vec<quinion::HotFile> {
+        self.0.hottest(most)
+    }
+}
+
+/// In a cache that stays.
+fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
+    quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
+}
+
+/// The process that stays. What is wrong was said to who started it.
+fn keep_owner(arguments: KeepArguments) -> ExitCode {
+    let KeepArguments { folder, name, memory, idle, attach } = arguments;
+    let word = attach.word().to_owned();
+    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default(), attach: word };
+    let build = || {
+        let memory = memory.map(Size::Bytes);
+        let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
+        let cache = builder.build().map_err(|error| error.to_string())?;
+        let owner = attach.owner(&cache);
+        let kept = cache.clone();
+        let numbers = Box::new(move || OwnerNumbers::of(&cache));
+        let tidy = Box::new(move || kept.let_go_of_removed(keep::TIDIED_AT_ONCE));
+        Ok(keep::Cache { owner, numbers, tidy })
+    };
+    match keep::keep(&keeping, build) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -200,12 +331,15 @@ fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
 
 /// One that works as `tuning` says.
 fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
+    builder(memory, tuning).build().map_err(|error| error.to_string())
+}
+
+fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {
     let builder = quinion::Cache::builder().tuning(tuning);
-    let builder = match memory {
+    match memory {
         Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,
-    };
-    builder.build().map_err(|error| error.to_string())
+    }
 }
 
 /// Says what is wrong and how the command ends for it.

@@ -49,6 +49,8 @@ pub enum Value {
     Text(String),
     /// Several of the same.
     List(Vec<Value>),
+    /// Sentences: in text a line each.
+    Lines(Vec<String>),
     /// It could not be found out.
     Unknown,
     /// Lines of its own.
@@ -96,6 +98,9 @@ impl Report {
     fn label_width(&self, indent: usize) -> usize {
         let width = |line: &Line| match &line.value {
             Value::Group(group) => group.label_width(indent + INDENT),
+            Value::List(values) if is_groups(values) => {
+                groups(values).map(|group| group.label_width(indent + INDENT)).max().unwrap_or(0)
+            }
             _ => indent + line.label.len(),
         };
         self.lines.iter().map(width).max().unwrap_or(0)
@@ -108,12 +113,25 @@ impl Report {
 
     fn write_lines(&self, out: &mut String, indent: usize, width: usize) -> fmt::Result {
         for Line { label, value, .. } in &self.lines {
-            if let Value::Group(group) = value {
-                writeln!(out, "{:indent$}{label}", "")?;
-                group.write_lines(out, indent + INDENT, width)?;
-            } else {
-                let pad = width - indent;
-                writeln!(out, "{:indent$}{label:pad$}  {}", "", Shown(value))?;
+            let pad = width - indent;
+            match value {
+                Value::Group(group) => {
+                    writeln!(out, "{:indent$}{label}", "")?;
+                    group.write_lines(out, indent + INDENT, width)?;
+                }
+                Value::List(values) if is_groups(values) => {
+                    for group in groups(values) {
+                        writeln!(out, "{:indent$}{label}", "")?;
+                        group.write_lines(out, indent + INDENT, width)?;
+                    }
+                }
+                Value::Lines(lines) => {
+                    for (number, line) in lines.iter().enumerate() {
+                        let label = if number == 0 { label } else { "" };
+                        writeln!(out, "{:indent$}{label:pad$}  {}", "", Shown(&Value::Text(line.clone())))?;
+                    }
+                }
+                _ => writeln!(out, "{:indent$}{label:pad$}  {}", "", Shown(value))?,
             }
         }
         Ok(())
@@ -133,6 +151,18 @@ impl Report {
 }
 
 const INDENT: usize = 2;
+
+/// Whether a list is one of groups.
+fn is_groups(values: &[Value]) -> bool {
+    !values.is_empty() && groups(values).count() == values.len()
+}
+
+fn groups(values: &[Value]) -> impl Iterator<Item = &Report> {
+    values.iter().filter_map(|value| match value {
+        Value::Group(group) => Some(group),
+        _ => None,
+    })
+}
 
 /// A value as people read it.
 struct Shown<'a>(&'a Value);
@@ -158,6 +188,7 @@ impl fmt::Display for Shown<'_> {
                 write!(f, "{}{}", if number > 0 { ", " } else { "" }, Shown(value))
             }),
             Value::Unknown | Value::Real(_) => f.write_str("unknown"),
+            Value::Lines(lines) => f.write_str(&lines.join("; ")),
             Value::Group(_) => Ok(()),
         }
     }
@@ -171,6 +202,9 @@ fn write_json_value(out: &mut String, value: &Value) -> fmt::Result {
         Value::Text(text) => write_json_text(out, text),
         Value::Real(number) if number.is_finite() => out.write_str(&digits(*number)),
         Value::List(values) => write_json_list(out, values),
+        Value::Lines(lines) => {
+            write_json_list(out, &lines.iter().map(|line| Value::Text(line.clone())).collect::<Vec<_>>())
+        }
         Value::Group(group) => group.write_json(out),
         Value::Unknown | Value::Share { .. } | Value::Real(_) => out.write_str("null"),
     }
@@ -244,6 +278,22 @@ time        7.250, unknown
                         \"kernel\":{\"resident\":0.5000,\"dirty_pages\":null},\"files\":3,\"hits\":null,\
                         \"ns\":[7.250,null]}\n";
         assert_eq!(sample().printed(Form::Json), expected);
+    }
+
+    #[test]
+    fn groups_in_a_list_and_sentences_have_lines_of_their_own() {
+        let group = |name: &str| {
+            let mut group = Report::new();
+            group.add("name", "name", Value::Text(name.into()));
+            Value::Group(group)
+        };
+        let mut report = Report::new();
+        report.add("things", "thing", Value::List(vec![group("a"), group("b")]));
+        report.add("says", "says", Value::Lines(vec!["one.".into(), "two.".into()]));
+        let text = "thing\n  name  a\nthing\n  name  b\nsays    one.\n        two.\n";
+        assert_eq!(report.printed(Form::Text), text);
+        let json = "{\"things\":[{\"name\":\"a\"},{\"name\":\"b\"}],\"says\":[\"one.\",\"two.\"]}\n";
+        assert_eq!(report.printed(Form::Json), json);
     }
 
     #[test]

@@ -12,31 +12,43 @@
 //! it, and its status becomes ours. Nothing is left on a disk: the object lies
 //! in a sealed memory file that the programs load by way of `/proc`.
 //!
+//! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
+//! alone.
+//!
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use quinion::HotFile;
+use quinion::arena::ArenaStats;
 use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
 
 use crate::elf::Elf;
 use crate::report::Form;
 
+pub mod examine;
+pub mod foreign;
+pub mod keep;
+mod live;
 pub mod plan;
 mod program;
 mod report;
 mod signals;
 
+use keep::{Kept, Message, Wanted};
+use live::{Live, Look};
+pub use live::{MEND, mend};
 use plan::Plan;
-pub use program::Kind;
-pub use report::{Interception, OwnerNumbers, RunReport};
+pub use program::{Kind, chain_of, look_at};
+pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
 /// The interposer; empty where there is none.
@@ -51,6 +63,8 @@ pub struct RunOptions {
     pub report_file: Option<PathBuf>,
     /// How the program's calls reach us.
     pub intercept: Intercept,
+    /// Whether to show on the terminal, while the program runs, what the cache does.
+    pub live: bool,
     /// The program and its arguments.
     pub program: Vec<OsString>,
 }
@@ -75,6 +89,22 @@ impl Intercept {
             Intercept::Plt => "plt",
             Intercept::Off => "off",
         }
+    }
+}
+
+/// What a run can ask of whoever made the owner.
+pub trait Numbers: Sync {
+    /// What the owner did so far.
+    fn numbers(&self) -> OwnerNumbers;
+    /// The files that are read most, hottest first, at most `most`; none if nobody knows.
+    fn hottest(&self, _most: usize) -> Vec<HotFile> {
+        Vec::new()
+    }
+}
+
+impl<F: Fn() -> OwnerNumbers + Sync> Numbers for F {
+    fn numbers(&self) -> OwnerNumbers {
+        self()
     }
 }
 
@@ -113,42 +143,24 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked afterwards
-/// for the owner's numbers.
+/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked for the owner's
+/// numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
 /// If the owner's side cannot be set up, or the report cannot be written. That a program cannot be started is said
 /// on standard error and in the result.
-pub fn run(
-    options: &RunOptions,
-    owner: Arc<dyn Owner>,
-    numbers: impl FnOnce() -> OwnerNumbers,
-) -> io::Result<Ended> {
-    let (name, arguments) = options.program.split_first().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
-    })?;
-    let kind = program::look_at(name);
-    let planning = (options.intercept == Intercept::Auto).then(|| plan_beside(name));
+pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) -> io::Result<Ended> {
+    let planning = Planning::begin(options);
     let mut session = Session::start(owner)?;
-    let planned = planning.map(|planning| planning.join().expect("a plan is made without a panic"));
-    if let Some(Ok(plan)) = &planned {
-        session.patch_by(plan)?;
-    }
-    let signals = Signals::catch()?;
-
-    let mut command = Command::new(name);
-    command.args(arguments);
-    if kind.may_be_told() && options.intercept != Intercept::Off {
-        session.point_to(&mut command);
-    }
-    let ended = match command.spawn() {
-        Ok(child) => Ended::of(wait(child, &signals)?),
-        Err(error) => cannot_start(name, &error),
+    let planned = planning.end(|plan| session.patch_by(plan));
+    let look = |files: usize| Look {
+        totals: session.totals(),
+        stats: session.stats(),
+        owner: numbers.numbers(),
+        hottest: numbers.hottest(files),
     };
-
-    // From here on a signal is meant for us.
-    drop(signals);
-    let (stats, owner) = (session.owner.arena().stats(), Arc::clone(&session.owner));
+    let (ended, kind) = run_program(options, |command| session.point_to(command), look)?;
+    let (stats, owner) = (session.stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
         let intercept = Interception { how: options.intercept, planned };
@@ -159,22 +171,109 @@ pub fn run(
             intercept: &intercept,
             totals,
             stats,
-            owner: numbers(),
+            owner: numbers.numbers(),
             modes: owner.modes(),
+            kept: None,
         };
         report.write(form, options.report_file.as_deref())?;
     }
     Ok(ended)
 }
 
-/// Makes a plan for the C library of the program `name`, beside what else is to be done. The error says why there is
-/// none.
-fn plan_beside(name: &OsStr) -> JoinHandle<Result<Plan, String>> {
-    let name = name.to_owned();
-    std::thread::spawn(move || {
-        let linker = program::linker_of(&name);
-        plan_for(linker.as_deref().unwrap_or(Path::new(LINKER)))
-    })
+/// Runs the program in the cache that is wanted and stays for others, to its end. It is started if it is not there.
+///
+/// # Errors
+/// Those of [`Kept::join`]. The report cannot be written. If the cache is no more, the report says so.
+pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
+    let planning = Planning::begin(options);
+    let mut kept = Kept::join(wanted)?;
+    let planned = planning.end(|plan| kept.patch_by(&plan.bytes()));
+    let kept = Mutex::new(kept);
+    let numbers = || lock(&kept).numbers().ok().flatten();
+    let look = |_| {
+        let keep::Numbers { totals, stats, owner, .. } = numbers().unwrap_or_default();
+        Look { totals, stats, owner, hottest: Vec::new() }
+    };
+    let (ended, kind) = run_program(options, |command| lock(&kept).point_to(command), look)?;
+    if let Some(form) = options.report {
+        let numbers = numbers();
+        let is_gone = numbers.is_none();
+        let keep::Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let kept = lock(&kept);
+        let intercept = Interception { how: options.intercept, planned };
+        let in_kept = InKept { name: kept.name(), others, is_gone };
+        let report = RunReport {
+            program: &options.program,
+            ended,
+            kind: &kind,
+            intercept: &intercept,
+            totals,
+            stats,
+            owner,
+            modes: Vec::new(),
+            kept: Some(in_kept),
+        };
+        report.write(form, options.report_file.as_deref())?;
+    }
+    Ok(ended)
+}
+
+/// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done.
+struct Planning(Option<JoinHandle<Result<Plan, String>>>);
+
+impl Planning {
+    /// Begins, if the program is to be patched.
+    fn begin(options: &RunOptions) -> Self {
+        let name = options.program.first().filter(|_| options.intercept == Intercept::Auto).cloned();
+        Self(name.map(|name| {
+            std::thread::spawn(move || {
+                let linker = program::linker_of(&name);
+                plan_for(linker.as_deref().unwrap_or(Path::new(LINKER)))
+            })
+        }))
+    }
+
+    /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
+    fn end(self, hand: impl FnOnce(&Plan) -> io::Result<()>) -> Option<Result<Plan, String>> {
+        let plan = self.0?.join().expect("a plan is made without a panic");
+        Some(plan.and_then(|plan| hand(&plan).map(|()| plan).map_err(|error| error.to_string())))
+    }
+}
+
+/// What is behind a lock that nobody panics under.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
+/// that is wanted.
+fn run_program(
+    options: &RunOptions,
+    point: impl FnOnce(&mut Command),
+    look: impl Fn(usize) -> Look + Send + Sync,
+) -> io::Result<(Ended, Kind)> {
+    let (name, arguments) = options.program.split_first().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
+    })?;
+    let kind = program::look_at(name);
+    // Until this is dropped a signal is meant for the program.
+    let signals = Signals::catch()?;
+    let mut command = Command::new(name);
+    command.args(arguments);
+    if kind.may_be_told() && options.intercept != Intercept::Off {
+        point(&mut command);
+    }
+    let ended = std::thread::scope(|scope| {
+        let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
+        match command.spawn() {
+            Ok(child) => wait(child, &signals, live.as_ref()).map(Ended::of),
+            Err(error) => {
+                drop(live); // the message stays
+                Ok(cannot_start(name, &error))
+            }
+        }
+    })?;
+    Ok((ended, kind))
 }
 
 /// The dynamic linker of programs that were not looked at.
@@ -190,9 +289,68 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
     Plan::make(&elf, &object).map_err(|none| read(&none))
 }
 
+/// Where a cache is, as the object in a program is told: a process, and descriptors of that process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    process: u32,
+    object: u32,
+    arena: u32,
+    control: u32,
+    token: u64,
+    /// What is to be patched in the program's C library; nothing, if there is none.
+    plan: Option<u32>,
+}
+
+impl Place {
+    /// Lets the program of `command`, once started, view the cache, and count for that run if there is one.
+    /// Objects that are preloaded already stay so, behind ours.
+    pub fn point_to(&self, command: &mut Command, run: Option<u64>) {
+        if PRELOAD.is_empty() {
+            return;
+        }
+        let Self { process, object, arena, control, token, plan } = self;
+        let mut preload = OsString::from(format!("/proc/{process}/fd/{object}"));
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        command.env("LD_PRELOAD", preload);
+        let plan = plan.map_or_else(|| "-".to_owned(), |plan| plan.to_string());
+        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}:{plan}"));
+        match run {
+            Some(run) => command.env("QUINION_RUN", run.to_string()),
+            None => command.env_remove("QUINION_RUN"),
+        };
+    }
+
+    /// The process whose descriptors they are.
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+
+    fn put(&self, message: Message) -> Message {
+        let numbers = [("process", self.process), ("object", self.object), ("arena", self.arena)];
+        let message = message.number("control", self.control.into()).number("token", self.token);
+        numbers.into_iter().fold(message, |message, (name, number)| message.number(name, number.into()))
+    }
+
+    fn of(message: &Message) -> Option<Self> {
+        let number = |name| u32::try_from(message.number_of(name)?).ok();
+        Some(Self {
+            process: number("process")?,
+            object: number("object")?,
+            arena: number("arena")?,
+            control: number("control")?,
+            token: message.number_of("token")?,
+            plan: None,
+        })
+    }
+}
+
 /// A cache that programs can be pointed to, while this lives.
 #[derive(Debug)]
 pub struct Session {
+    /// Answers viewers, and tells runs apart.
     service: Service,
     object: OwnedFd,
     plan: Option<OwnedFd>,
@@ -202,8 +360,11 @@ pub struct Session {
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        let service = Service::start(Arc::clone(&owner), WORKERS)?;
-        Ok(Self { service, object: sealed_file("quinion-preload", PRELOAD)?, plan: None, owner })
+        let object = sealed_file("quinion-preload", PRELOAD)?;
+        let examiner = examine::Examiner::new(&object)?;
+        let examine = move |process| examiner.examine(process);
+        let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
+        Ok(Self { service, object, plan: None, owner })
     }
 
     /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
@@ -212,22 +373,28 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the program of `command`, once started, view the cache. Objects that are preloaded already stay so,
-    /// behind ours.
+    /// Where the cache is.
+    pub fn place(&self) -> Place {
+        let arena = self.owner.arena();
+        let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
+        Place {
+            process: std::process::id(),
+            object: number(self.object.as_fd()),
+            arena: number(arena.arena_fd()),
+            control: number(arena.control_fd()),
+            token: arena.token(),
+            plan: self.plan.as_ref().map(|plan| number(plan.as_fd())),
+        }
+    }
+
+    /// Lets the program of `command`, once started, view the cache; see [`Place::point_to`].
     pub fn point_to(&self, command: &mut Command) {
-        if PRELOAD.is_empty() {
-            return;
-        }
-        let (us, arena) = (std::process::id(), self.owner.arena());
-        let mut preload = OsString::from(format!("/proc/{us}/fd/{}", self.object.as_raw_fd()));
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
-        let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
-        command.env("LD_PRELOAD", preload);
-        let plan = self.plan.as_ref().map_or("-".into(), |plan| plan.as_raw_fd().to_string());
-        command.env("QUINION_VIEW", format!("{us}:{data}:{control}:{:x}:{plan}", arena.token()));
+        self.place().point_to(command, None);
+    }
+
+    /// The memory.
+    pub fn stats(&self) -> ArenaStats {
+        self.owner.arena().stats()
     }
 
     /// What viewers did so far.
@@ -266,8 +433,13 @@ fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
     Ended::Status(status)
 }
 
+/// The program and its arguments on one line.
+fn title(program: &[OsString]) -> String {
+    program.iter().map(|word| word.to_string_lossy().escape_debug().to_string()).collect::<Vec<_>>().join(" ")
+}
+
 /// Waits for the program, passing signals on and stopping when it stops.
-fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
+fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Result<ExitStatus> {
     let process = child.id();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -275,8 +447,10 @@ fn wait(mut child: Child, signals: &Signals) -> io::Result<ExitStatus> {
         }
         if signals::has_stopped(process) {
             // Whoever started us sees us stop with the program, and continues both.
+            live.inspect(|live| live.hide());
             signals::stop_here();
             signals::send(process, signals::CONTINUE);
+            live.inspect(|live| live.show());
         }
         if let Some(signal) = signals.next()?
             && signal.is_for_us_alone(process)

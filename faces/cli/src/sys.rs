@@ -4,7 +4,7 @@
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
 //!   region   memory as a virtual machine has it     uffd   who brings its pages
-//!   ending     a signal to end, as a descriptor
+//!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
@@ -16,6 +16,7 @@
 
 mod ending;
 mod mapped;
+mod probes;
 mod ram_disk;
 mod raw;
 mod region;
@@ -23,6 +24,7 @@ mod uffd;
 
 pub use ending::Ending;
 pub use mapped::Mapped;
+pub use probes::{can_read_uncached, can_take_lease, userfaultfd};
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
 pub use region::{PageKind, Region};
@@ -134,6 +136,18 @@ pub fn children_cpu_ns() -> f64 {
     assert_eq!(result, 0, "the arguments are right, and it has no other error");
     let ns = |time: libc::timeval| time.tv_sec as f64 * 1e9 + time.tv_usec as f64 * 1e3;
     ns(usage.ru_utime) + ns(usage.ru_stime)
+}
+
+/// Nanoseconds that another process has computed, with all of its threads; none if there is no such process.
+pub fn cpu_ns_of(process: rustix::process::Pid) -> f64 {
+    let mut clock: libc::clockid_t = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: each call writes one answer, which is ours.
+    let failed = unsafe {
+        libc::clock_getcpuclockid(process.as_raw_nonzero().get(), &mut clock) != 0
+            || libc::clock_gettime(clock, &mut time) != 0
+    };
+    if failed { 0.0 } else { time.tv_sec as f64 * 1e9 + time.tv_nsec as f64 }
 }
 
 /// Memory in 2 MiB pages where the system gives them, zero at first.

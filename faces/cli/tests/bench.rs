@@ -24,13 +24,14 @@ const KEYS: [&str; 12] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 14] = [
+const EXPERIMENTS: [&str; 15] = [
     "hit",
     "insert",
     "split",
     "readbatch",
     "cold",
     "readseq",
+    "programs",
     "evict",
     "thrash",
     "stream",
@@ -133,6 +134,93 @@ fn several_experiments_come_in_their_order_with_every_peer() {
     for peer in ["pread, 32 buffers", "bare copy", "kernel 64 KiB", "kernel mmap", "raw io_uring", "cat"] {
         let named = format!("\"peer_name\":\"{peer}\"");
         assert!(lines.contains(&named) || wrong.contains("was not measured"), "no {peer} in\n{lines}{wrong}");
+    }
+}
+
+#[test]
+fn a_run_is_kept_as_lines_and_as_one_page() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scratch, out) = (folder.path().join("scratch"), folder.path().join("out"));
+    std::fs::create_dir(&scratch).unwrap();
+    let dirs = ["--scratch", scratch.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let output = bench(&[&["--quick", "--repeat", "2", "--json", "split", "ratio"][..], &dirs].concat());
+    let (printed, wrong) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && wrong.contains("index.html"), "{wrong}");
+    let mut names = names_in(&out);
+    names.sort();
+    assert_eq!(names, ["index.html", "rows.jsonl"]);
+    assert_eq!(std::fs::read_to_string(out.join("rows.jsonl")).unwrap(), printed);
+
+    let page = std::fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    for fetched in ["http:", "https:", "src=", "url(", "@import", "<script", "<link"] {
+        assert!(!page.contains(fetched), "{fetched} in the page");
+    }
+    for words in
+        ["read_ahead_kb", "prefers-color-scheme: dark", "id=\"split\"", "id=\"ratio\"", "12.5 % faster"]
+    {
+        assert!(page.contains(words), "{words} is not in the page");
+    }
+    assert!(page.contains("<polyline") && page.contains("class=\"whisker\""), "curves and spreads are drawn");
+    // Each row's case stands in it, and so does each peer.
+    let as_in_html = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    for line in printed.lines() {
+        let case = value_of(line, "case");
+        for part in case.rsplitn(2, ": ").chain([value_of(line, "peer_name").as_str()]) {
+            assert!(part == "null" || page.contains(&as_in_html(part)), "{part} of {line}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_told_before_anything_is_measured() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = bench(&["--out", file.path().to_str().unwrap(), "--quick", "split"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty() && text(&output.stderr).contains("--out"), "{}", text(&output.stderr));
+}
+
+/// 1. A quick run is interrupted by ctrl-C: a signal to its whole group.
+/// 2. The folder for experiments and the folder of `--out` have something in them.
+#[test]
+fn a_run_that_is_interrupted_leaves_nothing() {
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scratch, out) = (folder.path().join("scratch"), folder.path().join("out"));
+    std::fs::create_dir(&scratch).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command
+        .args(["bench", "--quick", "split", "cold", "readseq", "--scratch"])
+        .arg(&scratch)
+        .arg("--out")
+        .arg(&out);
+    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::null());
+    // SAFETY: the call may be made between fork and exec.
+    #[allow(unsafe_code, reason = "who runs the tests in the background may ignore the signal")]
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let mut bench = command.spawn().unwrap();
+    // The first table is there, so it is at work.
+    let mut lines = std::io::BufReader::new(bench.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("split: ") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut lines, &mut line).unwrap() > 0, "it ended too early");
+    }
+    // SAFETY: numbers only.
+    #[allow(unsafe_code, reason = "a plain call")]
+    unsafe {
+        libc::kill(-(bench.id() as i32), libc::SIGINT);
+    }
+    let status = bench.wait().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGINT), "{status}");
+    assert!(names_in(&out).is_empty(), "{:?}", names_in(&out));
+    while !names_in(&scratch).is_empty() {
+        std::thread::yield_now(); // the sweeper is at it
     }
 }
 

@@ -4,14 +4,15 @@
 //! |---|---|---|
 //! | programs that call `read` and its kin themselves | the same | more than 90 % of the file |
 //! | programs that read through the C library's streams, or through descriptors 0 to 2 | the same | not asked |
+//! | programs that map files, or have the kernel copy them | the same | not asked |
 //!
 //! The second column keeps the first honest: an interposer that does nothing
-//! would also never be wrong.
+//! would also never be wrong. Programs that are storage, or measure it, are in `matrix_storage.rs`.
 
 use std::path::Path;
 
 mod disk;
-use disk::{Report, Words, files, python, same, same_in, scratch, size};
+use disk::{Report, Words, files, plain, python, same, same_in, scratch, size};
 
 /// The same both ways, and at least 90 % of all bytes of `read` came from the cache.
 #[track_caller]
@@ -89,6 +90,77 @@ fn python3() {
     served(&[python, script, "text", "words"], &["text"]);
     served(&[python, script, "text", "lines"], &["text"]);
     served(&[python, script, "text", "seek"], &[]);
+    same(&[python, script, "binary", "map"]);
+    let folder = scratch();
+    let copy = folder.path().join("copy");
+    same(&[python, script, "binary", "copy", copy.to_str().expect("a plain path")]);
+}
+
+#[test]
+fn gzip() {
+    served(&sh("gzip -1 -c text | sha256sum"), &["text"]);
+    let folder = scratch();
+    let packed = plain("sh")
+        .args(["-c", "gzip -1 -c text > \"$0\"/text.gz"])
+        .arg(folder.path())
+        .current_dir(files())
+        .status()
+        .expect("sh starts");
+    assert!(packed.success());
+    let bytes = size(&folder.path().join("text.gz"));
+    for script in
+        ["gzip -dc text.gz | sha256sum", "gzip -l text.gz; gzip -t text.gz", "zcat text.gz | tail -n 3"]
+    {
+        let report = same_in(folder.path(), &sh(script));
+        assert!(report.served() > bytes / 10 * 9, "{script}: {report:?}");
+    }
+}
+
+/// One file it maps; of many, and without maps, it reads them.
+#[test]
+fn ripgrep() {
+    disk::program("rg");
+    same(&["rg", "-c", "the", "text"]);
+    same(&["rg", "-n", "line 99[0-9]*1$", "text"]);
+    served(&["rg", "--no-mmap", "-c", "the", "text"], &["text"]);
+    served(&["rg", "--no-mmap", "-a", "-c", "q+z", "binary"], &["binary"]);
+    let report = same(&["rg", "--sort", "path", "-c", "longer", "many", "text"]);
+    assert!(report.served() > many_bytes() / 10 * 9, "{report:?}");
+    let report = same(&sh("rg --no-mmap 'line 7.*1$' many | sort"));
+    assert!(report.served() > many_bytes() / 10 * 9, "{report:?}");
+}
+
+/// Bytes of the folder `many`.
+fn many_bytes() -> u64 {
+    let entries = files().join("many").read_dir().expect("the folder is there");
+    entries.map(|entry| size(&entry.expect("it can be read").path())).sum()
+}
+
+/// Loose objects are read, packs are mapped.
+#[test]
+fn git() {
+    let folder = scratch();
+    let make = "
+        git init -q . && git config user.name a && git config user.email a@example.org && git config gc.auto 0 &&
+        mkdir many && cp \"$0\"/many/0* many && git add . && git commit -q -m one && git repack -q -a -d &&
+        for i in 10 20 30 40 50; do echo more >> many/0$i; git commit -q -a -m $i; done &&
+        git tag -a -m tagged first HEAD~3";
+    let output = plain("sh").args(["-c", make]).arg(files()).current_dir(folder.path()).output();
+    let output = output.expect("sh starts");
+    assert!(output.status.success(), "{output:?}");
+    for script in [
+        "git fsck --full; git status --short; git count-objects",
+        "git log --stat | sha256sum; git log -p HEAD~2 | sha256sum; git describe",
+        "git rev-list --objects --all | cut -d' ' -f1 | git cat-file --batch | sha256sum",
+        "git cat-file -p HEAD:many/080 | sha256sum; git show HEAD:many/030 | tail -n 2",
+        "git grep -c longer | tail -n 5; git grep -c 'line 1' HEAD~4 | sha256sum",
+        "git diff HEAD~5 | sha256sum; git archive HEAD | sha256sum; git blame many/010 | tail -n 1",
+        "echo x >> many/001; git diff --stat; git stash -q; git status -s; git stash pop -q; git checkout -q many/001",
+        "git clone -q --no-local . clone && cd clone && git gc -q --prune=now && git fsck --strict &&
+            git log --format=%H%T | sha256sum; git status -s; cd .. && rm -rf clone; git status -s",
+    ] {
+        same_in(folder.path(), &sh(script));
+    }
 }
 
 /// A database that nobody else writes is opened as `immutable`: without locks. With locks it goes to the kernel,
@@ -126,6 +198,26 @@ fn dd() {
     same(&["dd", "if=binary", "bs=12345", "skip=777", "count=1234", "status=none"]);
     same(&["dd", "if=text", "bs=1M", "skip=12345671", "iflag=skip_bytes,fullblock", "status=none"]);
     same(&["dd", "if=text", "bs=4095", "skip=20000", "status=none"]); // past the end
+    let folder = scratch();
+    let script = format!(
+        "for flags in '' iflag=direct oflag=append conv=sparse; do
+            dd if=binary of={0}/copy bs=256k status=none $flags; cmp binary {0}/copy && rm {0}/copy && echo same
+        done",
+        folder.path().display()
+    );
+    same(&sh(&script));
+}
+
+/// To an archive and back.
+#[test]
+fn tar_to_a_file() {
+    let folder = scratch();
+    let script = "
+        tar cf all.tar -C $from binary many && tar tf all.tar | wc -l && tar xf all.tar && cmp binary $from/binary &&
+        diff -r many $from/many && tar xOf all.tar many/099 | sha256sum && tar df all.tar && rm -r all.tar binary many";
+    let script = format!("from={}; {script}", files().display());
+    let report = same_in(folder.path(), &sh(&script));
+    assert!(report.served() > size(&files().join("binary")), "{report:?}");
 }
 
 #[test]
@@ -204,7 +296,7 @@ fn the_report_is_json() {
     std::fs::write(&path, &report.0).expect("the disk has room");
     let program = "import json, sys; r = json.load(open(sys.argv[1])); \
                    print(r['status'], r['program'][2], r['served']['bytes'], r['processes'])";
-    let output = disk::plain(python()).args(["-c", program]).arg(&path).output().expect("python3 starts");
+    let output = plain(python()).args(["-c", program]).arg(&path).output().expect("python3 starts");
     let bytes = size(Path::new(&files().join("many/100")));
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),

@@ -75,6 +75,7 @@ fn be_the_command() -> ! {
             Some(how) if how == "off" => Intercept::Off,
             _ => Intercept::Auto,
         },
+        live: false,
         program: std::env::args_os().skip(1).collect(),
     };
     let owner = NaiveOwner::new(PAGES);
@@ -83,7 +84,7 @@ fn be_the_command() -> ! {
         move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
-    match run(&options, owner, device) {
+    match run(&options, owner, &device) {
         Ok(ended) => ended.leave(),
         Err(error) => {
             eprintln!("quinion: {error}");

@@ -128,6 +128,11 @@ impl Stat {
         nanoseconds(now).saturating_sub(last) > step
     }
 
+    /// When its bytes or what is said of it last changed, in nanoseconds since 1970.
+    pub fn changed_nanos(&self) -> u64 {
+        let [.., seconds, nanos] = self.times;
+        (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64)
+    }
     /// Whether it is a regular file.
     pub fn is_regular(&self) -> bool {
         self.mode & 0o170000 == 0o100000
@@ -195,6 +200,14 @@ pub fn stat(path: usize) -> Option<Stat> {
 pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
     // SAFETY: as above.
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
+}
+
+/// The time of day, in nanoseconds since 1970.
+pub fn now_nanos() -> Option<u64> {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel fills two words; clock 0 is the one of files.
+    result(unsafe { call(number::CLOCK_GETTIME, [0, time.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
+    Some(time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1]))
 }
 
 /// The magic number of the file system `fd` lies in.

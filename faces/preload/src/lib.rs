@@ -38,6 +38,7 @@
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod careful;
 mod kernel;
 mod opened;
 mod passed;

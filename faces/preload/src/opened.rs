@@ -38,9 +38,7 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
         written::after_cut(fd);
     }
     let reads = flags & kernel::O_ACCMODE != kernel::O_WRONLY && flags & UNREADABLE == 0;
-    if !is_path && !reads {
-        table::opened_for_kernel(fd, State::Unknown);
-    } else if flags & LEFT_ALONE != 0 {
+    if flags & LEFT_ALONE != 0 || !reads {
         table::opened_for_kernel(fd, State::Unknown);
     } else if flags & NOT_SERVED != 0 {
         table::opened_for_kernel(fd, State::Kernel);

@@ -21,7 +21,7 @@ use quinion::arena::control::Reason;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{patch, process, table, written};
+use crate::{careful, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -56,6 +56,8 @@ before! {
     write = write => writes;
     /// As `write`.
     __write = write => writes;
+    /// As `write`, by streams that are no cancellation point.
+    __write_nocancel = __write_nocancel => writes;
     /// As `write`.
     pwrite = pwrite64 => writes;
     /// As `write`.
@@ -325,10 +327,14 @@ extern "C" fn spliced(from: usize, position: usize, to: usize) {
     }
 }
 
-extern "C" fn mapped(_address: usize, _len: usize, _protection: usize, flags: usize, fd: usize) {
+extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usize, fd: usize) {
     const MAP_SHARED: usize = 1; // a bit of MAP_SHARED_VALIDATE, too
     const MAP_ANONYMOUS: usize = 0x20;
+    const PROT_EXEC: usize = 4;
     if flags & MAP_ANONYMOUS == 0 {
+        if protection & PROT_EXEC != 0 && process::is_on() {
+            careful::insist(); // a loader of its own
+        }
         if flags & MAP_SHARED != 0 {
             writes_unseen(fd); // it can be made writable whenever the program likes
         }

@@ -140,7 +140,7 @@ fn mode_of_child(mut mode: u32) -> u32 {
             BUSY => kernel::yield_now(),
             settled => return settled,
         }
-        mode = page.load(Ordering::SeqCst); // as in `mode`
+        mode = page.load(Ordering::SeqCst); // partner: as in `mode`
     }
 }
 

@@ -207,7 +207,7 @@ reals! {
         write = write, pwrite64 = pwrite64, writev = writev, pwritev64 = pwritev, ftruncate64 = ftruncate,
         fallocate64 = fallocate,
         __read_nocancel = read, __pread64_nocancel = pread64, __close_nocancel = close,
-        __open_nocancel = open, __open64_nocancel = open,
+        __open_nocancel = open, __open64_nocancel = open, __write_nocancel = write,
     }
     functions {
         preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
@@ -219,6 +219,6 @@ reals! {
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
-        io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
+        dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }
 }

@@ -7,8 +7,9 @@
 //!              4 move the offset on, if nobody did meanwhile      else -> 1
 //! ```
 //!
-//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once for
-//! a large file that it is known to have; until then, and until it agrees, the kernel reads the file (`table.rs`, credit).
+//! A file is attached when the owner says so. It is asked when a descriptor has been read for some time, or at once
+//! for a large file that it is known to have; until then, and until it agrees, the kernel reads the file
+//! (`table.rs`, credit).
 //!
 //! Whatever is not plainly served goes to the real function, with the kernel's
 //! offset put right first: a bad argument, an error of the owner's, a file
@@ -18,7 +19,7 @@
 //! descriptor whose read it interrupted.
 
 use core::ffi::{c_int, c_long, c_void};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use quinion::arena::Trust;
 use quinion::arena::control::{Advice, CAN_WRITE, CREDIT_SPENT, Counter, Manners, Operation, Reason};
@@ -28,7 +29,7 @@ use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 use crate::kernel::{self, Stat};
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, Attachment, State, Word};
-use crate::{process, written};
+use crate::{careful, process, written};
 
 /// The most bytes one call reads, as in the kernel.
 const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -177,12 +178,32 @@ fn look_at(fd: c_int, word: Word) -> Turn {
     let bytes = stat.size as u64;
     if bytes < manners.large_bytes {
         table::give_credit(fd, word, manners.credit_bytes, false);
-    } else if process::is_taken(stat.device, stat.inode) {
+    } else if process::is_taken(stat.device, stat.inode) || openings_before(&stat) >= OPENINGS_MAX {
         return Turn::Ours;
     } else {
         table::give_credit(fd, word, bytes.saturating_mul(2), false);
     }
     Turn::Unknown
+}
+
+/// A large file that was opened and read so often by this process is asked for at its next first read: it is read again
+/// and again, by descriptors none of which comes far.
+const OPENINGS_MAX: u64 = 2;
+
+/// Large files that were opened lately: what their identity hashes to, and how often in the lowest byte. Two that share
+/// a place forget each other.
+static OPENINGS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+
+/// Counts an opening; how many there were before, as far as that is known.
+fn openings_before(stat: &kernel::Stat) -> u64 {
+    const COUNT: u64 = 0xff;
+    let hash = (stat.inode ^ stat.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let place = &OPENINGS[(hash >> 56) as usize];
+    let known = place.load(Ordering::Relaxed);
+    let is_it = (known ^ hash) & !COUNT == 0;
+    let before = if is_it { known & COUNT } else { 0 };
+    place.store(hash & !COUNT | (before + 1).min(COUNT), Ordering::Relaxed);
+    before
 }
 
 /// What a read takes of a credit.
@@ -235,7 +256,7 @@ fn settle_unknown(fd: c_int, word: Word) {
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|fit| ask_to_attach(fd, &fit, word.is_owners_credit())) {
+    match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if !word.is_owners_credit() {
                 viewer.count_reason(Reason::Left);
@@ -253,6 +274,7 @@ fn attach(fd: c_int, word: Word) {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
             }
         }
+        Err(Reason::Careful) => table::share(fd, Reason::Careful),
         Err(reason) => table::detach(fd, reason),
     }
 }
@@ -289,20 +311,28 @@ enum Answer {
     Empty,
 }
 
-/// Asks the owner; `spent` if a credit that it gave is. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, fit: &Fit, spent: bool) -> Result<(&'static Viewer, Answer), Reason> {
+/// Asks the owner. A forked child becomes a viewer by that.
+fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, Answer), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
     let stat = &fit.stat;
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
-    let spent = if spent { CREDIT_SPENT } else { 0 };
+    let looked_at = match (careful::permits_offsets(viewer), word.state()) {
+        (true, _) => None,
+        (false, State::Candidate) => return Err(Reason::Careful),
+        (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
+        (false, _) => Some(stat.changed_nanos()),
+    };
+    let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
     let can_write = if fit.can_write { CAN_WRITE } else { 0 };
     let question = [fd as u64 | spent | can_write, stat.device, stat.inode];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
-        _ => Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode }),
+        _ => {
+            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at })
+        }
     };
     Ok((viewer, answer))
 }
@@ -512,8 +542,8 @@ fn transfer_slowly(
     Ok(read.map_or(0, |read| read.bytes))
 }
 
-/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries again
-/// gets on. Who tries again and again says so once.
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries
+/// again gets on. Who tries again and again says so once.
 fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     if table::is_first_refusal(fd, position / 4096) {
         viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
@@ -591,6 +621,9 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
+        if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
+            continue;
+        }
         cancel.test();
         let bytes = match transfer_all(viewer, fd, position, to, manner) {
             Ok(bytes) => bytes,

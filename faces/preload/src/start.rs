@@ -3,9 +3,9 @@
 //! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN:PLAN`,
 //! three descriptors of the owner's process, before the last a number in
 //! hexadecimal. The files are opened by way of `/proc`, checked, mapped and
-//! closed again. `-` stands for no plan: then the C library is not patched.
-//! If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this
-//! is; it is counted for that one.
+//! closed again. `-` stands for no plan: then the C library is not patched. If
+//! the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is;
+//! it is counted for that one.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
@@ -24,15 +24,13 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
-    if let Some(place) = place.and_then(Place::parse)
-        && let Some((viewer, mapped)) = attach(&place)
-    {
-        viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
-        patch_library(&place);
-        patch::count(&viewer);
-        if process::start(viewer, mapped, kernel::process()).is_some() {
-            adopt_inherited();
-        }
+    let Some(place) = place.and_then(Place::parse) else { return };
+    let Some((viewer, mapped)) = attach(&place) else { return };
+    viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
+    patch_library(&place);
+    patch::count(&viewer);
+    if process::start(viewer, mapped, kernel::process()).is_some() {
+        adopt_inherited();
     }
 }
 

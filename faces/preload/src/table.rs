@@ -25,8 +25,9 @@
 //! | KERNEL | a regular file that is left to the kernel | the kernel's |
 //! | OTHER | looked at once: no regular file | the kernel's |
 //!
-//! A candidate has no private offset, nor has a shared one. Where others have it stands how much more of it the kernel is to read before the
-//! owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a question.
+//! A candidate has no private offset, nor has a shared one. Where others have it stands how much more of it the kernel
+//! is to read before the owner is asked, its **credit**: a file that is read but once, in a few calls, is not worth a
+//! question.
 //!
 //! ```text
 //!   candidate  47     46      45            40 39   38                  0
@@ -50,7 +51,8 @@
 //!  3. What `FILES` holds for a number changes only while its state is MOVING.
 //!  4. A candidate with kernel's reads under way stays one, or is shared or left to the kernel, or is closed.
 //!  5. Whoever is MOVING has its signals held back and takes three system calls at most, so waiting for it ends.
-//!  6. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen.
+//!  6. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
+//!     read looks whether it did (`careful.rs`).
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against writing (`written.rs`), attaching against stopping. In their one order
@@ -64,7 +66,7 @@ use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{process, written};
+use crate::{careful, process, written};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
@@ -72,6 +74,9 @@ pub const DESCRIPTORS: usize = 1 << 16;
 pub const FIRST: i32 = 3;
 /// The first offset that does not fit.
 pub const OFFSETS_MAX: u64 = 1 << 48;
+
+/// No time at which a file changes: it was attached when no look was needed.
+const NEVER: u64 = u64::MAX;
 
 /// What a descriptor is; see the head of this file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,7 +154,8 @@ impl Word {
     const KERNELS_READS: u64 = 0x3f << 40;
     const CREDIT_MAX: u64 = Self::TOLD - 1;
 
-    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the file yet.
+    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the
+    /// file yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
@@ -202,6 +208,8 @@ struct File {
     advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
+    /// When the file had changed last as it was attached, or [`NEVER`].
+    looked_at: AtomicU64,
     /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
     seen: AtomicU64,
 }
@@ -217,6 +225,8 @@ pub struct Attachment {
     pub device: u64,
     /// The file's inode.
     pub inode: u64,
+    /// When it had changed last, if each read is to look whether it did; see `careful.rs`.
+    pub looked_at: Option<u64>,
 }
 
 static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
@@ -230,6 +240,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
+        looked_at: AtomicU64::new(NEVER),
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
@@ -368,9 +379,11 @@ fn set_opened(fd: i32, state: State) {
         if exchange(fd, word, word.opened(state)).is_ok() {
             FILES[fd as usize].advice.store(0, Ordering::Relaxed);
             if word.state().is_attached() {
-                // It was closed by means we do not see, so no number is safe any more.
                 give_back(handle);
-                process::stop(Reason::Passed);
+                // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
+                if !careful::is_careful() {
+                    process::stop(Reason::Passed);
+                }
             }
             return;
         }
@@ -474,6 +487,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
+        file.looked_at.store(to.looked_at.unwrap_or(NEVER), Ordering::Relaxed);
         file.seen.store(0, Ordering::Relaxed);
         word
     })
@@ -482,8 +496,50 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         detach(fd, Reason::Writable);
     } else if published && !process::may_serve_more() {
         detach(fd, Reason::Passed);
+    } else if published && !careful::is_free() {
+        pause(fd);
     }
     published
+}
+
+/// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
+pub fn is_still(fd: i32, word: Word) -> bool {
+    let of = &FILES[fd as usize];
+    let [device, inode, looked_at] =
+        [&of.device, &of.inode, &of.looked_at].map(|place| place.load(Ordering::Relaxed));
+    if looked_at != NEVER && careful::is_still(fd, device, inode, looked_at) {
+        return true;
+    }
+    let handle = file(fd).handle;
+    if exchange(fd, word, word.opened(State::Shared)).is_ok() && word.state().is_attached() {
+        give_back(handle);
+    }
+    false
+}
+
+/// Gives the kernel its offset of a descriptor that is served; it may be served again when that is right again.
+fn pause(fd: i32) {
+    while let Some(word) = look_settled(fd) {
+        if word.state() != State::Served {
+            return;
+        }
+        let handle = file(fd).handle;
+        let paused = moving(fd, word, || {
+            carry_over(fd, word);
+            word.with_state(State::Candidate).with_offset(0)
+        });
+        if paused.is_ok() {
+            return give_back(handle);
+        }
+    }
+}
+
+/// The same of all descriptors, because code that nobody has looked at is about to run.
+pub fn pause_all() {
+    // SeqCst, partner: the `fetch_max` in `see`.
+    for fd in 0..END.load(Ordering::SeqCst) {
+        pause(fd as i32);
+    }
 }
 
 fn kernel_offset(fd: i32) -> Option<u64> {

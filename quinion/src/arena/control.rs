@@ -63,8 +63,8 @@ pub struct Control {
     pub processes: [AtomicU32; VIEWERS_MAX],
     /// The numbers of [`Manners`], in the order of its fields.
     pub manners: [AtomicU64; 2],
-    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set bit is
-    /// a reason to ask, and a clear one a reason not to.
+    /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
+    /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
@@ -132,8 +132,9 @@ const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 /// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Manners {
-    /// A file of so many bytes or more is asked for at its first read, if it was taken over before ([`Control::taken`]);
-    /// if not, when reads of a descriptor have come to twice its size, of which [`Manners::worth`] counts some.
+    /// A file of so many bytes or more is asked for at its first read, if it was taken over before
+    /// ([`Control::taken`]); if not, when reads of a descriptor have come to twice its size, of which
+    /// [`Manners::worth`] counts some.
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
@@ -392,6 +393,22 @@ pub enum Operation {
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,
+    /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
+    /// Answers: a [`Conduct`].
+    Examine = 10,
+}
+
+/// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u64)]
+pub enum Conduct {
+    /// None enters the kernel by itself.
+    Clean = 0,
+    /// Some do, for calls that leave descriptors and their offsets alone.
+    Harmless = 1,
+    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its
+    /// descriptor.
+    Careful = 2,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -483,11 +500,13 @@ pub enum Reason {
     Locked = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
+    /// An object in the process may use descriptors without anybody hearing of it.
+    Careful = 14,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 15] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -502,6 +521,7 @@ impl Reason {
         Reason::Foreign,
         Reason::Locked,
         Reason::Left,
+        Reason::Careful,
     ];
 }
 

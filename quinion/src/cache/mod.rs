@@ -507,7 +507,7 @@ impl Cache {
         }
         backend.attach(&self.shared.filemap.room);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
-        self.shared.look_for_removed();
+        self.shared.look_for_removed(LOOKED_AT);
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
@@ -608,6 +608,16 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
+    /// Looks at up to `most` files that nobody has open, and lets go of those that were removed: their space is free
+    /// then. The next call goes on where this one has ended. For a cache that nobody uses for long: each open, and each
+    /// end of a handle, looks at some of them anyway. Asks the file system for each; takes the lock of the table of
+    /// files for some steps. In a forked child it does nothing.
+    pub fn let_go_of_removed(&self, most: usize) {
+        if !self.shared.process.is_forked() {
+            self.shared.look_for_removed(most);
+        }
+    }
+
     /// What the spill file has done and holds; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.spill.as_ref().map(|spill| spill.stats())
@@ -702,13 +712,13 @@ impl Shared {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
         if is_idle {
-            self.look_for_removed();
+            self.look_for_removed(LOOKED_AT);
         }
     }
 
-    /// Looks at some files that nobody has open, and forgets those that were removed.
-    fn look_for_removed(&self) {
-        let mut removed = self.table.lock().some_idle();
+    /// Looks at some files that nobody has open, `most` of them, and forgets those that were removed.
+    fn look_for_removed(&self, most: usize) {
+        let mut removed = self.table.lock().some_idle(most);
         // The file system is asked with no lock held. Nobody dirties what nobody has open.
         removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
         if removed.is_empty() {
@@ -874,12 +884,12 @@ impl Table {
         gone
     }
 
-    /// The idle mappings whose turn it is, each with the time since when.
-    fn some_idle(&mut self) -> Vec<(u64, Arc<Mapping>)> {
-        let idle = self.idle.range(self.looked_from..).take(LOOKED_AT);
+    /// The idle mappings whose turn it is, `most` of them, each with the time since when.
+    fn some_idle(&mut self, most: usize) -> Vec<(u64, Arc<Mapping>)> {
+        let idle = self.idle.range(self.looked_from..).take(most);
         let some: Vec<_> =
             idle.map(|(&since, identity)| (since, Arc::clone(&self.files[identity].mapping))).collect();
-        self.looked_from = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |&(since, _)| since + 1);
+        self.looked_from = some.last().filter(|_| some.len() == most).map_or(0, |&(since, _)| since + 1);
         some
     }
 

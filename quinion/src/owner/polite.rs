@@ -2,8 +2,8 @@
 //!
 //! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
 //! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
-//! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has served
-//! so much that a copy does not matter; and the copy is made, of the whole file, while nobody waits:
+//! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has
+//! served so much that a copy does not matter; and the copy is made, of the whole file, while nobody waits:
 //!
 //! ```text
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
@@ -14,12 +14,12 @@
 //!                                              ATTACH <--asked again
 //! ```
 //!
-//! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter of the
-//! bound stays the kernel's.
+//! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
+//! of the bound stays the kernel's.
 //!
-//! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what the
-//! skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
-//! Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
+//! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what
+//! the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
+//! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
 //! the kernel has read the file twice, so what is lost is less.
 //!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
@@ -48,7 +48,7 @@ pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes
 /// How often the kernel is to read a file that it holds before it is copied out of its cache.
 const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
-const OPENINGS_MAX: u32 = 16;
+const OPENINGS_MAX: u32 = 2;
 /// Files that are known at most; then all are forgotten.
 const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.
@@ -104,9 +104,9 @@ impl Polite {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
     }
 
-    /// How many bytes the kernel is to read of the file `name` behind `descriptor` of `process` before it is asked for
-    /// again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room` is how
-    /// large a file may be that is copied, in bytes.
+    /// How many bytes the kernel is to read of the file `name` behind `descriptor` of `process` before it is asked
+    /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room`
+    /// is how large a file may be that is copied, in bytes.
     pub(super) fn judge(
         &self,
         process: u32,

@@ -315,8 +315,8 @@ pub enum Event {
 mod tests {
     use super::*;
 
-    /// 1. A program that wants no limit says `Duration::MAX`. 2. A peer connects, and the worker that meets it asks
-    /// when it is late: a time that there is not. 3. The worker ends, and so do the others, peer by peer.
+    /// A program that wants no limit says `Duration::MAX`; a worker that meets a peer would then ask when it is late, a
+    /// time that there is not, and end.
     #[test]
     fn options_out_of_their_range_are_refused_with_a_reason() {
         type Change = fn(&mut RestoreOptions);

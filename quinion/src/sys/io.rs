@@ -76,8 +76,9 @@ pub struct KernelHolds {
     pub unwritten: u64,
 }
 
-/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not say (before 6.5, or
-/// a file of somebody else's), some pages are asked for without waiting, and the rest is taken to be as they are.
+/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not say (before
+/// 6.5, or a file of somebody else's), some pages are asked for without waiting, and the rest is taken to be as they
+/// are.
 ///
 /// # Errors
 /// Those of `preadv2(2)`; the file system cannot read without waiting, say.

@@ -179,6 +179,7 @@ Percentiles: P50: 1.50 P75: 2.25 P99: 701.00 P99.9: 1500.00 P99.99: 4000.00
             folder: PathBuf::from("."),
             db_bench,
             ratio: Default::default(),
+            programs: Default::default(),
         };
         let usual = Shape::of(&settings(Options::default()));
         assert_eq!(usual.bytes(), 8 * 64_000 * 8192);

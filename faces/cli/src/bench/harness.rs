@@ -54,6 +54,8 @@ pub struct Settings {
     pub db_bench: Options,
     /// What was said of traces.
     pub ratio: super::ratio::Options,
+    /// Which programs were named.
+    pub programs: super::programs::Options,
 }
 
 /// How often a case is repeated and counted.
@@ -164,6 +166,8 @@ pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
     series: Option<(&'static str, Series)>,
+    /// Why it could not be measured, if it could not.
+    excuse: Rc<RefCell<Option<String>>>,
 }
 
 /// How the last run of an alternative went, interval by interval. The run writes it.
@@ -172,24 +176,24 @@ pub type Series = Rc<RefCell<Vec<f64>>>;
 impl Alternative {
     /// `run` is given the number of the repetition, to seed what is random with.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
-        Self { name, run: Box::new(run), series: None }
+        Self { name, run: Box::new(run), series: None, excuse: Rc::default() }
     }
 
     /// What this machine cannot do is said once, and is no number then: the other ways of the case go on. For a way
     /// that answers so many metrics.
     pub fn excused(self, metrics: usize) -> Self {
-        let Self { name, mut run, series } = self;
-        let mut is_told = false;
+        let Self { name, mut run, series, excuse } = self;
+        let noted = Rc::clone(&excuse);
         let run = move |repetition| match run(repetition) {
             Err(Unmeasured::Missing(why)) => {
-                if !std::mem::replace(&mut is_told, true) {
+                if noted.borrow_mut().replace(why.clone()).is_none() {
                     eprintln!("quinion: {name} was not measured: {why}");
                 }
                 Ok(vec![f64::NAN; metrics])
             }
             ended => ended,
         };
-        Self { name, run: Box::new(run), series }
+        Self { name, run: Box::new(run), series, excuse }
     }
 
     /// One run, not counted.
@@ -366,6 +370,15 @@ impl Taken {
         Self { alternative, values: Vec::new() }
     }
 
+    fn is_one_of(&self, ours: &str, peer: Option<&str>) -> bool {
+        self.alternative.name == ours || Some(self.alternative.name) == peer
+    }
+
+    /// Why it could not be measured, if it could not.
+    fn excuse(&self) -> Option<(&'static str, String)> {
+        Some((self.alternative.name, self.alternative.excuse.borrow().clone()?))
+    }
+
     /// What each repetition answered for one metric.
     fn of(&self, metric: usize) -> Vec<f64> {
         self.values.iter().map(|values| values[metric]).collect()
@@ -393,6 +406,8 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
+        let excuses =
+            taken.iter().filter(|taken| taken.is_one_of(self.ours, self.peer)).filter_map(Taken::excuse);
         let series = || {
             let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
             let (metric, series) = taken.alternative.series.as_ref()?;
@@ -400,9 +415,10 @@ impl Comparison {
         };
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
-        let spread = if self.peer.is_some() { ratios } else { Quartiles::of(&ours) };
         let ratio = ratios.map(|ratios| ratios.median);
-        let peer = peer.and_then(|peer| Quartiles::of(&peer)).map(|peer| peer.median);
+        let (quinion, peer) = (Quartiles::of(&ours), peer.and_then(|peer| Quartiles::of(&peer)));
+        let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
+        let (peer, peer_spread) = (peer.map(|peer| peer.median), peer.map(ends));
         let nearly =
             |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
         let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
@@ -411,15 +427,18 @@ impl Comparison {
             case: format!("{case}: {}", self.ours),
             metric: self.metric,
             unit: metrics[at].unit,
-            quinion: Quartiles::of(&ours).map(|ours| ours.median),
+            quinion: quinion.map(|ours| ours.median),
+            quinion_spread: quinion.map(ends),
             peer,
+            peer_spread,
             peer_name: self.peer,
             standing: self.standing,
             ratio,
-            spread: spread.map(|spread| [spread.low, spread.high]),
+            spread: if self.peer.is_some() { ratios } else { quinion }.map(ends),
             goal,
             met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
             series: series(),
+            excuses: excuses.collect(),
         }
     }
 }
@@ -445,6 +464,7 @@ mod tests {
             folder,
             db_bench: Options::default(),
             ratio: Default::default(),
+            programs: Default::default(),
         }
     }
 
@@ -534,6 +554,7 @@ mod tests {
         };
         let rows = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
         assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
+        assert_eq!(rows[0].excuses, [("peer", "no such thing".to_owned())]);
         assert!(run(Unmeasured::Failed("wrong".to_owned())).is_err());
     }
 

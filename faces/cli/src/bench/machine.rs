@@ -181,6 +181,7 @@ mod tests {
             folder: ".".into(),
             db_bench: Options::default(),
             ratio: Default::default(),
+            programs: Default::default(),
         };
         let text = described(&settings);
         assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");

@@ -13,9 +13,10 @@
 //!   counted      pieces of work                         callgrind counts their instructions
 //!   limit        a group with a memory limit            disk      files on a disk in memory
 //!   worker       work in a process of its own           pages     a file that is nowhere
+//!   kept         what --out keeps: lines, and           page      one page that shows them
 //!   places       numbers that look random           store     files in memory, as the kernel has them
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
-//!   evict  thrash  stream  write  memfile  populate  restore  ratio
+//!   programs  evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```
 //!
 //! To add an experiment: a file with its essay and a function that lists its
@@ -38,12 +39,15 @@ mod harness;
 mod hit;
 mod index;
 mod insert;
+mod kept;
 mod limit;
 mod machine;
 mod memfile;
+mod page;
 mod pages;
 mod places;
 mod populate;
+mod programs;
 mod ratio;
 mod readbatch;
 mod readseq;
@@ -73,10 +77,12 @@ use crate::EXIT_FAILED;
 use crate::report::Form;
 use caches::Drops;
 use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
+use kept::Kept;
+use page::Section;
 use rows::Row;
 
 /// All experiments, in the order in which they run.
-const EXPERIMENTS: [Experiment; 14] = [
+const EXPERIMENTS: [Experiment; 15] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own?",
@@ -112,6 +118,12 @@ const EXPERIMENTS: [Experiment; 14] = [
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
         starts: Starts::Cold,
         cases: readseq::cases,
+    },
+    Experiment {
+        name: "programs",
+        question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
+        starts: Starts::Cold,
+        cases: programs::cases,
     },
     Experiment {
         name: "evict",
@@ -179,6 +191,10 @@ pub struct Arguments {
     /// Counted repetitions of each case; 9 if not given (3 where one takes minutes), 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
+    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, and
+    /// index.html, one page with bars and curves that needs no other file and no network.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     /// Where experiments make their files, which are gone when this ends, however it ends.
     #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
     scratch: PathBuf,
@@ -201,6 +217,8 @@ pub struct Arguments {
     db_bench: db_bench::Options,
     #[command(flatten)]
     ratio: ratio::Options,
+    #[command(flatten)]
+    programs: programs::Options,
 }
 
 /// Runs the command.
@@ -222,7 +240,12 @@ pub fn main(arguments: Arguments) -> ExitCode {
         arguments.experiments.is_empty() || arguments.experiments.iter().any(|name| name == experiment.name)
     };
     let experiments: Vec<&Experiment> = EXPERIMENTS.iter().filter(wanted).collect();
-    let mut bench = Bench::new(&experiments, settings, if arguments.json { Form::Json } else { Form::Text });
+    let kept = match arguments.out.as_deref().map(Kept::new).transpose() {
+        Ok(kept) => kept,
+        Err(why) => return crate::complain(&why),
+    };
+    let form = if arguments.json { Form::Json } else { Form::Text };
+    let mut bench = Bench::new(&experiments, settings, form, kept);
     match bench.run(&experiments) {
         Ok(()) => bench.code,
         Err(code) => code,
@@ -251,24 +274,26 @@ fn settings(arguments: &Arguments) -> Settings {
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
     let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
     let (folder, db_bench) = (arguments.scratch.clone(), arguments.db_bench.clone());
-    Settings { extent, repeat, folder, db_bench, ratio: arguments.ratio.clone() }
+    let (ratio, programs) = (arguments.ratio.clone(), arguments.programs.clone());
+    Settings { extent, repeat, folder, db_bench, ratio, programs }
 }
 
 /// A run of experiments.
 struct Bench {
     settings: Settings,
     form: Form,
+    kept: Option<Kept>,
     bar: ProgressBar,
     lost: String,
     code: ExitCode,
 }
 
 impl Bench {
-    fn new(experiments: &[&Experiment], settings: Settings, form: Form) -> Self {
+    fn new(experiments: &[&Experiment], settings: Settings, form: Form, kept: Option<Kept>) -> Self {
         let cases = experiments.iter().flat_map(|experiment| (experiment.cases)(&settings));
         let repetitions: usize = cases.map(|case| case.repetitions(&settings)).sum();
         let bar = bar(repetitions as u64);
-        Self { settings, form, bar, lost: String::new(), code: ExitCode::SUCCESS }
+        Self { settings, form, kept, bar, lost: String::new(), code: ExitCode::SUCCESS }
     }
 
     fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
@@ -276,34 +301,45 @@ impl Bench {
         if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
             eprintln!("quinion: {note}");
         }
+        let machine = machine::described(&self.settings);
         if self.form == Form::Text {
-            crate::print(&machine::described(&self.settings))?;
+            crate::print(&machine)?;
         }
         for experiment in experiments {
-            let rows = self.measure(experiment);
-            self.bar.suspend(|| self.print(experiment, &rows))?;
-            self.draw(experiment, &rows);
-            self.lost.push_str(&rows::losses(&rows));
+            let section = self.measure(experiment);
+            self.bar.suspend(|| self.print(experiment, &section.rows))?;
+            self.lost.push_str(&rows::losses(&section.rows));
+            if let Some(kept) = &mut self.kept {
+                kept.add(section);
+            }
         }
         self.bar.finish_and_clear();
+        if let Some(kept) = &self.kept {
+            let page = kept.write(&machine).map_err(|why| crate::complain(&why))?;
+            eprintln!("quinion: the page is {}", page.display());
+        }
         if self.form == Form::Text && !self.lost.is_empty() {
             crate::print(&format!("\nwhere we lose:\n{}", self.lost))?;
         }
         Ok(())
     }
 
-    /// The rows of all cases that could be measured.
-    fn measure(&mut self, experiment: &Experiment) -> Vec<Row> {
-        let mut rows = Vec::new();
+    /// The rows of all cases that could be measured, and the cases that could not.
+    fn measure(&mut self, experiment: &Experiment) -> Section {
+        let Experiment { name, question, .. } = *experiment;
+        let mut section = Section { name, question, rows: Vec::new(), unmeasured: Vec::new() };
         for case in (experiment.cases)(&self.settings) {
             let name = case.name().to_owned();
             self.bar.set_message(format!("{}: {name}", experiment.name));
             match case.measure(experiment.name, &self.settings, || self.bar.inc(1)) {
-                Ok(measured) => rows.extend(measured),
-                Err(why) => self.complain(experiment, &name, &why),
+                Ok(measured) => section.rows.extend(measured),
+                Err(why) => {
+                    self.complain(experiment, &name, &why);
+                    section.unmeasured.push((name, why.to_string()));
+                }
             }
         }
-        rows
+        section
     }
 
     fn complain(&mut self, experiment: &Experiment, case: &str, why: &Unmeasured) {
@@ -314,19 +350,6 @@ impl Bench {
         self.bar.suspend(|| eprintln!("quinion: {}: {case} {what}: {why}", experiment.name));
         if matches!(why, Unmeasured::Failed(_)) {
             self.code = ExitCode::from(EXIT_FAILED);
-        }
-    }
-
-    /// Draws the rows, if that was asked for and they are such.
-    fn draw(&mut self, experiment: &Experiment, rows: &[Row]) {
-        let Some(out) = self.settings.ratio.out.clone().filter(|_| experiment.name == ratio::NAME) else {
-            return;
-        };
-        match ratio::write_plot(rows, &out) {
-            Ok(path) => self.bar.suspend(|| eprintln!("quinion: the plot is in {}", path.display())),
-            Err(why) => {
-                self.complain(experiment, "the plot", &Unmeasured::Failed(why));
-            }
         }
     }
 

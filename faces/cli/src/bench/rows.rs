@@ -43,8 +43,12 @@ pub struct Row {
     pub unit: &'static str,
     /// Ours.
     pub quinion: Option<f64>,
+    /// Its quartiles. Not in the lines, nor in the table: they tell those of the ratio.
+    pub quinion_spread: Option<[f64; 2]>,
     /// The other's.
     pub peer: Option<f64>,
+    /// Its quartiles, as above.
+    pub peer_spread: Option<[f64; 2]>,
     /// Who the other is.
     pub peer_name: Option<&'static str>,
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
@@ -59,9 +63,16 @@ pub struct Row {
     pub met: Option<bool>,
     /// How the last repetition went, interval by interval. Not in the table.
     pub series: Option<Vec<f64>>,
+    /// Which of the two could not be measured, and why. In the page only; standard error has said it.
+    pub excuses: Vec<(&'static str, String)>,
 }
 
 impl Row {
+    /// The case without our way, and our way.
+    pub fn situation(&self) -> (&str, &str) {
+        self.case.rsplit_once(": ").unwrap_or((&self.case, "quinion"))
+    }
+
     /// The row as a line of JSON.
     pub fn json(&self) -> String {
         let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
@@ -85,7 +96,7 @@ impl Row {
     }
 
     /// Whether the other is better, or a goal is missed.
-    fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         match self.met {
             Some(met) => !met,
             None => self.standing == Standing::Peer && self.is_behind(),
@@ -98,7 +109,8 @@ impl Row {
         self.ratio.is_some_and(|ratio| ratio < 1.0) && high.is_some_and(|high| high < 1.0)
     }
 
-    fn cells(&self) -> [String; 7] {
+    /// The row as a line of the table.
+    pub fn cells(&self) -> [String; 7] {
         let number = |number: Option<f64>| number.map_or("-".to_owned(), digits);
         let peer = self.peer_name.map_or("-".to_owned(), |name| format!("{} ({name})", number(self.peer)));
         let spread = self.spread.filter(|_| self.peer.is_some());
@@ -160,7 +172,9 @@ mod tests {
             metric: "time",
             unit: "ns/folio",
             quinion: Some(10.0),
+            quinion_spread: None,
             peer: Some(10.0 * ratio),
+            peer_spread: None,
             peer_name: Some("one at a time"),
             standing: Standing::Peer,
             ratio: Some(ratio),
@@ -168,6 +182,7 @@ mod tests {
             goal,
             met: goal.map(|goal| ratio >= goal),
             series: None,
+            excuses: Vec::new(),
         }
     }
 

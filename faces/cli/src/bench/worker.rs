@@ -30,15 +30,16 @@ use super::harness::Unmeasured;
 use super::limit::Limit;
 use super::machine::{kernel_thread_seconds, process_bytes};
 use super::timing::process_cpu_ns;
-use super::{disk, restore, stream, thrash};
+use super::{disk, programs, restore, stream, thrash};
 use crate::sys;
 
 /// What workers can do.
-const JOBS: [(&str, Job); 4] = [
+const JOBS: [(&str, Job); 5] = [
     (disk::MAKE, disk::make),
     (thrash::JOB, thrash::work),
     (stream::JOB, stream::work),
     (restore::JOB, restore::work),
+    (programs::JOB, programs::work),
 ];
 type Job = fn(&Errand) -> Result<Answer, Unmeasured>;
 
@@ -114,8 +115,15 @@ impl Errand {
             Some(limit) => self.with(GROUP, limit.door().display()),
             None => self,
         };
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["bench", "--worker"]).arg(errand.written()?);
+        errand.run_by(&[])
+    }
+
+    /// Has it done by a worker that this command starts by `words`, such as those of `run`.
+    pub fn run_by(self, words: &[String]) -> Result<Answer, Unmeasured> {
+        let us = std::env::current_exe()?;
+        let mut command = Command::new(&us);
+        command.args(words).args((!words.is_empty()).then_some(us));
+        command.args(["bench", "--worker"]).arg(self.written()?);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut worker = command.spawn()?;
         let pipe = worker.stdin.take();
@@ -127,7 +135,7 @@ impl Errand {
         let said = String::from_utf8_lossy(&output.stderr);
         Err(Unmeasured::Failed(format!(
             "the worker of `{}` ended with {}: {}",
-            errand.text(JOB)?,
+            self.text(JOB)?,
             output.status,
             said.trim_end()
         )))

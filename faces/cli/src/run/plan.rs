@@ -86,13 +86,16 @@ const ESSENTIAL: &[&str] = &[
     "__open64_nocancel",
     "__open_nocancel",
     "__read_nocancel",
+    "__write_nocancel",
     "close",
     "close_range",
     "dup",
     "dup2",
     "dup3",
+    "fallocate",
     "fcntl",
     "fork",
+    "ftruncate",
     "lseek",
     "mmap",
     "open",
@@ -101,14 +104,18 @@ const ESSENTIAL: &[&str] = &[
     "posix_spawnp",
     "pread64",
     "preadv2",
+    "pwrite",
+    "pwritev",
+    "pwritev2",
     "read",
     "readv",
+    "truncate",
     "write",
     "writev",
 ];
 
-/// What the library has for itself alone. Without these, its streams would close descriptors unseen.
-const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel"];
+/// What the library has for itself alone. Without these, its streams would close and write descriptors unseen.
+const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel", "__write_nocancel"];
 
 /// A plan for one C library.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -83,6 +83,20 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| is_executable(path))
 }
 
+/// The file that `name` means and, if it is a script, its interpreter, and so on. Empty if there is no such program.
+pub fn chain_of(name: &OsStr) -> Vec<PathBuf> {
+    let mut chain: Vec<PathBuf> = find(name).filter(|path| path.is_file()).into_iter().collect();
+    while let Some(path) = chain.last().filter(|_| chain.len() <= SCRIPTS_MAX as usize) {
+        let mut start = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut start));
+        match start.strip_prefix(b"#!") {
+            Some(line) if read.is_ok() => chain.push(interpreter(line)),
+            _ => break,
+        }
+    }
+    chain
+}
+
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
@@ -165,6 +179,18 @@ mod tests {
         assert_eq!(interpreter(b" /bin/sh -e\nrest"), Path::new("/bin/sh"));
         assert_eq!(interpreter(b"/usr/bin/env python3\n"), Path::new("/usr/bin/env"));
         assert_eq!(interpreter(b"/bin/sh"), Path::new("/bin/sh"));
+    }
+
+    #[test]
+    fn a_script_leads_to_what_runs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [inner, outer] = ["inner", "outer"].map(|name| folder.path().join(name));
+        std::fs::write(&inner, "#!/bin/sh\n").unwrap();
+        std::fs::write(&outer, format!("#!{} -x\n", inner.display())).unwrap();
+        assert_eq!(chain_of(outer.as_os_str()), [outer.clone(), inner, PathBuf::from("/bin/sh")]);
+        std::fs::write(&outer, format!("#!{}\n", outer.display())).unwrap();
+        assert_eq!(chain_of(outer.as_os_str()).len(), SCRIPTS_MAX as usize + 1);
+        assert!(chain_of(OsStr::new("no-such-program-anywhere")).is_empty());
     }
 
     #[test]

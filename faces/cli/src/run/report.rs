@@ -27,6 +27,7 @@
 //!                       looked_at  its times were looked at before each read
 //!                       checked    they were when it was opened, where it ended, and after the program took a lock
 //!                       kernel     somebody wrote it, and the kernel read
+//!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
 //!   notes             [strings]
 //! ```
 
@@ -42,6 +43,7 @@ use quinion::arena::Trust;
 use quinion::arena::control::{Patching, Reason};
 use quinion::serve::{FileMode, ViewerTotals};
 
+use super::keep::Name;
 use super::plan::Plan;
 use super::{Ended, Intercept, Kind};
 use crate::report::{Form, Report, Value};
@@ -64,6 +66,59 @@ pub struct OwnerNumbers {
     pub activated_pages: u64,
     /// Windows with a page that had come back before.
     pub workingset_windows: u64,
+}
+
+impl OwnerNumbers {
+    /// Those of `cache`.
+    pub fn of(cache: &quinion::Cache) -> Self {
+        let stats = cache.stats();
+        Self {
+            readahead: cache.readahead_use(),
+            device_reads: stats.device_reads,
+            device_bytes: stats.device_bytes,
+            evicted_pages: stats.evicted_pages,
+            refaulted_pages: stats.refaulted_pages,
+            activated_pages: stats.activated_pages,
+            workingset_windows: stats.workingset_windows,
+        }
+    }
+
+    /// Every number with its name.
+    pub(super) fn fields(&mut self) -> Vec<(&'static str, &mut u64)> {
+        vec![
+            ("device_reads", &mut self.device_reads),
+            ("device_bytes", &mut self.device_bytes),
+            ("readahead_pages", &mut self.readahead.pages),
+            ("readahead_used_pages", &mut self.readahead.used_pages),
+            ("readahead_wasted_pages", &mut self.readahead.wasted_pages),
+            ("readahead_unread_pages", &mut self.readahead.unread_pages),
+            ("evicted_pages", &mut self.evicted_pages),
+            ("refaulted_pages", &mut self.refaulted_pages),
+            ("activated_pages", &mut self.activated_pages),
+            ("workingset_windows", &mut self.workingset_windows),
+        ]
+    }
+
+    /// What was added since they were `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let (mut now, mut before) = (*self, *before);
+        for ((_, number), (_, before)) in now.fields().into_iter().zip(before.fields()) {
+            *number = number.saturating_sub(*before);
+        }
+        now
+    }
+}
+
+/// What a run in a kept cache knows besides.
+#[derive(Clone, Copy, Debug)]
+pub struct InKept<'a> {
+    /// The cache's name.
+    pub name: &'a Name,
+    /// Other runs that it served meanwhile.
+    pub others: u64,
+    /// It ended before the program without saying what it did; all numbers are 0.
+    pub is_gone: bool,
 }
 
 /// How the calls of a run's programs reached us.
@@ -94,6 +149,8 @@ pub struct RunReport<'a> {
     pub owner: OwnerNumbers,
     /// What it did about others who may change files.
     pub modes: Vec<FileMode>,
+    /// If the cache is one that stays.
+    pub kept: Option<InKept<'a>>,
 }
 
 /// The name of a mode in reports.
@@ -145,12 +202,25 @@ impl RunReport<'_> {
                 "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
             );
         } else if notes.is_empty()
+            && !self.kept.is_some_and(|kept| kept.is_gone)
             && self.totals.viewers == 0
             && !matches!(self.ended, Ended::Status(126 | 127))
         {
             notes.push(
                 "nothing was served: the program did not attach; it may clear its environment, or run \
                  where ours is not seen"
+                    .into(),
+            );
+        }
+        if let Some(InKept { is_gone: true, name, .. }) = self.kept {
+            notes.push(format!(
+                "what was served is not known: the cache `{name}` ended before the program, and without a word"
+            ));
+        }
+        if let Some(InKept { others: 1.., .. }) = self.kept {
+            notes.push(
+                "the cache served other runs meanwhile: what it says of device, readahead and evicted is \
+                 all of theirs"
                     .into(),
             );
         }
@@ -198,6 +268,9 @@ impl RunReport<'_> {
             line("others", self.others_text());
         }
         line("intercept", self.intercept_text());
+        if let Some(InKept { name, .. }) = self.kept {
+            line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
+        }
         for note in self.notes() {
             line("note", note);
         }
@@ -246,6 +319,7 @@ impl RunReport<'_> {
             .add("intercept", "intercept", self.intercept())
             .add("kernel", "kernel", self.kernel())
             .add("others", "others", self.others())
+            .add("kept", "kept", self.kept())
             .add("notes", "notes", words_of(self.notes().into_iter()));
         report.printed(Form::Json)
     }
@@ -292,6 +366,14 @@ impl RunReport<'_> {
         memory.add("grown_bytes", "grown", Value::Bytes(stats.grown_bytes));
         memory.add("huge_share", "in 2 MiB pages", Value::Share { part, whole });
         Value::Group(memory)
+    }
+
+    fn kept(&self) -> Value {
+        let Some(kept) = &self.kept else { return Value::Unknown };
+        let mut group = Report::new();
+        group.add("name", "name", Value::Text(kept.name.to_string()));
+        group.add("other_runs", "other runs", Value::Number(kept.others));
+        Value::Group(group)
     }
 
     /// Processes by what came of patching their C library, those where it was not done.
@@ -435,6 +517,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Foreign => "foreign",
         Reason::Locked => "locked",
         Reason::Left => "left",
+        Reason::Careful => "careful",
     }
 }
 
@@ -455,5 +538,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Foreign => "opened before us or inside the C library",
         Reason::Locked => "locked",
         Reason::Left => "served as well by the kernel, for a while",
+        Reason::Careful => "where code of the program's own may use descriptors unseen",
     }
 }

@@ -11,8 +11,11 @@
 #![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+
+/// The signal that stops who writes to a terminal from the background, where that is asked for.
+pub const BACKGROUND_WRITE: i32 = libc::SIGTTOU;
 
 /// The signal that continues a stopped process.
 pub const CONTINUE: i32 = libc::SIGCONT;
@@ -53,6 +56,10 @@ impl Signal {
     /// Whether the program has to be told: it was sent to us by a process that is not the program itself.
     pub fn is_for_us_alone(&self, program: u32) -> bool {
         self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
+    }
+    /// Whether it asks a process without a program to end.
+    pub fn ends(&self) -> bool {
+        matches!(self.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
     }
     fn from_bytes(bytes: [u8; SIGNAL_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -131,6 +138,13 @@ impl Signals {
     }
 }
 
+impl AsFd for Signals {
+    /// What is readable when [`Signals::next`] need not wait.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+}
+
 impl Drop for Signals {
     fn drop(&mut self) {
         for (number, action) in &self.before {
@@ -195,13 +209,22 @@ pub fn die_by(number: i32) {
     }
 }
 
+/// Blocks a signal in this thread.
+pub fn block(number: i32) {
+    set_blocked(number, libc::SIG_BLOCK);
+}
+
 /// Unblocks a signal in this thread; whoever started us may have blocked it.
 fn let_through(number: i32) {
+    set_blocked(number, libc::SIG_UNBLOCK);
+}
+
+fn set_blocked(number: i32, how: i32) {
     // SAFETY: all zeros is a value of this C structure; plain calls with it.
     unsafe {
         let mut only: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut only);
         libc::sigaddset(&raw mut only, number);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
+        libc::pthread_sigmask(how, &raw const only, std::ptr::null_mut());
     }
 }

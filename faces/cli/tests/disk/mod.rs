@@ -32,10 +32,11 @@ pub fn quinion() -> Command {
     plain(env!("CARGO_BIN_EXE_quinion"))
 }
 
-/// A command as the tests run it.
+/// A command as the tests run it: without a terminal, and without settings of this machine's.
 pub fn plain(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").env("TMPDIR", disk()).stdin(Stdio::null());
+    command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
     command
 }
 
@@ -55,6 +56,12 @@ pub fn python() -> &'static Path {
         assert!(output.status.success(), "python3 does not work: {output:?}; scripts/setup installs it");
         PathBuf::from(String::from_utf8(output.stdout).expect("a path in ASCII").trim())
     })
+}
+
+/// A Python that has duckdb, if scripts/setup could install it.
+pub fn duckdb() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools/duckdb-2.0.0");
+    folder.join("complete").exists().then(|| folder.join("bin/python"))
 }
 
 /// A folder on a file system with a device behind it, in which tests make theirs.
@@ -207,6 +214,14 @@ pub fn same(words: Words) -> Report {
 /// As [`same`], in another folder.
 #[track_caller]
 pub fn same_in(folder: &Path, words: Words) -> Report {
+    let (served, expected, report) = both_in(folder, words);
+    assert_same(&format!("{words:?}"), &served, &expected);
+    report
+}
+
+/// What the command prints in a folder with the cache, what it prints there without it, and the report.
+#[track_caller]
+pub fn both_in(folder: &Path, words: Words) -> (Output, Output, Report) {
     let expected = plain(words[0]).args(&words[1..]).current_dir(folder).output();
     let expected = expected.unwrap_or_else(|error| panic!("{}: {error}; see scripts/setup", words[0]));
     let scratch = scratch();
@@ -215,8 +230,7 @@ pub fn same_in(folder: &Path, words: Words) -> Report {
     run.args(["run", "--attach", "at-once", "--memory", MEMORY, "--report", "json", "--report-file"]);
     run.arg(&report).arg("--");
     let served = run.args(words).current_dir(folder).output().expect("our own command starts");
-    assert_same(&format!("{words:?}"), &served, &expected);
-    Report::read(&report)
+    (served, expected, Report::read(&report))
 }
 
 /// Compares without printing megabytes.

@@ -65,5 +65,19 @@ elif way == "scattered":
         while got := os.readv(fd, rooms):
             yield b"".join(rooms)[:got]
     print(digest(pieces()), os.lseek(fd, 0, os.SEEK_CUR))
+elif way == "map":
+    import mmap
+    with open(path, "rb") as file:
+        start = file.read(100000)
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as seen:
+            print(seen[:100000] == start, digest(seen[p:p + 70001] for p in range(0, size, 70001)), file.tell())
+            print(all(os.pread(file.fileno(), 5000, p) == seen[p:p + 5000] for p in numbers(1000, size)))
+        print(digest([file.read()]))
+elif way == "copy":
+    import shutil
+    for copy in (shutil.copyfile, shutil.copy2):
+        copy(path, sys.argv[3])
+        with open(sys.argv[3], "rb") as file, open(path, "rb") as original:
+            print(os.path.getsize(sys.argv[3]), digest([file.read()]) == digest([original.read()]))
 else:
     sys.exit("reads.py: no such way: " + way)

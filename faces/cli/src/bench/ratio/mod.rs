@@ -4,7 +4,7 @@
 //!   trace   what was asked for: files of two formats          synthetic   a trace of our own, where there is none
 //!   ours    the cache's policy code over rings like its own   peers       others, as they are described
 //!   lists   pages in order, for the peers                     real        one row through a cache
-//!   table   traces down, policies across                      plot        the same as a picture
+//!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
 //! ```
 //!
 //! Nothing is timed: a reference is a hit or it is not, and every run of one
@@ -21,7 +21,6 @@
 mod lists;
 mod ours;
 mod peers;
-mod plot;
 mod real;
 mod synthetic;
 mod table;
@@ -38,16 +37,16 @@ use ours::Ours;
 use peers::{Arc, Fifo, Linux, Lru, S3Fifo, Simulated, TinyLfu};
 use trace::Trace;
 
-pub use plot::write as write_plot;
-pub use table::table;
+pub use table::{lines, table};
 
 /// What the experiment is called.
 pub const NAME: &str = "ratio";
 /// Our column.
-const OURS: &str = "quinion";
+pub const OURS: &str = "quinion";
 const LINUX: &str = "Linux";
 const S3_FIFO: &str = "S3-FIFO";
-const OPTIMUM: &str = "optimum";
+/// What nobody can be better than.
+pub const OPTIMUM: &str = "optimum";
 const REAL: &str = "real cache";
 const SIMULATED: &str = "simulated";
 const RATIO: &str = "hit ratio";
@@ -78,9 +77,6 @@ pub struct Options {
     /// Sizes of the caches, in per cent of the pages a trace asks for; 1,5,10,20 if not given.
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
     sizes: Vec<f64>,
-    /// Draw the hit ratios into this SVG file, or into ratio.svg in this folder.
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
 }
 
 /// A share of a trace's pages.
@@ -313,6 +309,7 @@ mod tests {
             folder: ".".into(),
             db_bench: Default::default(),
             ratio,
+            programs: Default::default(),
         };
         let case = cases(&settings).pop().expect("there is one case");
         let why = case.measure(NAME, &settings, || {}).expect_err("there is nothing").to_string();

@@ -15,8 +15,11 @@ fn library() -> Elf {
     Elf::open(&library_of(Path::new(&linker)).unwrap()).unwrap()
 }
 
-/// Moves made-up instructions at 0x1000; the moved bytes and their fixes.
-fn move_bytes(code: &[u8]) -> Result<(usize, Vec<u8>, Vec<(u8, u8, u32)>), Why> {
+/// How many bytes were taken, what they became, and each fix: where, up to where, and to what.
+type Moved = (usize, Vec<u8>, Vec<(u8, u8, u32)>);
+
+/// Moves made-up instructions at 0x1000.
+fn move_bytes(code: &[u8]) -> Result<Moved, Why> {
     let mut moving = Moving { bytes: Vec::new(), fixes: Vec::new() };
     let taken = move_instructions(code, 0x1000, 0, &mut moving)?;
     Ok((taken, moving.bytes, moving.fixes.iter().map(|fix| (fix.at, fix.end, fix.target)).collect()))

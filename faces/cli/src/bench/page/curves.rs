@@ -1,0 +1,374 @@
+//! Curves: what is better seen as lines, as SVG inside the page.
+//!
+//! ```text
+//!   hit ratios      a chart for each trace: per cent against the size of the cache; sizes stand at equal distances,
+//!                   as they are: 1, 5, 10, 20 % would crowd at the left
+//!   time series     a chart for each situation: each way's intervals, one after another
+//!   latencies       a chart for each situation: each way's P50, P75, P99 .., on a scale of powers of ten
+//! ```
+//!
+//! Ours is the first and the thickest, and lies on top; what nothing can be better than is grey and dashed. The
+//! words below a chart say which line is whose, so that they may wrap.
+
+use super::bars::grouped;
+use super::{Section, escaped};
+use crate::bench::ratio;
+use crate::bench::rows::{Row, Standing};
+use crate::report::digits;
+
+const WIDTH: f64 = 420.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 56.0;
+const RIGHT: f64 = 410.0;
+const TOP: f64 = 14.0;
+const BOTTOM: f64 = 212.0;
+/// Lines of a grid from zero, at most and about.
+const GRID_STEPS: f64 = 5.0;
+/// Colours that the style has names for.
+const COLOURS: usize = 8;
+
+/// One drawing.
+struct Chart {
+    title: String,
+    /// Below each place of the x axis; empty where there would be too many.
+    places: Vec<String>,
+    x_name: &'static str,
+    y_name: String,
+    scale: Scale,
+    curves: Vec<Curve>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scale {
+    /// From zero.
+    Linear,
+    /// By powers of ten.
+    Powers,
+}
+
+/// One line; a place without a number is left out.
+struct Curve {
+    name: String,
+    values: Vec<f64>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Ours,
+    Peer,
+    Bound,
+}
+
+/// The charts of an experiment, if it has any.
+pub fn put(html: &mut String, section: &Section) {
+    let mut charts = Vec::new();
+    if section.name == ratio::NAME {
+        charts.extend(hit_ratios(&section.rows));
+    } else {
+        for situation in grouped(section.rows.iter(), |row| row.situation().0) {
+            charts.extend(series(&situation));
+            charts.extend(latencies(&situation));
+        }
+    }
+    if charts.is_empty() {
+        return;
+    }
+    html.push_str("<div class=\"charts\">\n");
+    for chart in &charts {
+        put_chart(html, chart);
+    }
+    html.push_str("</div>\n");
+}
+
+fn hit_ratios(rows: &[Row]) -> Vec<Chart> {
+    let mut charts: Vec<Chart> = Vec::new();
+    for line in ratio::lines(rows) {
+        let Some((trace, size)) = line.place() else { continue };
+        if charts.last().is_none_or(|chart| chart.title != trace) {
+            let kind = |name: &str| match name {
+                ratio::OURS => Kind::Ours,
+                ratio::OPTIMUM => Kind::Bound,
+                _ => Kind::Peer,
+            };
+            let curve = |name: &str| Curve { name: name.to_owned(), values: Vec::new(), kind: kind(name) };
+            charts.push(Chart {
+                title: trace.to_owned(),
+                places: Vec::new(),
+                x_name: "cache, of the pages asked for",
+                y_name: "hit ratio, %".to_owned(),
+                scale: Scale::Linear,
+                curves: line.ratios.iter().map(|(name, _)| curve(name)).collect(),
+            });
+        }
+        let chart = charts.last_mut().expect("one was put there");
+        chart.places.push(format!("{size} %"));
+        for curve in &mut chart.curves {
+            let found = line.ratios.iter().find(|(other, _)| *other == curve.name);
+            curve.values.push(found.map_or(f64::NAN, |(_, ratio)| *ratio));
+        }
+    }
+    charts
+}
+
+/// How the last repetition went, of each way that tells.
+fn series(situation: &[&Row]) -> Option<Chart> {
+    let told: Vec<&&Row> = situation.iter().filter(|row| row.series.is_some()).collect();
+    let first = told.first()?;
+    let curve = |(number, row): (usize, &&&Row)| Curve {
+        name: row.situation().1.to_owned(),
+        values: row.series.clone().unwrap_or_default(),
+        kind: if number == 0 { Kind::Ours } else { Kind::Peer },
+    };
+    Some(Chart {
+        title: format!("{}: {}, the last repetition", first.situation().0, first.metric),
+        places: Vec::new(),
+        x_name: "intervals of the run, one after another",
+        y_name: "in each".to_owned(),
+        scale: Scale::Linear,
+        curves: told.iter().enumerate().map(curve).collect(),
+    })
+}
+
+/// The share of a metric that is one of a distribution's: 99 of "P99" and of "hot p99".
+fn percentile(metric: &str) -> Option<f64> {
+    let last = metric.rsplit(' ').next()?;
+    last.strip_prefix(['p', 'P'])?.parse().ok().filter(|share| (0.0..=100.0).contains(share))
+}
+
+/// Each way's latencies, if two or more of its distribution are known.
+fn latencies(situation: &[&Row]) -> Option<Chart> {
+    let known = |row: &&&Row| percentile(row.metric).is_some();
+    let rows: Vec<&Row> = situation.iter().filter(known).copied().collect();
+    let mut metrics: Vec<&'static str> = Vec::new();
+    for row in &rows {
+        if !metrics.contains(&row.metric) {
+            metrics.push(row.metric);
+        }
+    }
+    let of = |metric: &&'static str| percentile(metric).unwrap_or(f64::NAN);
+    metrics.sort_by(|a, b| of(a).total_cmp(&of(b)));
+    if metrics.len() < 2 {
+        return None;
+    }
+    let mut curves: Vec<Curve> = Vec::new();
+    let mut note = |name: &str, kind, metric: &str, value: Option<f64>| {
+        if curves.iter().all(|curve| curve.name != name) {
+            curves.push(Curve { name: name.to_owned(), values: vec![f64::NAN; metrics.len()], kind });
+        }
+        let curve = curves.iter_mut().find(|curve| curve.name == name).expect("it was put there");
+        let at = metrics.iter().position(|known| *known == metric).expect("it is one of them");
+        curve.values[at] = value.unwrap_or(f64::NAN);
+    };
+    for row in &rows {
+        note(row.situation().1, Kind::Ours, row.metric, row.quinion);
+        let kind = if row.standing == Standing::Bound { Kind::Bound } else { Kind::Peer };
+        if let Some(name) = row.peer_name {
+            note(name, kind, row.metric, row.peer);
+        }
+    }
+    Some(Chart {
+        title: format!("{}: latency", rows[0].situation().0),
+        places: metrics.iter().map(|metric| (*metric).to_owned()).collect(),
+        x_name: "share of the reads that are not slower",
+        y_name: rows[0].unit.to_owned(),
+        scale: Scale::Powers,
+        curves,
+    })
+}
+
+/// The values that the y axis goes from and to.
+fn ends(chart: &Chart) -> (f64, f64) {
+    let values = || {
+        chart.curves.iter().flat_map(|curve| &curve.values).copied().filter(|value| is_drawn(chart, *value))
+    };
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    match chart.scale {
+        _ if high <= 0.0 => (if chart.scale == Scale::Powers { 1.0 } else { 0.0 }, 10.0),
+        Scale::Linear => {
+            let step = rounded_up(high / GRID_STEPS);
+            (0.0, step * (high / step).ceil())
+        }
+        Scale::Powers => {
+            let (low, high) = (10_f64.powf(low.log10().floor()), 10_f64.powf(high.log10().ceil()));
+            (low, if high > low { high } else { low * 10.0 })
+        }
+    }
+}
+
+fn is_drawn(chart: &Chart, value: f64) -> bool {
+    value.is_finite() && (chart.scale == Scale::Linear || value > 0.0)
+}
+
+/// The next number of one digit that is 1, 2, 5 or 10 times a power of ten.
+fn rounded_up(value: f64) -> f64 {
+    let power = 10_f64.powf(value.log10().floor());
+    let digit = [1.0, 2.0, 5.0].into_iter().find(|digit| digit * power >= value);
+    digit.unwrap_or(10.0) * power
+}
+
+/// The lines of the grid: values of the y axis.
+fn grid(scale: Scale, (low, high): (f64, f64)) -> Vec<f64> {
+    match scale {
+        Scale::Linear => {
+            let step = rounded_up(high / GRID_STEPS);
+            (0..=(high / step).round() as u32).map(|line| step * f64::from(line)).collect()
+        }
+        Scale::Powers => {
+            let powers = (high / low).log10().round() as i32;
+            (0..=powers).map(|power| low * 10_f64.powi(power)).collect()
+        }
+    }
+}
+
+fn put_chart(html: &mut String, chart: &Chart) {
+    let ends = ends(chart);
+    let places = chart.curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0).max(1);
+    let x = |place: usize| LEFT + (RIGHT - LEFT) * (place as f64 + 0.5) / places as f64;
+    let y = |value: f64| {
+        let share = match chart.scale {
+            Scale::Linear => value / ends.1,
+            Scale::Powers => (value / ends.0).log10() / (ends.1 / ends.0).log10(),
+        };
+        BOTTOM - (BOTTOM - TOP) * share
+    };
+    put!(html, "<figure><figcaption>{}</figcaption>\n", escaped(&chart.title));
+    put!(
+        html,
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
+        escaped(&chart.title)
+    );
+    for value in grid(chart.scale, ends) {
+        let at = y(value);
+        put!(html, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{RIGHT}\"/>");
+        put!(
+            html,
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+            LEFT - 6.0,
+            at + 4.0,
+            short(value)
+        );
+    }
+    for (place, label) in chart.places.iter().enumerate() {
+        let (at, below) = (x(place), BOTTOM + 18.0);
+        put!(html, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>\n", escaped(label));
+    }
+    // Ours last, so that it lies on top.
+    for (number, curve) in chart.curves.iter().enumerate().rev() {
+        let points = curve.values.iter().enumerate().filter(|(_, value)| is_drawn(chart, **value));
+        let points: Vec<_> = points.map(|(at, value)| format!("{:.1},{:.1}", x(at), y(*value))).collect();
+        put!(html, "<polyline class=\"{}\" points=\"{}\"/>\n", class(number, curve.kind), points.join(" "));
+    }
+    let middle = (LEFT + RIGHT) / 2.0;
+    put!(
+        html,
+        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n</svg>\n",
+        HEIGHT - 8.0,
+        chart.x_name
+    );
+    put!(html, "<div class=\"legend\"><span class=\"dim\">{}:</span>", escaped(&chart.y_name));
+    for (number, curve) in chart.curves.iter().enumerate() {
+        let class = class(number, curve.kind);
+        put!(html, "<span><svg viewBox=\"0 0 24 8\"><path class=\"{class}\" d=\"M0 4h24\"/></svg>");
+        put!(html, "{}</span>", escaped(&curve.name));
+    }
+    html.push_str("</div></figure>\n");
+}
+
+/// A value of the grid, in few letters: 0, 20, 0.5, 10k, 3M.
+fn short(value: f64) -> String {
+    let (value, unit) = match value {
+        _ if value >= 1e9 => (value / 1e9, "G"),
+        _ if value >= 1e6 => (value / 1e6, "M"),
+        _ if value >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = digits(value);
+    let plain =
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { &digits };
+    format!("{plain}{unit}")
+}
+
+fn class(number: usize, kind: Kind) -> String {
+    match kind {
+        Kind::Ours => format!("curve ours c{}", number % COLOURS),
+        Kind::Peer => format!("curve c{}", number % COLOURS),
+        Kind::Bound => "curve bound".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::row;
+    use super::*;
+    use crate::bench::harness::{Extent, Repeat, Settings};
+
+    #[test]
+    fn percentiles_are_known_by_their_names() {
+        let known = ["P50", "hot p99", "p99.9", "throughput", "page", "p"].map(percentile);
+        assert_eq!(known, [Some(50.0), Some(99.0), Some(99.9), None, None, None]);
+    }
+
+    #[test]
+    fn axes_end_at_round_numbers() {
+        assert_eq!([0.7, 1.0, 1.2, 30.0, 99.0, 1234.0].map(rounded_up), [1.0, 1.0, 2.0, 50.0, 100.0, 2000.0]);
+        assert_eq!(grid(Scale::Powers, (1.0, 1000.0)), [1.0, 10.0, 100.0, 1000.0]);
+        assert_eq!(grid(Scale::Linear, (0.0, 50.0)), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]);
+        assert_eq!(grid(Scale::Linear, (0.0, 80.0)), [0.0, 20.0, 40.0, 60.0, 80.0]);
+        let labels = [0.0, 20.0, 0.5, 10_000.0, 3e6, 2e9, 100.0].map(short);
+        assert_eq!(labels, ["0", "20", "0.5", "10k", "3M", "2G", "100"]);
+    }
+
+    #[test]
+    fn latencies_stand_in_rising_order_and_a_gap_is_left_out() {
+        let rows = [
+            row("x: ours", "p99", 90.0, Some(("peer", 400.0))),
+            row("x: ours", "p50", 2.0, Some(("peer", 3.0))),
+            row("x: ours", "p50", 2.0, Some(("other", 5.0))),
+            row("x: ours", "time", 7.0, None),
+        ];
+        let chart = latencies(&rows.iter().collect::<Vec<_>>()).expect("there are two");
+        assert_eq!(chart.places, ["p50", "p99"]);
+        let curves: Vec<_> =
+            chart.curves.iter().map(|curve| (curve.name.as_str(), curve.values.clone())).collect();
+        assert_eq!(curves[..2], [("ours", vec![2.0, 90.0]), ("peer", vec![3.0, 400.0])]);
+        assert!(curves[2].1[1].is_nan());
+        assert_eq!(ends(&chart), (1.0, 1000.0));
+        let mut html = String::new();
+        put_chart(&mut html, &chart);
+        assert_eq!(html.matches("<polyline").count(), 3, "{html}");
+        assert!(latencies(&[&rows[0]]).is_none());
+    }
+
+    #[test]
+    fn a_trace_is_a_chart_with_a_curve_for_each_policy_and_ours_lies_on_top() {
+        let settings = Settings {
+            extent: Extent::Quick,
+            repeat: Repeat::Usual(1),
+            folder: ".".into(),
+            db_bench: Default::default(),
+            ratio: Default::default(),
+            programs: Default::default(),
+        };
+        let case = ratio::cases(&settings).into_iter().next().expect("there is a trace");
+        let rows = case.measure(ratio::NAME, &settings, || {}).expect("it is only computing");
+        let charts = hit_ratios(&rows);
+        assert_eq!((charts.len(), charts[0].places.len()), (1, 1));
+        assert_eq!((charts[0].curves[0].name.as_str(), charts[0].curves[0].kind), (ratio::OURS, Kind::Ours));
+        assert!(charts[0].curves.iter().any(|curve| curve.kind == Kind::Bound));
+        let mut html = String::new();
+        put_chart(&mut html, &charts[0]);
+        let last = html.rsplit("<polyline").next().unwrap();
+        assert!(last.starts_with(" class=\"curve ours c0\""), "{last}");
+    }
+
+    #[test]
+    fn each_way_that_tells_is_a_line() {
+        let told = |case: &str| Row { series: Some(vec![1.0, 3.0]), ..row(case, "rate", 2.0, None) };
+        let rows = [told("s: ours"), told("s: kernel"), row("s: ours", "cpu", 1.0, None)];
+        let chart = series(&rows.iter().collect::<Vec<_>>()).expect("two tell");
+        assert_eq!(chart.curves.len(), 2);
+        assert_eq!(ends(&chart), (0.0, 3.0));
+        assert!(series(&[&rows[2]]).is_none());
+    }
+}

@@ -1,0 +1,252 @@
+//! Programs: what people run anyway, unmodified, by `quinion run` and by the kernel.
+//!
+//! ```text
+//!   list   the programs and their words    data   what they read, made once    turn   one of them, run and measured
+//!
+//!   cold       nothing of the files is in memory                       quinion run -- PROGRAM   beside   PROGRAM
+//!              the start of `quinion run` and its end are in it
+//!   warm       run once before, by the same cache, and then measured   quinion run -- us: PROGRAM, PROGRAM
+//!   resident   the kernel has all of the files already                 quinion run -- us: PROGRAM
+//!              "us" is this command again, which measures from inside
+//! ```
+//!
+//! Nobody who types `quinion run` knows which of the three it will be, and in none may it cost more than a
+//! twentieth. Cold, the whole command is measured, as its user sees it; warm and resident the program alone, since a
+//! cache that is warm has been started before. What a start costs shows in the row `true`, cold, which reads nothing.
+//!
+//! CPU seconds are those of all processes that were started, the owner's included. "Served" is bytes from the
+//! cache by bytes that the program reads by calls, as the kernel counts them without us; what programs map, or
+//! have the kernel read for them by a queue, is in neither.
+//!
+//! Invariant: both ways print the same, or the case fails. Of what prints times, all else is compared.
+
+mod data;
+mod list;
+mod turn;
+
+use std::cell::{Cell, OnceCell};
+use std::process::Command;
+use std::rc::Rc;
+
+use super::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
+use super::shared::Shared;
+use super::worker::Errand;
+use data::Data;
+use list::{PROGRAMS, Program};
+pub use turn::{JOB, work};
+use turn::{Saw, Turn, run_and_look};
+
+const OPERATIONS: &str = "operations";
+const TIME: &str = "time";
+const CPU: &str = "cpu";
+const SERVED: &str = "served";
+const METRICS: [Metric; 4] = [
+    Metric::gain(OPERATIONS, "1000/s"),
+    Metric::cost(TIME, "ms"),
+    Metric::cost(CPU, "ms"),
+    Metric::gain(SERVED, "bytes per byte"),
+];
+
+const OURS: &str = "quinion run";
+const KERNEL: &str = "kernel";
+
+/// Nothing may take more than 1.05 times as long.
+const NOT_WORSE: f64 = 1.0 / 1.05;
+/// Counted repetitions of a full run: there are many cases.
+const REPEAT: usize = 5;
+
+/// Which programs.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Choice of programs")]
+#[group(id = "choice-of-programs")]
+pub struct Options {
+    /// Only programs whose names contain one of these words, such as `fio` or `git`; a few of all in a quick run.
+    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+impl Options {
+    fn wants(&self, program: &Program, extent: Extent) -> bool {
+        if self.only.is_empty() {
+            return extent == Extent::Full || program.is_quick;
+        }
+        self.only.iter().any(|word| program.name.contains(word.as_str()))
+    }
+}
+
+/// What is in memory when a program starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Cold,
+    Warm,
+    Resident,
+}
+
+impl State {
+    const ALL: [Self; 3] = [Self::Cold, Self::Warm, Self::Resident];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+            Self::Resident => "resident",
+        }
+    }
+
+    /// How often the program runs by one cache.
+    fn turns(self) -> u64 {
+        if self == Self::Warm { 2 } else { 1 }
+    }
+}
+
+/// Each program, in each state.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let data = Shared::new(settings, Data::new);
+    let wanted = PROGRAMS.iter().filter(|program| settings.programs.wants(program, settings.extent));
+    wanted.flat_map(|program| State::ALL.map(|state| case(&data, program, state))).collect()
+}
+
+fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
+    let data = data.clone();
+    let case = Case::new(format!("{}, {}", program.name, state.name()), &METRICS, move || {
+        let plan = Rc::new(Plan::new(data.get()?, program, state)?);
+        let of = |name, run: fn(&Plan) -> Result<Vec<f64>, Unmeasured>| {
+            let plan = Rc::clone(&plan);
+            Alternative::new(name, move |_| run(&plan))
+        };
+        Ok(vec![of(OURS, Plan::ours), of(KERNEL, Plan::kernel)])
+    });
+    let case = match program.says {
+        Saw::Output => case,
+        Saw::Fio | Saw::DbBench(_) => case.compare(OPERATIONS, OURS, KERNEL, Some(program.goal(state))),
+    };
+    // One that does nothing shows what a start costs, and is no measure of what programs take.
+    let time_goal = Some(NOT_WORSE).filter(|_| program.name != list::NOTHING);
+    let case = case.compare(TIME, OURS, KERNEL, time_goal).compare(CPU, OURS, KERNEL, None);
+    case.told(SERVED, OURS).without_warm_up().usually(REPEAT)
+}
+
+impl Program {
+    fn goal(&self, state: State) -> f64 {
+        match state {
+            State::Warm => self.warm_goal,
+            State::Cold => self.cold_goal,
+            State::Resident => NOT_WORSE,
+        }
+    }
+}
+
+/// A program in a state, and what is known of it.
+struct Plan {
+    data: Rc<Data>,
+    program: &'static Program,
+    state: State,
+    words: Vec<String>,
+    /// What it reads by calls, without us; `None` if the kernel does not say.
+    read_bytes: Cell<Option<u64>>,
+    /// What it said first, and has to say each time.
+    said: OnceCell<u64>,
+}
+
+impl Plan {
+    /// Runs the program once: whether it is there, and what it reads.
+    fn new(data: Rc<Data>, program: &'static Program, state: State) -> Result<Self, Unmeasured> {
+        let words = (program.words)(&data, state != State::Cold)?;
+        let plan = Self { data, program, state, words, read_bytes: Cell::default(), said: OnceCell::new() };
+        let turn = plan.whole(plan.command())?;
+        plan.read_bytes.set(turn.read_bytes);
+        Ok(plan)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).current_dir(self.data.path());
+        turn::plain(&mut command);
+        command
+    }
+
+    fn kernel(&self) -> Result<Vec<f64>, Unmeasured> {
+        self.bring_about()?;
+        let turn = match self.state {
+            State::Cold => self.whole(self.command())?,
+            State::Warm | State::Resident => self.inside(&[], 0)?,
+        };
+        Ok(self.numbers(&turn, f64::NAN))
+    }
+
+    fn ours(&self) -> Result<Vec<f64>, Unmeasured> {
+        self.bring_about()?;
+        let report = self.data.path().join("report.json");
+        let memory = self.data.memory().to_string();
+        let path = report.display().to_string();
+        let run =
+            ["run", "--memory", &memory, "--report", "json", "--report-file", &path, "--"].map(str::to_owned);
+        let turn = match self.state {
+            State::Cold => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(&run).args(&self.words).current_dir(self.data.path());
+                turn::plain(&mut command);
+                self.whole(command)?
+            }
+            State::Warm | State::Resident => self.inside(&run, 1)?,
+        };
+        let served = turn::served_bytes(&std::fs::read_to_string(&report)?);
+        let read = self.read_bytes.get().map_or(f64::NAN, |bytes| (bytes * self.state.turns()) as f64);
+        Ok(self.numbers(&turn, served / read))
+    }
+
+    /// What is in memory is as the state says.
+    fn bring_about(&self) -> Result<(), Unmeasured> {
+        match self.state {
+            State::Cold | State::Warm => self.data.make_cold(),
+            State::Resident => self.whole(self.command()).map(|_| ()),
+        }
+    }
+
+    fn whole(&self, command: Command) -> Result<Turn, Unmeasured> {
+        let turn = run_and_look(command, self.program.says)?;
+        self.check(turn)
+    }
+
+    /// Measured by ourselves in another process, which `run` starts if it has words; our parent computes for us
+    /// then.
+    fn inside(&self, run: &[String], owners: u64) -> Result<Turn, Unmeasured> {
+        let errand = Errand::new(JOB)
+            .with(turn::TURNS, self.state.turns())
+            .with(turn::OWNERS, owners)
+            .with(turn::FOLDER, self.data.path().display())
+            .with(turn::SAYS, self.program.says.written())
+            .with(turn::WORDS, self.words.join(turn::BETWEEN));
+        let turn = Turn::of(&errand.run_by(run)?);
+        self.check(turn)
+    }
+
+    fn check(&self, turn: Turn) -> Result<Turn, Unmeasured> {
+        if *self.said.get_or_init(|| turn.said) == turn.said {
+            return Ok(turn);
+        }
+        let words = self.words.join(" ");
+        Err(Unmeasured::Failed(format!("{words}: it did not say the same as before; the tests say more")))
+    }
+
+    fn numbers(&self, turn: &Turn, served: f64) -> Vec<f64> {
+        vec![turn.operations / 1e3, turn.seconds * 1e3, turn.cpu_seconds * 1e3, served]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_given_once_and_a_word_finds_its_programs() {
+        for (at, program) in PROGRAMS.iter().enumerate() {
+            assert!(PROGRAMS[..at].iter().all(|other| other.name != program.name), "{}", program.name);
+        }
+        let options = |only: &[&str]| Options { only: only.iter().map(|&word| word.to_owned()).collect() };
+        let count = |options: Options, extent| PROGRAMS.iter().filter(|p| options.wants(p, extent)).count();
+        assert_eq!(count(options(&["fio", "git"]), Extent::Quick), 12);
+        assert_eq!(count(options(&[]), Extent::Full), PROGRAMS.len());
+        assert!((6..12).contains(&count(options(&[]), Extent::Quick)));
+    }
+}

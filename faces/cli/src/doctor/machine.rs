@@ -1,0 +1,217 @@
+//! Machine: what the kernel and its settings let us do.
+//!
+//! Each line says "yes", or what is wrong and what that costs and what to do.
+//! Nothing is needed but files that can be read: every "no" has a slower way.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, StatxFlags};
+use rustix::process::{Resource, getrlimit};
+
+use crate::report::{Report, Value};
+use crate::sys;
+
+/// What is to be said of the machine, and of the file systems of `folders`.
+pub fn report(folders: &[impl AsRef<Path>]) -> Report {
+    let mut report = Report::new();
+    report
+        .add("kernel", "kernel", line("/proc/sys/kernel/osrelease"))
+        .add("io_uring", "io_uring", tried(io_uring(), "reads go by a pool of threads instead"))
+        .add("huge_pages_shared", "2 MiB pages, shared", huge_pages())
+        .add("memlock_bytes", "memory one may lock", memlock())
+        .add("memory_bytes", "memory we may use", Value::Bytes(quinion::process_limit()))
+        .add("cgroup_limit_bytes", "limit of our group", cgroup_limit())
+        .add("ptrace_scope", "ptrace", ptrace())
+        .add("userfaultfd", "userfaultfd", userfaultfd())
+        .add("kvm", "KVM", tried(open_kvm(), "only restore's own tests want it"))
+        .add(
+            "folders",
+            "folder",
+            Value::List(folders.iter().map(|f| Value::Group(folder(f.as_ref()))).collect()),
+        );
+    report
+}
+
+/// "yes", or why not and what then.
+fn tried(result: io::Result<()>, then: &str) -> Value {
+    Value::Text(match result {
+        Ok(()) => "yes".to_owned(),
+        Err(error) => format!("no ({error}); {then}"),
+    })
+}
+
+fn text(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn line(path: &str) -> Value {
+    text(path).map_or(Value::Unknown, Value::Text)
+}
+
+fn io_uring() -> io::Result<()> {
+    io_uring::IoUring::new(2).map(drop).map_err(|error| {
+        match text("/proc/sys/kernel/io_uring_disabled").as_deref() {
+            Some("1") => io::Error::other("it is for a group alone here: sysctl kernel.io_uring_disabled=0"),
+            Some("2") => io::Error::other("it is switched off here: sysctl kernel.io_uring_disabled=0"),
+            _ => error,
+        }
+    })
+}
+
+fn huge_pages() -> Value {
+    const PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let Some(setting) = text(PATH) else { return Value::Unknown };
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
+    Value::Text(match chosen {
+        "always" | "advise" | "within_size" | "force" => format!("yes ({chosen})"),
+        _ => format!("no ({chosen}); the cache works with 4 KiB pages, slower: echo advise > {PATH}"),
+    })
+}
+
+fn memlock() -> Value {
+    getrlimit(Resource::Memlock).current.map_or(Value::Text("unlimited".into()), Value::Bytes)
+}
+
+/// The limit of the control group we are in, the narrowest on the way up.
+fn cgroup_limit() -> Value {
+    let Some(groups) = text("/proc/self/cgroup") else { return Value::Unknown };
+    let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::")) else { return Value::Unknown };
+    let limits = Path::new(own).ancestors().filter_map(|group| {
+        let relative = group.strip_prefix("/").unwrap_or(group);
+        text(Path::new("/sys/fs/cgroup").join(relative).join("memory.max").to_str()?)?.parse().ok()
+    });
+    limits.min().map_or(Value::Text("none".into()), Value::Bytes)
+}
+
+fn ptrace() -> Value {
+    Value::Text(match text("/proc/sys/kernel/yama/ptrace_scope").as_deref() {
+        None | Some("0" | "1") => "yes".into(),
+        Some(scope) => format!(
+            "restricted (kernel.yama.ptrace_scope is {scope}); code that a program makes for itself cannot be looked \
+             at, and such a program is served with care"
+        ),
+    })
+}
+
+fn userfaultfd() -> Value {
+    let then = "restore needs it: sysctl vm.unprivileged_userfaultfd=1, or the right to use /dev/userfaultfd";
+    tried(sys::userfaultfd(), then)
+}
+
+fn open_kvm() -> io::Result<()> {
+    OpenOptions::new().read(true).write(true).open("/dev/kvm").map(drop)
+}
+
+/// What the file system of a folder can do, tried with a file that has no name and is gone afterwards.
+fn folder(path: &Path) -> Report {
+    let mut report = Report::new();
+    report.add("folder", "folder", Value::Text(path.display().to_string()));
+    report.add("file_system", "file system", file_system(path).map_or(Value::Unknown, Value::Text));
+    match Trial::in_folder(path) {
+        Ok(trial) => trial.add_to(&mut report),
+        Err(error) => {
+            let wrong = format!(
+                "no file could be made there to try it with ({error}); name a folder you may write to"
+            );
+            report.add("tried", "tried", Value::Text(wrong));
+        }
+    }
+    report
+}
+
+/// The kind of file system that a path lies in: the last mount whose place leads to it.
+fn file_system(path: &Path) -> Option<String> {
+    let path = fs::canonicalize(path).ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mut best: Option<(usize, String)> = None;
+    for line in mounts.lines() {
+        let (mount, source) = line.split_once(" - ")?;
+        let place = mount.split(' ').nth(4)?.replace("\\040", " ");
+        let deeper = best.as_ref().is_none_or(|(depth, _)| place.len() >= *depth);
+        if path.starts_with(&place) && deeper {
+            best = Some((place.len(), source.split(' ').next()?.to_owned()));
+        }
+    }
+    best.map(|(_, kind)| kind)
+}
+
+/// A file of a page, open for reading.
+struct Trial {
+    plain: File,
+    direct: io::Result<File>,
+}
+
+impl Trial {
+    fn in_folder(path: &Path) -> io::Result<Self> {
+        let mut file =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(path)?;
+        file.write_all(&[7; 4096])?;
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let plain = File::open(&name)?;
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&name);
+        Ok(Self { plain, direct })
+    }
+
+    fn add_to(self, report: &mut Report) {
+        let align = rustix::fs::statx(&self.plain, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+        let align = align.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+        let direct = self.direct.map(drop);
+        let cached = sys::residency(&self.plain, 4096);
+        report
+            .add("direct", "O_DIRECT", tried(direct, "files there are read through the kernel's cache too"))
+            .add(
+                "direct_align_bytes",
+                "O_DIRECT aligns to",
+                align.map_or(Value::Unknown, |stat| Value::Bytes(stat.stx_dio_offset_align.into())),
+            )
+            .add(
+                "lease",
+                "read leases",
+                tried(
+                    sys::can_take_lease(&self.plain),
+                    "whether others change a file is looked up when it is opened and at its end",
+                ),
+            )
+            .add(
+                "cachestat",
+                "cachestat",
+                Value::Text(match cached {
+                    Ok(kept) if kept.method == "cachestat" => "yes".into(),
+                    _ => {
+                        "no (it came with Linux 6.5); run does not know what the kernel has in memory already"
+                            .into()
+                    }
+                }),
+            )
+            .add(
+                "uncached_reads",
+                "RWF_DONTCACHE",
+                tried(
+                    sys::can_read_uncached(&self.plain),
+                    "it came with Linux 6.14; reads through the kernel's cache leave their bytes there",
+                ),
+            );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_can_be_written_is_tried_and_another_says_why_not() {
+        let here = tempfile::tempdir().unwrap();
+        let printed = folder(here.path()).printed(crate::report::Form::Json);
+        assert!(printed.contains("\"lease\":\"") && printed.contains("\"cachestat\":\""), "{printed}");
+        assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0);
+        let printed = folder(Path::new("/proc")).printed(crate::report::Form::Json);
+        assert!(
+            printed.contains("\"file_system\":\"proc\"") && printed.contains("\"tried\":\"no file"),
+            "{printed}"
+        );
+    }
+}

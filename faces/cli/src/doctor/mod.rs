@@ -1,0 +1,70 @@
+//! Doctor: what this machine and a program let `quinion` do, in plain words.
+//!
+//! ```text
+//!   quinion doctor                 machine    the kernel, its limits, folders and their file systems
+//!   quinion doctor PROGRAM         program    found where, run by what, linked to what, with which code of its own
+//!                                  verdict    what `run` will serve, what it will not, and what can be done
+//! ```
+//!
+//! What can be tried is tried, and nothing that was tried is left behind. The
+//! program is never run: its file and the files of its libraries are read. What it
+//! loads while it runs is not known here; `run` looks at that when it happens.
+//!
+//! | exit code | means |
+//! |---|---|
+//! | 0 | the machine was looked at, and of the program something can be served |
+//! | 1 | there is no such program, or it cannot be read |
+//! | 3 | nothing of the program can be served |
+
+mod libraries;
+mod machine;
+mod program;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::report::{Form, Report, Value};
+use crate::{EXIT_NOT_SERVED, complain};
+
+/// Say what this machine, and a program, let `run` and the caches do, and what to do about the rest.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// A folder whose file system is tried; this one and the temporary one if none is given.
+    #[arg(long, value_name = "DIR")]
+    folder: Vec<PathBuf>,
+    /// The program that `run` would be given.
+    #[arg(value_name = "PROGRAM")]
+    program: Option<OsString>,
+}
+
+/// Runs the command.
+pub fn main(arguments: Arguments) -> ExitCode {
+    let folders = if arguments.folder.is_empty() {
+        vec![PathBuf::from("."), std::env::temp_dir()]
+    } else {
+        arguments.folder
+    };
+    let mut report = Report::new();
+    report.add("machine", "machine", Value::Group(machine::report(&folders)));
+    let mut code = ExitCode::SUCCESS;
+    if let Some(name) = &arguments.program {
+        let looked = match program::look(name) {
+            Ok(looked) => looked,
+            Err(wrong) => return complain(&wrong),
+        };
+        if !looked.is_served() {
+            code = ExitCode::from(EXIT_NOT_SERVED);
+        }
+        report.add("program", "program", Value::Group(looked.report()));
+        report.add("verdict", "what run does with it", Value::Group(looked.verdict()));
+    }
+    let form = if arguments.json { Form::Json } else { Form::Text };
+    match crate::print(&report.printed(form)) {
+        Ok(()) => code,
+        Err(code) => code,
+    }
+}

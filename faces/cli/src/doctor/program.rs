@@ -1,0 +1,308 @@
+//! Program: what `run` would do with it, told from its file and those of its libraries.
+//!
+//! ```text
+//!   name --> file --> (script: its interpreter) --> linked how? --> libraries --> code of their own,
+//!                                                      |                          names they ask for
+//!                                                      `--- nothing is served         `--- verdict
+//! ```
+//!
+//! The verdict is made of the same parts as `run` itself: [`run::look_at`] and the
+//! scan for system calls, so the two cannot disagree about a file.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use quinion::arena::control::Conduct;
+use quinion_cli::elf::{Elf, SymbolKind};
+use quinion_cli::run::examine::is_c_library;
+use quinion_cli::run::foreign::{self, Site};
+use quinion_cli::run::{self, Kind};
+
+use super::libraries::{self, Libraries};
+use crate::report::{Report, Value};
+
+/// What was found out about a program.
+pub struct Looked {
+    name: String,
+    /// The file that was named, and the interpreters that lead to what is run.
+    chain: Vec<PathBuf>,
+    kind: Kind,
+    linked: Option<Linked>,
+}
+
+/// A program with libraries.
+struct Linked {
+    linker: PathBuf,
+    elf: Elf,
+    libraries: Libraries,
+    /// Objects with code that enters the kernel by itself.
+    foreign: Vec<(PathBuf, Vec<Site>)>,
+}
+
+/// Looks at the program that `name` means.
+///
+/// # Errors
+/// If there is none, or it cannot be read; in words.
+pub fn look(name: &OsStr) -> Result<Looked, String> {
+    let chain = run::chain_of(name);
+    let shown = name.display().to_string();
+    let Some(path) = chain.last() else {
+        return Err(format!("there is no program {shown}; check the name, or give its path"));
+    };
+    let kind = run::look_at(name);
+    if kind == Kind::Unknown {
+        let wrong = std::fs::File::open(path).err();
+        let wrong =
+            wrong.map_or("it is neither a script nor an ELF program".to_owned(), |error| error.to_string());
+        return Err(format!(
+            "{} cannot be looked at: {wrong}; name a program that can be run",
+            path.display()
+        ));
+    }
+    let linked = (kind == Kind::Served).then(|| look_at_linked(path)).flatten();
+    Ok(Looked { name: shown, chain, kind, linked })
+}
+
+fn look_at_linked(path: &Path) -> Option<Linked> {
+    let elf = Elf::open(path).ok()?;
+    let linker = PathBuf::from(elf.interpreter()?);
+    let libraries = libraries::of(path, &elf, &linker);
+    let mut foreign: Vec<(PathBuf, Vec<Site>)> = vec![(path.to_owned(), sites(&elf))];
+    for loaded in
+        libraries.found.iter().filter(|loaded| !loaded.elf.soname().is_some_and(|n| is_c_library(&n)))
+    {
+        foreign.push((loaded.path.clone(), sites(&loaded.elf)));
+    }
+    foreign.retain(|(_, sites)| !sites.is_empty());
+    Some(Linked { linker, elf, libraries, foreign })
+}
+
+/// Where an object enters the kernel; somewhere, if that cannot be found out.
+fn sites(elf: &Elf) -> Vec<Site> {
+    foreign::scan(elf.bytes()).unwrap_or_else(|_| vec![Site { address: 0, number: None }])
+}
+
+impl Linked {
+    fn conduct(&self) -> Conduct {
+        self.foreign.iter().map(|(_, sites)| foreign::conduct(sites)).max().unwrap_or(Conduct::Clean)
+    }
+
+    fn c_library(&self) -> Option<&libraries::Loaded> {
+        self.libraries.found.iter().find(|loaded| loaded.elf.soname().as_deref() == Some("libc.so.6"))
+    }
+
+    /// Whether the program, or a library of its that is not the C library, asks for one of these functions.
+    fn asks_for(&self, names: &[&str]) -> bool {
+        let others =
+            self.libraries.found.iter().filter(|l| !l.elf.soname().is_some_and(|n| is_c_library(&n)));
+        let asks = |elf: &Elf| elf.symbols().iter().any(|s| !s.is_defined && names.contains(&s.name));
+        asks(&self.elf) || others.map(|loaded| &loaded.elf).any(asks)
+    }
+}
+
+/// Functions that tell how a program gets at its bytes, and what is said of a program that asks for them.
+const TELLING: &[(&str, &[&str], &str)] = &[
+    (
+        "mmap",
+        &["mmap", "mmap64"],
+        "what it reads from files that it maps (mmap): the kernel's page cache serves that",
+    ),
+    (
+        "sendfile",
+        &["sendfile", "sendfile64", "copy_file_range", "splice"],
+        "what the kernel copies from file to file (sendfile, copy_file_range, splice)",
+    ),
+    (
+        "io_uring",
+        &["io_uring_queue_init", "io_uring_queue_init_params", "io_uring_setup"],
+        "anything from the moment it makes an io_uring ring",
+    ),
+    ("libaio", &["io_submit"], "what it reads by libaio (io_submit)"),
+];
+
+impl Looked {
+    /// Whether anything of it can be served.
+    pub fn is_served(&self) -> bool {
+        self.linked.is_some()
+    }
+
+    /// What was found.
+    pub fn report(&self) -> Report {
+        let mut report = Report::new();
+        let path = |path: &Path| Value::Text(path.display().to_string());
+        report.add("name", "name", Value::Text(self.name.clone()));
+        report.add("path", "file", self.chain.first().map_or(Value::Unknown, |first| path(first)));
+        if self.chain.len() > 1 {
+            let rest = self.chain[1..].iter().map(|p| path(p)).collect();
+            report.add("interpreters", "a script, run by", Value::List(rest));
+        }
+        report.add("linked", "linked", Value::Text(self.linked_words()));
+        if let Some(linked) = &self.linked {
+            linked.add_to(&mut report);
+        }
+        report
+    }
+
+    fn linked_words(&self) -> String {
+        match &self.kind {
+            Kind::Served => "dynamically, with the GNU C library".into(),
+            Kind::Static(_) => "statically".into(),
+            Kind::SetId(_) => "dynamically; set-uid or set-gid".into(),
+            Kind::Foreign(_, what) => what.clone(),
+            Kind::Unknown => "unknown".into(),
+        }
+    }
+
+    /// What `run` will do, will not do, and what can be done about that.
+    pub fn verdict(&self) -> Report {
+        let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
+        match &self.linked {
+            Some(linked) => linked.judge(&mut will, &mut will_not, &mut advice),
+            None => {
+                will_not.push("anything: it runs as it would without us".into());
+                advice.push(self.remedy().to_owned());
+            }
+        }
+        let mut report = Report::new();
+        report.add("served", "something is served", Value::Truth(self.is_served()));
+        for (key, label, lines) in [
+            ("will_serve", "serves", will),
+            ("will_not_serve", "does not serve", will_not),
+            ("advice", "advice", advice),
+        ] {
+            report.add(key, label, Value::Lines(lines));
+        }
+        report
+    }
+
+    fn remedy(&self) -> &'static str {
+        match &self.kind {
+            Kind::Static(_) => {
+                "a static program loads no object of ours (programs in Go are such): use one that is linked to the C \
+                 library, if there is one"
+            }
+            Kind::SetId(_) => {
+                "a program that changes its rights loads nothing from outside: run a copy without the set-uid bit, as \
+                 the user that it changes to"
+            }
+            Kind::Foreign(_, what) if what.contains("musl") => {
+                "our object is for the GNU C library: use a build of the program for that"
+            }
+            _ => "use a build of the program for x86-64 Linux and the GNU C library",
+        }
+    }
+}
+
+impl Linked {
+    fn add_to(&self, report: &mut Report) {
+        let path = |path: &Path| Value::Text(path.display().to_string());
+        report.add("linker", "dynamic linker", path(&self.linker));
+        let library = self.c_library();
+        report.add("c_library", "C library", library.map_or(Value::Unknown, |found| path(&found.path)));
+        let version = library.and_then(|found| version(&found.elf));
+        report.add("c_library_version", "its version", version.map_or(Value::Unknown, Value::Text));
+        let id = library.and_then(|found| found.elf.build_id());
+        let id = id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect());
+        report.add("c_library_build_id", "its build-id", id.map_or(Value::Unknown, Value::Text));
+        match run::plan_for(&self.linker) {
+            Ok(plan) => {
+                report.add("patched", "its functions patched", Value::Number(plan.functions.len() as u64));
+                let left = plan.left.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
+                report.add("not_patched", "not patched", Value::Lines(left));
+            }
+            Err(why) => {
+                report.add("patched", "its functions patched", Value::Number(0));
+                report.add("not_patched", "not patched", Value::Lines(vec![why]));
+            }
+        }
+        report.add("libraries", "libraries", Value::Number(self.libraries.found.len() as u64));
+        if !self.libraries.missing.is_empty() {
+            let names = self.libraries.missing.iter().cloned().map(Value::Text).collect();
+            report.add("libraries_missing", "of these not found", Value::List(names));
+        }
+        let telling = TELLING.iter().filter(|(_, names, _)| self.asks_for(names));
+        let telling: Vec<Value> = telling.map(|(name, ..)| Value::Text((*name).into())).collect();
+        report.add(
+            "asks_for",
+            "asks for",
+            if telling.is_empty() {
+                Value::Lines(vec!["nothing special".into()])
+            } else {
+                Value::List(telling)
+            },
+        );
+        let objects =
+            self.foreign.iter().map(|(path, sites)| Value::Group(foreign_object(path, sites))).collect();
+        if !self.foreign.is_empty() {
+            report.add("system_calls_of_its_own", "enters the kernel by itself", Value::List(objects));
+        }
+    }
+
+    fn judge(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
+        if self.conduct() == Conduct::Careful {
+            will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
+            will_not.push(
+                "reads at the descriptor's offset (read, readv): it has code that enters the kernel by \
+                 itself and may use descriptors unseen"
+                    .into(),
+            );
+        } else {
+            will.push(
+                "reads of files that it opens (read, pread, readv, preadv), in its children too".into(),
+            );
+        }
+        if run::plan_for(&self.linker).is_ok() {
+            will.push("what the C library reads for itself: streams (fopen), POSIX aio".into());
+        } else {
+            will_not.push(
+                "what the C library reads for itself (streams, POSIX aio): it cannot be patched".into(),
+            );
+        }
+        for (_, names, words) in TELLING {
+            if self.asks_for(names) {
+                will_not.push((*words).to_owned());
+            }
+        }
+        if self.asks_for(&["dlopen", "dlmopen"]) {
+            advice.push(
+                "it can load more objects while it runs; each is looked at before it can do anything".into(),
+            );
+        }
+        if !self.libraries.missing.is_empty() {
+            advice.push(
+                "libraries were not found and so not looked at; set LD_LIBRARY_PATH as you would to run it"
+                    .into(),
+            );
+        }
+        if advice.is_empty() {
+            advice.push("none: run it with quinion run".into());
+        }
+    }
+}
+
+/// The calls that one object makes by itself.
+fn foreign_object(path: &Path, sites: &[Site]) -> Report {
+    let mut names: Vec<String> =
+        sites.iter().filter_map(|site| site.number).map(foreign::call_name).collect();
+    names.sort();
+    names.dedup();
+    let unknown = sites.iter().filter(|site| site.number.is_none()).count();
+    let mut report = Report::new();
+    report
+        .add("object", "object", Value::Text(path.display().to_string()))
+        .add("calls", "calls", Value::List(names.into_iter().map(Value::Text).collect()))
+        .add("unknown_calls", "calls not known", Value::Number(unknown as u64))
+        .add("harmless", "harmless", Value::Truth(foreign::conduct(sites) != Conduct::Careful));
+    report
+}
+
+/// The newest version of the C library's names that it has: `2.36`.
+fn version(library: &Elf) -> Option<String> {
+    let symbols = library.symbols();
+    let versions = symbols.iter().filter(|s| s.is_defined && s.kind == SymbolKind::Function);
+    let numbers = versions.filter_map(|symbol| {
+        let (major, minor) = symbol.version?.strip_prefix("GLIBC_")?.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.split('.').next()?.parse::<u32>().ok()?))
+    });
+    numbers.max().map(|(major, minor)| format!("{major}.{minor}"))
+}

@@ -1,0 +1,482 @@
+//! Keep: a cache that outlives the command, for the next `quinion run`.
+//!
+//! ```text
+//!   run --keep -- A      connect: nobody --lock--> start the owner, hand it the lock --"ready"--> connect, join
+//!                                                     |
+//!                                                     |  a process of its own: arena, device, threads that answer
+//!   run --keep -- B      connect, join <------------->|  each run has a number, its programs count for it
+//!                                                     |
+//!   stop                 connect, "stop" ------------>|  or a signal, or nobody there for --idle
+//!                                                     v
+//!                                              socket removed, viewers told, lock removed and given back
+//! ```
+//!
+//! There is one such cache for each user and name. Its `memory` is one bound, however many runs it serves. A run
+//! **joins**: it says which version it is of and what it was asked for, and is told where the arena, the control
+//! file and the object are, all of them descriptors of the owner's. The object is the owner's own, so it and the
+//! arena are always of one make; and a command whose object is another's does not join at all. The connection lives
+//! as long as the run; the owner knows by it who is there.
+//!
+//! Files stay cached when nobody has them open: the cache keeps them until there are too many, or their place is
+//! wanted. Each open looks at the file again, so one that was changed between two runs is read anew.
+//!
+//! What a crash leaves, and why nobody trips over it:
+//!
+//! | killed | what is left | who comes next |
+//! |---|---|---|
+//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes the socket, starts
+//! another |
+//! | the runner, as it starts an owner | an owner that has the lock, or one that ends because nobody listens to it |
+//! joins that; or starts one |
+//! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
+//! | a program | a page of the control file | is no matter: the owner sees the process end |
+//!
+//! Nothing is read from what lies in the folder, no number of a process above all: who has the lock is what counts, and
+//! who is at the other end of the socket.
+//!
+//! Invariants:
+//!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.
+//!  2. A run never waits without end for an owner.
+//!  3. The owner has nothing of its first runner's (`keep/sys.rs`), and is nobody's job.
+//!
+//! Not an invariant: that the cache is still there at the end of a run. Its programs go on by the kernel then.
+
+use std::fmt;
+use std::io;
+use std::process::Command;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::Place;
+use folder::Folder;
+use line::{Line, PATIENCE};
+
+pub(super) use message::Message;
+pub use numbers::Numbers;
+pub use owner::{Cache, Keeping, keep};
+
+mod folder;
+mod line;
+mod message;
+mod numbers;
+mod owner;
+mod start;
+mod sys;
+
+/// The version of what is said between runner and owner. "stop" and "status" are the same in all versions.
+const PROTOCOL: u64 = 1;
+/// How long a runner waits before it looks again for an owner that is being started, or is ending.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How long an owner may take to end before it is killed: nothing in it can be lost.
+const ENDING_MAX: Duration = Duration::from_secs(3);
+
+/// What a kept cache is called.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Name(String);
+
+impl Name {
+    /// Letters of the longest name.
+    const LETTERS_MAX: usize = 64;
+}
+
+impl Default for Name {
+    /// The cache of who gives no name.
+    fn default() -> Self {
+        Self("default".to_owned())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+        let begins = text.starts_with(|letter: char| letter.is_ascii_alphanumeric());
+        if begins && text.len() <= Self::LETTERS_MAX && text.chars().all(is_plain) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(format!(
+            "`{text}` is no name of a cache; use up to {} letters a-z, A-Z, digits, `-`, `_` and `.`, and begin with \
+             a letter or a digit",
+            Self::LETTERS_MAX
+        ))
+    }
+}
+
+/// How long a kept cache stays when nobody uses it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Idle {
+    /// So long.
+    For(Duration),
+    /// Until it is stopped.
+    Never,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self::For(Duration::from_secs(30 * 60))
+    }
+}
+
+impl FromStr for Idle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "never" {
+            return Ok(Self::Never);
+        }
+        let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+        let unit_millis = match &text[digits..] {
+            "ms" => Some(1),
+            "s" => Some(1000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        let number: Option<u64> = text[..digits].parse().ok();
+        let millis = number.zip(unit_millis).and_then(|(number, unit)| number.checked_mul(unit));
+        millis.map(|millis| Self::For(Duration::from_millis(millis))).ok_or_else(|| {
+            format!(
+                "`{text}` is not a time; write a whole number and a unit, such as 90s, 30m or 2h, or `never`"
+            )
+        })
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::For(time) = self else { return f.write_str("never") };
+        let millis = time.as_millis();
+        match millis {
+            0 => f.write_str("0s"),
+            _ if !millis.is_multiple_of(1000) => write!(f, "{millis}ms"),
+            _ if !millis.is_multiple_of(60_000) => write!(f, "{}s", millis / 1000),
+            _ if !millis.is_multiple_of(3_600_000) => write!(f, "{}m", millis / 60_000),
+            _ => write!(f, "{}h", millis / 3_600_000),
+        }
+    }
+}
+
+/// The cache a run wants.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Wanted {
+    /// Its name.
+    pub name: Name,
+    /// Its memory in bytes, if that was said.
+    pub memory: Option<u64>,
+    /// How long it stays, if that was said.
+    pub idle: Option<Idle>,
+    /// When files are taken over from the kernel, in the word of the option, if that was said.
+    pub attach: Option<String>,
+}
+
+/// A cache that another process owns, joined by one run; left when it is dropped.
+#[derive(Debug)]
+pub struct Kept {
+    name: Name,
+    line: Line,
+    place: Place,
+    run: u64,
+}
+
+impl Kept {
+    /// Joins the cache that is wanted, and starts it if it is not there.
+    ///
+    /// Waits while it is started, and while one that is ending ends; ten seconds at most.
+    ///
+    /// # Errors
+    /// It is of another version, or was started with other options; it cannot be started, or does not answer.
+    pub fn join(wanted: &Wanted) -> io::Result<Self> {
+        let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
+        loop {
+            // 1 somebody is there: join
+            if let Some(line) = Line::to(&folder, &wanted.name)?
+                && let Some(kept) = Self::ask_to_join(line, wanted)?
+            {
+                return Ok(kept);
+            }
+            // 2 nobody is, and nobody is about to be: start one
+            match folder.try_lock(&wanted.name)? {
+                Some(lock) => start::start(&folder, lock, wanted)?,
+                // 3 somebody is starting, or ending
+                None if Instant::now() < until => std::thread::sleep(PAUSE),
+                None => return Err(silent(&wanted.name)),
+            }
+        }
+    }
+
+    /// `None` if the owner ended before it answered.
+    fn ask_to_join(mut line: Line, wanted: &Wanted) -> io::Result<Option<Self>> {
+        let Some(answer) = line.ask(&owner::question(wanted))? else { return Ok(None) };
+        if answer.answers("refused") {
+            let why = answer.text_of("why").ok_or_else(|| line.not_understood())?;
+            return Err(io::Error::other(why.to_owned()));
+        }
+        let joined = answer.answers("joined").then(|| Place::of(&answer)).flatten();
+        let (Some(place), Some(run)) = (joined, answer.number_of("run")) else {
+            return Err(line.not_understood());
+        };
+        if line.process() != place.process() {
+            return Err(io::Error::other(format!(
+                "the cache `{0}` lives in another name space of processes (a container?), and its files cannot be \
+                 reached by way of /proc from here; use another by --keep=OTHER",
+                wanted.name
+            )));
+        }
+        Ok(Some(Self { name: wanted.name.clone(), line, place, run }))
+    }
+
+    /// Lets the program of `command`, once started, view the cache.
+    pub fn point_to(&self, command: &mut Command) {
+        self.place.point_to(command, Some(self.run));
+    }
+
+    /// Hands the owner a plan of what is to be patched in the C library of programs; those that are pointed to the
+    /// cache from now on find it there. The owner keeps it, for programs that are left behind when this run is over.
+    ///
+    /// # Errors
+    /// The owner takes no more of them, or has ended.
+    pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
+        let answer = self.line.ask(&Message::ask("plan").bytes("plan", plan))?;
+        let descriptor = answer.and_then(|answer| answer.number_of("descriptor"));
+        let descriptor = descriptor.and_then(|descriptor| u32::try_from(descriptor).ok());
+        self.place.plan = Some(descriptor.ok_or_else(|| {
+            io::Error::other(format!("the cache `{}` takes no plan; end it by `quinion stop {0}`", self.name))
+        })?);
+        Ok(())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// What the run did so far; or, if the cache was stopped meanwhile, until then. `None` if it has ended without a
+    /// word.
+    pub fn numbers(&mut self) -> io::Result<Option<Numbers>> {
+        let Some(answer) = self.line.ask(&Message::ask("numbers"))? else { return Ok(None) };
+        Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
+    }
+}
+
+/// The error of an owner that does not answer.
+fn silent(name: &Name) -> io::Error {
+    io::Error::other(format!(
+        "the cache `{name}` is there and does not answer: it is stopped, or hangs; end it by `quinion stop {name}`"
+    ))
+}
+
+/// How stopping a cache went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// It ended as it should.
+    Ended,
+    /// It did not answer, and was killed. Nothing was in it that is not in files.
+    Killed,
+    /// There was none.
+    NotThere,
+}
+
+/// Ends the cache `name`, and waits for its end. Programs that use it go on by the kernel.
+///
+/// # Errors
+/// It cannot be reached, or not be killed.
+pub fn stop(name: &Name) -> io::Result<Stopped> {
+    let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
+    loop {
+        if let Some(line) = Line::to(&folder, name)? {
+            let stopped = stop_owner(line)?;
+            tidy(&folder, name)?;
+            return Ok(stopped);
+        }
+        match tidy(&folder, name)? {
+            Tidied::All => return Ok(Stopped::NotThere),
+            // It is being started, or ends by itself.
+            Tidied::Locked if Instant::now() < until => std::thread::sleep(PAUSE),
+            Tidied::Locked => return Err(silent(name)),
+        }
+    }
+}
+
+fn stop_owner(mut line: Line) -> io::Result<Stopped> {
+    let process = i32::try_from(line.process()).ok().and_then(Pid::from_raw);
+    let Some(process) = process else {
+        return Err(io::Error::other(
+            "it lives in another name space of processes (a container?); stop it from there",
+        ));
+    };
+    // While we are connected, the process that listens there is this one.
+    let alive = match pidfd_open(process, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Ok(Stopped::Ended),
+        alive => alive?,
+    };
+    line.give_up_after(ENDING_MAX)?;
+    let asked = line.ask(&Message::ask("stop")).is_ok();
+    let mut fds = [PollFd::new(&alive, PollFlags::IN)];
+    let time = if asked { ENDING_MAX } else { Duration::ZERO };
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: 0 };
+    if poll(&mut fds, Some(&time))? > 0 {
+        return Ok(Stopped::Ended);
+    }
+    pidfd_send_signal(&alive, Signal::KILL)?;
+    poll(&mut [PollFd::new(&alive, PollFlags::IN)], None)?;
+    Ok(Stopped::Killed)
+}
+
+/// Whether anything of a name is left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tidied {
+    /// What was left is removed.
+    All,
+    /// Somebody has the lock.
+    Locked,
+}
+
+/// Removes what an owner that was killed has left.
+fn tidy(folder: &Folder, name: &Name) -> io::Result<Tidied> {
+    match folder.try_lock(name)? {
+        Some(lock) => folder.remove_all(lock, name).map(|()| Tidied::All),
+        None => Ok(Tidied::Locked),
+    }
+}
+
+/// A kept cache as it is seen from outside.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Its name.
+    pub name: Name,
+    /// Its process; 0 if that has no number here.
+    pub process: u32,
+    /// What it says of itself; `None` if it does not answer.
+    pub status: Option<Status>,
+}
+
+/// What a kept cache says of itself. Times in milliseconds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are the names that the list shows, and its help explains them")]
+pub struct Status {
+    pub version: String,
+    pub bound_bytes: u64,
+    pub grown_bytes: u64,
+    pub cached_bytes: u64,
+    pub served_bytes: u64,
+    pub runs: u64,
+    pub runs_begun: u64,
+    pub viewers: u64,
+    pub age_ms: u64,
+    pub unused_ms: u64,
+    /// `None`: it stays until it is stopped.
+    pub idle_ms: Option<u64>,
+}
+
+impl Status {
+    fn put(&self) -> Message {
+        let message = Message::answer("status")
+            .text("version", &self.version)
+            .number("bound", self.bound_bytes)
+            .number("grown", self.grown_bytes)
+            .number("cached", self.cached_bytes)
+            .number("served", self.served_bytes)
+            .number("runs", self.runs)
+            .number("runs_begun", self.runs_begun)
+            .number("viewers", self.viewers)
+            .number("age_ms", self.age_ms)
+            .number("unused_ms", self.unused_ms);
+        match self.idle_ms {
+            Some(idle) => message.number("idle_ms", idle),
+            None => message,
+        }
+    }
+
+    /// What another version does not say is 0.
+    fn of(message: &Message) -> Self {
+        let number = |name| message.number_of(name).unwrap_or(0);
+        Self {
+            version: message.text_of("version").unwrap_or("?").to_owned(),
+            bound_bytes: number("bound"),
+            grown_bytes: number("grown"),
+            cached_bytes: number("cached"),
+            served_bytes: number("served"),
+            runs: number("runs"),
+            runs_begun: number("runs_begun"),
+            viewers: number("viewers"),
+            age_ms: number("age_ms"),
+            unused_ms: number("unused_ms"),
+            idle_ms: message.number_of("idle_ms"),
+        }
+    }
+}
+
+/// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
+pub const TIDIED_AT_ONCE: usize = 256;
+
+/// How many files that nobody has open a kept cache knows at most. Each has a descriptor; half of those that a
+/// process may have are for others: programs' files that are open, connections.
+pub fn files_max() -> usize {
+    const FILES_MAX: u64 = 1 << 16;
+    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    (descriptors.unwrap_or(u64::MAX) / 2).min(FILES_MAX) as usize
+}
+
+/// All kept caches of the user, by name. What was left by some that were killed is removed.
+pub fn list() -> io::Result<Vec<Seen>> {
+    let folder = Folder::of_user()?;
+    let mut seen = Vec::new();
+    for name in folder.names()? {
+        match Line::to(&folder, &name) {
+            Ok(Some(mut line)) => {
+                let process = line.process();
+                let status = line.ask(&Message::ask("status")).ok().flatten().map(|said| Status::of(&said));
+                seen.push(Seen { name, process, status });
+            }
+            Ok(None) => drop(tidy(&folder, &name)?),
+            Err(_) => seen.push(Seen { name, process: 0, status: None }),
+        }
+    }
+    Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        for name in ["default", "a", "7.b_c-D", &"x".repeat(64)] {
+            assert_eq!(name.parse::<Name>().map(|name| name.to_string()).as_deref(), Ok(name));
+        }
+        for name in ["", ".", "..", "-x", "a/b", "a b", "\u{e4}", "a\n", &"x".repeat(65)] {
+            assert!(name.parse::<Name>().is_err_and(|why| why.contains("letters")), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_and_written_and_what_is_none_is_refused() {
+        for time in ["90s", "30m", "2h", "250ms", "never", "90m", "0s"] {
+            assert_eq!(time.parse::<Idle>().map(|time| time.to_string()).as_deref(), Ok(time));
+        }
+        assert_eq!("120s".parse::<Idle>().unwrap().to_string(), "2m");
+        for time in
+            ["", "5", "s", "1.5h", "-1s", "1 h", "1d", "99999999999999999999s", "18446744073709551615h"]
+        {
+            assert!(time.parse::<Idle>().is_err_and(|why| why.contains("90s")), "{time:?}");
+        }
+    }
+
+    #[test]
+    fn a_status_arrives_as_it_was() {
+        let status = Status { version: "1".into(), viewers: 3, idle_ms: Some(4), ..Status::default() };
+        for status in [Status { idle_ms: None, ..status.clone() }, status] {
+            assert_eq!(Status::of(&Message::parse(&status.put().line()).unwrap()), status);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Folder: where a user's kept caches are found, and the lock that says whether one is there.
+//!
+//! ```text
+//!   $XDG_RUNTIME_DIR/quinion/        if that is a folder of ours, else /tmp/quinion-UID/      0700
+//!     NAME.lock      locked by the owner for as long as it lives, and by who starts it before that
+//!     NAME.socket    where it listens
+//! ```
+//!
+//! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
+//! left by somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here. Who
+//! starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
+//! none in which it is free while one is being started.
+//!
+//! Who has the lock may remove its file, as the last thing he does. So who gets a lock looks whether the file is still
+//! the one of that name, and begins again if not.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::Name;
+
+const LOCK: &str = ".lock";
+const SOCKET: &str = ".socket";
+
+/// The folder, open.
+#[derive(Debug)]
+pub struct Folder {
+    descriptor: OwnedFd,
+    path: PathBuf,
+}
+
+impl Folder {
+    /// The user's folder, made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, or is not the user's alone.
+    pub fn of_user() -> io::Result<Self> {
+        let path = place();
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        match made {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(wrong(
+                &path,
+                &format!("cannot be made: {error}; set XDG_RUNTIME_DIR to a folder of your own"),
+            )),
+            _ => Self::open(&path),
+        }
+    }
+
+    /// The folder at `path`, if it is one that nobody else can change.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let descriptor = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|error| wrong(path, &format!("cannot be opened: {error}; remove what is there")))?;
+        let stat = rustix::fs::fstat(&descriptor)?;
+        if !is_ours_alone(&stat) {
+            return Err(wrong(
+                path,
+                "belongs to another user, or others may enter it, and who can write there decides what \
+                 programs read; remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+            ));
+        }
+        Ok(Self { descriptor, path: path.to_owned() })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the owner of cache `name` listens. By way of the descriptor, because the address of a socket is short.
+    pub fn socket(&self, name: &Name) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}{SOCKET}", self.descriptor.as_raw_fd()))
+    }
+
+    /// The lock of `name`, if nobody has it. Does not wait.
+    pub fn try_lock(&self, name: &Name) -> io::Result<Option<Lock>> {
+        let file = format!("{name}{LOCK}");
+        loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let descriptor = rustix::fs::openat(&self.descriptor, &file, flags, Mode::RUSR | Mode::WUSR)?;
+            match rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+                Ok(()) if self.is_named(&descriptor, &file)? => return Ok(Some(Lock(descriptor))),
+                Ok(()) => {} // whoever had it has removed it meanwhile
+            }
+        }
+    }
+
+    /// Whether the file behind `descriptor` is the one of that name.
+    fn is_named(&self, descriptor: impl AsFd, file: &str) -> io::Result<bool> {
+        let ours = rustix::fs::fstat(descriptor)?;
+        match rustix::fs::statat(&self.descriptor, file, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether `lock` is the lock of `name`: for who was handed one.
+    pub fn is_lock_of(&self, lock: &Lock, name: &Name) -> io::Result<bool> {
+        self.is_named(&lock.0, &format!("{name}{LOCK}"))
+    }
+
+    /// Removes the socket of `name`, if there is one. Only who has the lock may.
+    pub fn remove_socket(&self, _lock: &Lock, name: &Name) -> io::Result<()> {
+        self.remove(&format!("{name}{SOCKET}"))
+    }
+
+    /// Removes all that there is of `name`, the lock last, and gives it back.
+    pub fn remove_all(&self, lock: Lock, name: &Name) -> io::Result<()> {
+        self.remove_socket(&lock, name)?;
+        self.remove(&format!("{name}{LOCK}"))?;
+        drop(lock);
+        Ok(())
+    }
+
+    fn remove(&self, file: &str) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.descriptor, file, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The names of which there is something here, in order.
+    pub fn names(&self) -> io::Result<Vec<Name>> {
+        let mut names: Vec<Name> =
+            std::fs::read_dir(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))?
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(LOCK)?.parse().ok())
+                .collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+/// Held: nobody else starts, is, or cleans up after the owner of that name.
+#[derive(Debug)]
+pub struct Lock(OwnedFd);
+
+impl Lock {
+    /// The lock that somebody handed over.
+    pub fn handed(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+    /// For handing it over: it stays locked until all who have the description have closed it.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.0
+    }
+}
+
+fn wrong(path: &Path, what: &str) -> io::Error {
+    io::Error::other(format!("the folder of kept caches, {}, {what}", path.display()))
+}
+
+fn is_ours_alone(stat: &Stat) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw()
+        && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
+}
+
+/// Where the folder is, or is to be.
+fn place() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // It may be another user's after `su`, or gone.
+    let is_ours =
+        |path: &PathBuf| path.is_absolute() && rustix::fs::stat(path).is_ok_and(|stat| stat.st_uid == user);
+    runtime
+        .filter(is_ours)
+        .map_or_else(|| PathBuf::from(format!("/tmp/quinion-{user}")), |path| path.join("quinion"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let outer = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
+        let folder = Folder::open(outer.path()).unwrap();
+        (outer, folder)
+    }
+
+    #[test]
+    fn one_has_the_lock_and_the_next_takes_it_however_the_first_ended() {
+        let (outer, folder) = folder();
+        let name: Name = "one".parse().unwrap();
+        let first = folder.try_lock(&name).unwrap().unwrap();
+        assert!(folder.try_lock(&name).unwrap().is_none(), "another description is another's");
+        assert!(folder.try_lock(&"two".parse().unwrap()).unwrap().is_some());
+        drop(first); // killed: the file stays
+        assert!(outer.path().join("one.lock").exists());
+        let second = folder.try_lock(&name).unwrap().unwrap();
+        std::fs::write(outer.path().join("one.socket"), "left").unwrap();
+        folder.remove_all(second, &name).unwrap();
+        assert!(!outer.path().join("one.lock").exists() && !outer.path().join("one.socket").exists());
+    }
+
+    /// 1. One opens the file of the lock.
+    /// 2. Who has the lock removes the file and ends.
+    /// 3. The first gets a lock that nobody else would look at: he must begin again.
+    #[test]
+    fn a_lock_on_a_file_that_was_removed_is_none() {
+        let (outer, folder) = folder();
+        let name: Name = "one".parse().unwrap();
+        let lock = folder.try_lock(&name).unwrap().unwrap();
+        assert!(folder.is_lock_of(&lock, &name).unwrap());
+        std::fs::remove_file(outer.path().join("one.lock")).unwrap();
+        assert!(!folder.is_lock_of(&lock, &name).unwrap());
+        std::fs::write(outer.path().join("one.lock"), "").unwrap();
+        assert!(!folder.is_lock_of(&lock, &name).unwrap(), "another file of that name");
+        assert!(folder.try_lock(&name).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_folder_that_others_may_enter_is_refused() {
+        let (outer, _) = folder();
+        for mode in [0o750, 0o701, 0o777] {
+            std::fs::set_permissions(outer.path(), Permissions::from_mode(mode)).unwrap();
+            let error = Folder::open(outer.path()).unwrap_err().to_string();
+            assert!(error.contains("XDG_RUNTIME_DIR"), "{error}");
+        }
+        let link = outer.path().join("link");
+        std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink(outer.path(), &link).unwrap();
+        assert!(Folder::open(&link).is_err(), "nor by way of a link");
+    }
+}

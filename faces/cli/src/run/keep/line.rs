@@ -1,0 +1,123 @@
+//! Line: a connection to the owner of a kept cache, as a runner has it.
+//!
+//! ```text
+//!   connect --nobody listens--> None          the caller looks at the lock, and starts one or waits
+//!      |     --another user's--> error
+//!      v
+//!   ask --> answer
+//!       --> None: it has ended                the caller begins anew
+//!       --> error: it says nothing            stopped, or hung: said with a remedy
+//! ```
+//!
+//! Every wait here has an end, so that an owner that stands still makes nobody stand still.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::folder::Folder;
+use super::message::{LINE_MAX, Message};
+use super::sys::{self, Peer};
+use super::{Name, silent};
+
+/// How long an owner may say nothing before it is taken for one that does not answer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection.
+#[derive(Debug)]
+pub struct Line {
+    name: Name,
+    peer: Peer,
+    stream: BufReader<UnixStream>,
+}
+
+impl Line {
+    /// Connects to the owner of `name`; `None` if nobody listens there.
+    ///
+    /// # Errors
+    /// Somebody listens who is another user, or who has not looked at anybody for long.
+    pub fn to(folder: &Folder, name: &Name) -> io::Result<Option<Self>> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Whoever connects to one that does not look waits, when there are many of them.
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        match connect(&socket, &SocketAddrUnix::new(folder.socket(name))?) {
+            Ok(()) => {}
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::CONNRESET) => return Ok(None),
+            Err(Errno::WOULDBLOCK) => return Err(silent(name)),
+            Err(error) => return Err(error.into()),
+        }
+        let peer = sys::peer(&socket)?;
+        if peer.user != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::other(format!(
+                "the cache `{name}` in {} belongs to user {}, and what it serves is for that user's programs; \
+                 remove that folder, or set XDG_RUNTIME_DIR to a folder of your own",
+                folder.path().display(),
+                peer.user
+            )));
+        }
+        let stream = BufReader::new(UnixStream::from(socket));
+        Ok(Some(Self { name: name.clone(), peer, stream }))
+    }
+
+    /// The owner's process, as it is numbered here; 0 if it is not.
+    pub fn process(&self) -> u32 {
+        self.peer.process
+    }
+
+    /// Waits no longer than `time` for an answer from now on.
+    pub fn give_up_after(&self, time: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(time))
+    }
+
+    /// Asks, and waits for an answer; `None` if the owner has ended.
+    ///
+    /// # Errors
+    /// It says nothing, or nothing that can be understood.
+    pub fn ask(&mut self, question: &Message) -> io::Result<Option<Message>> {
+        // If it has ended it may have said something before, without being asked.
+        let sent = self.stream.get_mut().write_all(question.line().as_bytes());
+        if let Err(error) = sent
+            && !is_gone(&error)
+        {
+            return Err(self.said(error));
+        }
+        self.hear()
+    }
+
+    /// Waits for the next line.
+    pub fn hear(&mut self) -> io::Result<Option<Message>> {
+        let mut line = String::new();
+        match (&mut self.stream).take(LINE_MAX as u64).read_line(&mut line) {
+            Ok(_) if !line.ends_with('\n') => Ok(None), // all that it could say before it ended
+            Ok(_) => Message::parse(&line).map(Some).ok_or_else(|| self.not_understood()),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(self.said(error)),
+        }
+    }
+
+    /// The error of an owner that says what this version does not understand.
+    pub fn not_understood(&self) -> io::Error {
+        let Self { name, peer, .. } = self;
+        io::Error::other(format!(
+            "the cache `{name}` (process {}) is of another version of quinion, and what it says is not understood; \
+             end it by `quinion stop {name}`, or use another by --keep=OTHER",
+            peer.process
+        ))
+    }
+
+    fn said(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(&self.name),
+            _ => error,
+        }
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}

@@ -1,0 +1,581 @@
+//! Owner: the process that stays, and keeps a cache for one run after the other.
+//!
+//! ```text
+//!   begin   leave what is the starter's -> keep the lock -> build the cache -> listen -> say "ready"
+//!   turn    wait for: a signal, somebody who connects, a question, an end of a connection, the end of patience
+//!           join      is it of our make, and does it want what we are?  -> a number, and where all is
+//!           plan      kept, for programs to find            -> where
+//!           numbers   what its viewers and the cache did since it joined
+//!           status    what we are
+//!           stop      as a signal
+//!   end     remove the socket -> serve no more -> tell each run its last numbers -> let go of the cache
+//!           -> remove the lock and give it back
+//! ```
+//!
+//! One thread does all that; the cache and its viewers have their own. It logs nowhere: what it has to say it says to
+//! who asks.
+//!
+//! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
+//! views it still, and so it stays. When it was unused for the time of `--idle` it ends; who has connected by then
+//! is served first, and who connects after the socket was removed hears the connection end, waits for the lock, and
+//! starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
+//! ends when it has no run.
+//!
+//! Invariants:
+//!  1. Who connects is the same user, or hears nothing.
+//!  2. Nobody who connects makes us wait: what is not read in time, or is longer than a line, ends that connection.
+//!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinion::arena::LAYOUT_VERSION;
+use quinion::serve::Owner;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+
+use super::folder::{Folder, Lock};
+use super::message::{LINE_MAX, Message};
+use super::numbers::Numbers;
+use super::start::READY;
+use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
+use crate::run::signals::Signals;
+use crate::run::{OwnerNumbers, PRELOAD, Session, sealed_file};
+use crate::size;
+
+/// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
+const PLANS_MAX: usize = 64;
+/// Connections at a time; one more is refused by its end.
+const CONNECTIONS_MAX: usize = 256;
+/// How often it is looked whether anybody views the cache, and can find it, while no run is there.
+const LOOK: Duration = Duration::from_millis(500);
+/// The same, if it matters only whether anybody can find it.
+const LOOK_RARELY: Duration = Duration::from_secs(10);
+/// The unit in which a cache has its memory.
+const EXTENT: u64 = quinion::units::EXTENT_SIZE as u64;
+
+/// What a process that stays was started with.
+#[derive(Clone, Debug)]
+pub struct Keeping {
+    /// Where its lock and its socket are.
+    pub folder: PathBuf,
+    /// What the cache is called.
+    pub name: Name,
+    /// How long it stays unused.
+    pub idle: Idle,
+    /// When it takes files over from the kernel; see [`Wanted::attach`].
+    pub attach: String,
+}
+
+/// The cache that is kept.
+pub struct Cache {
+    /// What it is for its viewers.
+    pub owner: Arc<dyn Owner>,
+    /// How its own numbers are asked for.
+    pub numbers: Box<dyn Fn() -> OwnerNumbers>,
+    /// Looks at some of its files, and lets go of those that were removed: called now and then while nobody uses it.
+    pub tidy: Box<dyn Fn()>,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+/// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
+///
+/// # Errors
+/// What is wrong, in words; whoever started us was told.
+pub fn keep(keeping: &Keeping, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
+    sys::leave_starter().map_err(|error| error.to_string())?;
+    let lock = take_lock().map_err(|error| error.to_string())?;
+    let begun = begin(keeping, lock, build);
+    let said = match &begun {
+        Ok(_) => READY,
+        Err(wrong) => wrong,
+    };
+    // Who has started us may be no more; the next will find us.
+    let _ = writeln!(io::stdout(), "{said}");
+    let _ = leave_pipe();
+    begun?.serve().map_err(|error| error.to_string())
+}
+
+/// The lock, which we were started with in the place of standard input. From here on it is ours alone.
+fn take_lock() -> io::Result<Lock> {
+    let lock = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
+    rustix::stdio::dup2_stdin(nothing()?)?;
+    Ok(Lock::handed(lock))
+}
+
+fn leave_pipe() -> io::Result<()> {
+    let nothing = nothing()?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    Ok(())
+}
+
+fn nothing() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Builds the cache and listens.
+fn begin(
+    keeping: &Keeping,
+    lock: Lock,
+    build: impl FnOnce() -> Result<Cache, String>,
+) -> Result<Attendant, String> {
+    let said = |error: io::Error| error.to_string();
+    let Keeping { folder, name, idle, attach } = keeping.clone();
+    let folder = Folder::open(&folder).map_err(said)?;
+    if !folder.is_lock_of(&lock, &name).map_err(said)? {
+        return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
+    }
+    let Cache { owner, numbers, tidy } = build()?;
+    let session = Session::start(owner).map_err(said)?;
+    let signals = Signals::catch().map_err(said)?;
+    folder.remove_socket(&lock, &name).map_err(said)?;
+    let listener = UnixListener::bind(folder.socket(&name)).map_err(said)?;
+    listener.set_nonblocking(true).map_err(said)?;
+    let now = Instant::now();
+    let use_ = Use { begun: now, last: now, viewers: 0, runs: 0 };
+    Ok(Attendant {
+        folder,
+        name,
+        idle,
+        attach,
+        lock,
+        listener,
+        signals,
+        session,
+        numbers,
+        tidy,
+        use_,
+        talks: Vec::new(),
+        plans: Vec::new(),
+    })
+}
+
+/// The question of a run that wants to join.
+pub fn question(wanted: &Wanted) -> Message {
+    let message = Message::ask("join")
+        .number("protocol", PROTOCOL)
+        .text("version", env!("CARGO_PKG_VERSION"))
+        .number("layout", u64::from(LAYOUT_VERSION))
+        .number("object", fingerprint(PRELOAD));
+    let message = match wanted.memory {
+        Some(memory) => message.number("memory", memory),
+        None => message,
+    };
+    let message = match wanted.idle {
+        Some(idle) => message.text("idle", &idle.to_string()),
+        None => message,
+    };
+    match &wanted.attach {
+        Some(attach) => message.text("attach", attach),
+        None => message,
+    }
+}
+
+/// A number that tells two objects apart: FNV-1a, by Fowler, Noll and Vo.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// Since when, and by whom, the cache is used.
+struct Use {
+    begun: Instant,
+    /// When it was last seen used.
+    last: Instant,
+    /// Processes that had viewed it then.
+    viewers: u64,
+    /// Runs that have joined.
+    runs: u64,
+}
+
+/// A run that has joined.
+struct Joined {
+    run: u64,
+    /// The cache's numbers then.
+    before: OwnerNumbers,
+    /// Other runs that were there, or came.
+    others: u64,
+}
+
+/// One who has connected.
+struct Talk {
+    stream: UnixStream,
+    heard: Vec<u8>,
+    joined: Option<Joined>,
+    is_over: bool,
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Turn,
+    End,
+}
+
+/// The owner's ear.
+struct Attendant {
+    folder: Folder,
+    name: Name,
+    idle: Idle,
+    attach: String,
+    lock: Lock,
+    listener: UnixListener,
+    signals: Signals,
+    session: Session,
+    numbers: Box<dyn Fn() -> OwnerNumbers>,
+    tidy: Box<dyn Fn()>,
+    use_: Use,
+    talks: Vec<Talk>,
+    /// Plans that runs brought, each once.
+    plans: Vec<(Vec<u8>, OwnedFd)>,
+}
+
+impl Attendant {
+    fn serve(mut self) -> io::Result<()> {
+        while self.turn()? == Next::Turn {}
+        self.end()
+    }
+
+    fn turn(&mut self) -> io::Result<Next> {
+        // 1 wait
+        let (called, connected, ready) = self.wait()?;
+        // 2 a signal that ends us; others mean nothing here
+        if called && self.signals.next()?.is_some_and(|signal| signal.ends()) {
+            return Ok(Next::End);
+        }
+        // 3 questions
+        for talk in ready {
+            if self.hear(talk) == Next::End {
+                return Ok(Next::End);
+            }
+        }
+        self.part();
+        // 4 whoever is new
+        if connected {
+            self.accept();
+        }
+        // 5 who uses the cache tidies up by that; the space of a removed file is not free before
+        if self.runs() == 0 {
+            (self.tidy)();
+        }
+        // 6 nobody for long; who has connected by now is somebody
+        if (self.has_been_unused() || self.is_lost()) && !self.accept() {
+            return Ok(Next::End);
+        }
+        Ok(Next::Turn)
+    }
+
+    /// Whether nobody uses it, nor will: its files were removed, and so nobody can find it.
+    fn is_lost(&self) -> bool {
+        self.runs() == 0 && !self.is_named()
+    }
+
+    /// Whether what is in the folder under our name is ours.
+    fn is_named(&self) -> bool {
+        self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
+    }
+
+    /// Waits for something to do: whether there is a signal, somebody new, and which talks go on.
+    fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
+        let mut fds =
+            vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        fds.extend(self.talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)));
+        let time = self
+            .patience()
+            .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
+        match poll(&mut fds, time.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok((false, false, Vec::new())),
+            other => other?,
+        };
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let ready = (0..self.talks.len()).filter(|&talk| is_ready(&fds[2 + talk])).collect();
+        Ok((is_ready(&fds[0]), is_ready(&fds[1]), ready))
+    }
+
+    /// How long nothing need be looked at; `None`: for ever.
+    fn patience(&self) -> Option<Duration> {
+        match self.idle {
+            _ if self.runs() > 0 => None,
+            Idle::Never => Some(LOOK_RARELY),
+            Idle::For(time) => {
+                Some((self.use_.last + time).saturating_duration_since(Instant::now()).min(LOOK))
+            }
+        }
+    }
+
+    fn runs(&self) -> usize {
+        self.talks.iter().filter(|talk| talk.joined.is_some()).count()
+    }
+
+    /// Whether nobody has used the cache for as long as it stays.
+    fn has_been_unused(&mut self) -> bool {
+        let viewers = self.session.totals().viewers;
+        // Processes that came and went since the last look have used it, too.
+        if self.runs() > 0 || self.session.service.viewers() > 0 || viewers != self.use_.viewers {
+            self.use_.last = Instant::now();
+        }
+        self.use_.viewers = viewers;
+        matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= time)
+    }
+
+    // ---- who connects ---------------------------------------------------------------------------
+
+    /// Whether somebody was there.
+    fn accept(&mut self) -> bool {
+        let mut somebody = false;
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return somebody,
+                // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
+                Err(_) => {
+                    std::thread::sleep(PAUSE);
+                    return somebody;
+                }
+            };
+            let is_ours =
+                sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
+            let is_welcome = is_ours && self.talks.len() < CONNECTIONS_MAX;
+            if is_welcome && stream.set_nonblocking(true).is_ok() {
+                self.talks.push(Talk { stream, heard: Vec::new(), joined: None, is_over: false });
+                somebody = true;
+            }
+        }
+    }
+
+    /// Hears what is said in one talk, and answers.
+    fn hear(&mut self, talk: usize) -> Next {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.talks[talk].stream.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Turn,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => {
+                    self.leave(talk);
+                    return Next::Turn;
+                }
+                Ok(count) => {
+                    self.talks[talk].heard.extend_from_slice(&bytes[..count]);
+                    if self.answer_all(talk) == Next::End {
+                        return Next::End;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers the lines that are complete.
+    fn answer_all(&mut self, talk: usize) -> Next {
+        while let Some(end) = self.talks[talk].heard.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.talks[talk].heard.drain(..=end).collect();
+            let question = std::str::from_utf8(&line).ok().and_then(Message::parse);
+            let Some(question) = question else {
+                self.leave(talk);
+                return Next::Turn;
+            };
+            let answer = self.answer(talk, &question);
+            self.say(talk, &answer);
+            if question.asks("stop") {
+                return Next::End;
+            }
+        }
+        if self.talks[talk].heard.len() > LINE_MAX {
+            self.leave(talk);
+        }
+        Next::Turn
+    }
+
+    /// Says something. Who does not listen has left.
+    fn say(&mut self, talk: usize, message: &Message) {
+        let line = message.line();
+        let said = self.talks[talk].stream.write(line.as_bytes());
+        if !said.is_ok_and(|count| count == line.len()) {
+            self.leave(talk);
+        }
+    }
+
+    /// One has left, or is to go: nothing is heard of him any more, and his run has ended.
+    fn leave(&mut self, talk: usize) {
+        let talk = &mut self.talks[talk];
+        let _ = talk.stream.shutdown(std::net::Shutdown::Both);
+        talk.heard.clear();
+        talk.is_over = true;
+        if let Some(joined) = talk.joined.take() {
+            self.session.service.end_run(joined.run);
+            self.use_.last = Instant::now();
+        }
+    }
+
+    /// Lets go of those who have left.
+    fn part(&mut self) {
+        self.talks.retain(|talk| !talk.is_over);
+    }
+
+    // ---- what is asked --------------------------------------------------------------------------
+
+    fn answer(&mut self, talk: usize, question: &Message) -> Message {
+        match question.text_of("ask") {
+            Some("join") => self.join(talk, question),
+            Some("plan") => self.take_plan(question),
+            Some("numbers") => match &self.talks[talk].joined {
+                Some(joined) => self.numbers_of(joined).put(Message::answer("numbers")),
+                None => refused("you have not joined"),
+            },
+            Some("status") => self.status().put(),
+            Some("stop") => Message::answer("stopping"),
+            _ => refused("this is not understood"),
+        }
+    }
+
+    fn join(&mut self, talk: usize, question: &Message) -> Message {
+        if let Some(why) = self.objection(question) {
+            return refused(&why);
+        }
+        let others = self.runs() as u64;
+        let running = self.talks.iter_mut().filter_map(|talk| talk.joined.as_mut());
+        running.for_each(|joined| joined.others += 1);
+        self.leave_run(talk);
+        let run = self.session.service.begin_run();
+        self.talks[talk].joined = Some(Joined { run, before: (self.numbers)(), others });
+        self.use_.runs += 1;
+        self.session.place().put(Message::answer("joined")).number("run", run)
+    }
+
+    /// Who joins twice has left once.
+    fn leave_run(&mut self, talk: usize) {
+        if let Some(joined) = self.talks[talk].joined.take() {
+            self.session.service.end_run(joined.run);
+        }
+    }
+
+    /// Why a run may not join, if so.
+    fn objection(&self, question: &Message) -> Option<String> {
+        let (name, ours) = (&self.name, question_of_ours());
+        let is_ours = ["protocol", "layout", "object"]
+            .iter()
+            .all(|&what| question.number_of(what) == ours.number_of(what));
+        let version = question.text_of("version").unwrap_or("?");
+        if !is_ours || question.text_of("version") != ours.text_of("version") {
+            let built = if version == env!("CARGO_PKG_VERSION") { ", built another time" } else { "" };
+            return Some(format!(
+                "the cache `{name}` was started by quinion {}, and this is {version}{built}; end it by `quinion stop \
+                 {name}`, or use another by --keep=OTHER",
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        let bound = self.session.stats().bound_bytes;
+        if let Some(memory) = question.number_of("memory").filter(|memory| memory / EXTENT != bound / EXTENT)
+        {
+            return Some(format!(
+                "the cache `{name}` has {} of memory, and not {}; leave out --memory, or end it by `quinion stop \
+                 {name}`, or use another by --keep=OTHER",
+                size::shown(bound),
+                size::shown(memory)
+            ));
+        }
+        let idle = self.idle.to_string();
+        [("idle", &idle), ("attach", &self.attach)].into_iter().find_map(|(option, ours)| {
+            let wanted = question.text_of(option).filter(|wanted| wanted != ours)?;
+            Some(format!(
+                "the cache `{name}` was started with --{option} {ours}, and not {wanted}; leave that out, or end it by \
+                 `quinion stop {name}`, or use another by --keep=OTHER"
+            ))
+        })
+    }
+
+    /// Keeps a plan, for as long as we are: a program may start others when its run is long over.
+    fn take_plan(&mut self, question: &Message) -> Message {
+        let Some(plan) = question.bytes_of("plan") else { return refused("this is no plan") };
+        let known = self.plans.iter().position(|(known, _)| *known == plan);
+        let place = match known {
+            Some(place) => place,
+            None if self.plans.len() == PLANS_MAX => return refused("there are too many plans"),
+            None => match sealed_file("quinion-plan", &plan) {
+                Err(error) => return refused(&error.to_string()),
+                Ok(file) => {
+                    self.plans.push((plan, file));
+                    self.plans.len() - 1
+                }
+            },
+        };
+        let descriptor = self.plans[place].1.as_raw_fd().unsigned_abs();
+        Message::answer("planned").number("descriptor", descriptor.into())
+    }
+
+    fn numbers_of(&self, joined: &Joined) -> Numbers {
+        Numbers {
+            totals: self.session.service.totals_of(joined.run),
+            owner: (self.numbers)().since(&joined.before),
+            stats: self.session.stats(),
+            others: joined.others,
+        }
+    }
+
+    fn status(&self) -> Status {
+        let (stats, totals) = (self.session.stats(), self.session.totals());
+        let millis = |time: Duration| time.as_millis() as u64;
+        let viewers = self.session.service.viewers();
+        let is_used = self.runs() > 0 || viewers > 0;
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            bound_bytes: stats.bound_bytes,
+            grown_bytes: stats.grown_bytes + stats.control_bytes,
+            cached_bytes: stats
+                .data_bytes
+                .saturating_sub(stats.free_pages * quinion::units::PAGE_SIZE as u64),
+            served_bytes: totals.bytes,
+            runs: self.runs() as u64,
+            runs_begun: self.use_.runs,
+            viewers: viewers as u64,
+            age_ms: millis(self.use_.begun.elapsed()),
+            unused_ms: if is_used { 0 } else { millis(self.use_.last.elapsed()) },
+            idle_ms: match self.idle {
+                Idle::For(time) => Some(millis(time)),
+                Idle::Never => None,
+            },
+        }
+    }
+
+    // ---- the end --------------------------------------------------------------------------------
+
+    fn end(mut self) -> io::Result<()> {
+        // 1 nobody finds us any more; what has taken our name is another's
+        let is_named = self.is_named();
+        if is_named {
+            self.folder.remove_socket(&self.lock, &self.name)?;
+        }
+        // 2 viewers go on by the kernel
+        self.session.service.stop_serving();
+        // 3 each run hears what it did; it may be asking just now, and takes this for the answer
+        for talk in 0..self.talks.len() {
+            if let Some(joined) = self.talks[talk].joined.take() {
+                let last = self.numbers_of(&joined).put(Message::answer("stopped"));
+                let _ = self.talks[talk].stream.write(last.line().as_bytes());
+            }
+        }
+        // 4 the memory goes
+        let Self { folder, name, lock, session, numbers, tidy, talks, listener, .. } = self;
+        drop((talks, listener, session, numbers, tidy));
+        // 5 and the next may come
+        if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
+    }
+}
+
+/// What a run of our make says of itself.
+fn question_of_ours() -> Message {
+    question(&Wanted::default())
+}
+
+fn refused(why: &str) -> Message {
+    Message::answer("refused").text("why", why)
+}

@@ -1,0 +1,66 @@
+//! Start: making the process that stays.
+//!
+//! ```text
+//!   the runner                               the owner: this very command, by way of /proc/self/exe
+//!     0  the lock, as descriptor 0   ------>   keeps it for life
+//!     1  a pipe, as 1 and 2          ------>   "ready", or in words what is wrong
+//!     waits for a line, or the end   <------
+//! ```
+//!
+//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds nobody to say "ready"
+//! to, and stays for the next; if the owner is killed, the pipe ends, and the lock is free.
+
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use super::Wanted;
+use super::folder::{Folder, Lock};
+
+/// What the owner says when it listens.
+pub const READY: &str = "ready";
+/// What of the environment an owner needs: how to read, and where a panic happened.
+const PASSED_ON: [&str; 2] = ["QUINION_IO", "RUST_BACKTRACE"];
+/// Bytes of what is wrong that are passed on.
+const WRONG_MAX: u64 = 4096;
+
+/// Starts an owner and waits until it listens.
+///
+/// # Errors
+/// It cannot be started, or says what is wrong.
+pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
+    let (reader, writer) = io::pipe()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("quinion").arg("keep-owner").arg("--folder").arg(folder.path());
+    command.args(["--name", &wanted.name.to_string()]);
+    if let Some(attach) = &wanted.attach {
+        command.args(["--attach", attach]);
+    }
+    if let Some(memory) = wanted.memory {
+        command.args(["--memory", &memory.to_string()]);
+    }
+    if let Some(idle) = wanted.idle {
+        command.args(["--idle", &idle.to_string()]);
+    }
+    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_passed_on(name)));
+    command.current_dir("/");
+    command.stdin(Stdio::from(lock.into_descriptor())).stderr(writer.try_clone()?).stdout(writer);
+    let child = command.spawn()?;
+    drop(command); // and with it our copies of the lock and of the pipe
+    let mut said = BufReader::new(reader.take(WRONG_MAX));
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    if line.trim_end() == READY {
+        return Ok(()); // it is nobody's child when we have ended
+    }
+    said.read_to_string(&mut line)?;
+    let mut child = child;
+    let status = child.wait()?;
+    let why = if line.is_empty() { status.to_string() } else { line.trim_end().replace('\n', "; ") };
+    Err(io::Error::other(format!("cannot start the cache `{}`: {why}", wanted.name)))
+}
+
+fn is_passed_on(name: &OsStr) -> bool {
+    PASSED_ON.iter().any(|passed| name == *passed)
+}

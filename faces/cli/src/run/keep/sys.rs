@@ -1,0 +1,109 @@
+//! Sys: what a process has of the one that started it, and who is at the other end of a socket.
+//!
+//! ```text
+//!   the runner                    the owner that stays
+//!     terminal, session             a session of its own, without a terminal
+//!     working folder                /
+//!     descriptors 0, 1, 2           /dev/null      (0 and 1 are the lock and the way to say "ready", for the first
+//! moment)
+//!     all others                    closed, whoever left them open
+//!     ignored signals               those for the end of a process are heard again
+//! ```
+//!
+//! What cannot be left is said where people look for it, in the help of `run`: the mount name space, which the owner
+//! keeps alive while it lives, the limits, and the control group.
+#![allow(unsafe_code, reason = "descriptors are closed by number, and a socket's option is a C structure")]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The first descriptor that is not one of the three everybody has.
+const FIRST_OTHER: libc::c_uint = 3;
+
+/// Leaves all that is the starter's but descriptors 0 to 2. Called first of all, while nothing here has a
+/// descriptor or a thread.
+pub fn leave_starter() -> io::Result<()> {
+    close_others()?;
+    hear_again();
+    // Until here a ctrl-C ended us together with the starter, which is right: nobody has a cache yet.
+    rustix::process::setsid()?;
+    std::env::set_current_dir("/")?;
+    // Each file that is known has a descriptor. A limit that cannot be raised is one to live with.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    // For who looks at a list of processes; without /proc there is no such list.
+    let _ = std::fs::write("/proc/self/comm", "quinion-keep");
+    Ok(())
+}
+
+fn close_others() -> io::Result<()> {
+    // SAFETY: nothing in this process has a descriptor yet: its `main` has just begun.
+    if unsafe { libc::syscall(libc::SYS_close_range, FIRST_OTHER, libc::c_uint::MAX, 0) } == 0 {
+        return Ok(());
+    }
+    // Before Linux 5.9. The list's own descriptor is among them, and is closed when it is dropped, by its number.
+    let open: Vec<libc::c_int> = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&fd| fd >= FIRST_OTHER as libc::c_int)
+        .collect();
+    for fd in open {
+        // SAFETY: as above; one that is closed already is an error of the call's.
+        unsafe { libc::close(fd) };
+    }
+    Ok(())
+}
+
+/// Signals that end a process may have been ignored by the starter (`nohup`), or be held back.
+fn hear_again() {
+    // SAFETY: the default is no handler; all zeros is a value of the C structure, an empty set.
+    unsafe {
+        for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            libc::signal(number, libc::SIG_DFL);
+        }
+        let none: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
+/// Who made, or listens on, the other end of a connected socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Its process; 0 if that has no number here: it lives in another name space of processes.
+    pub process: u32,
+    /// Its user.
+    pub user: u32,
+}
+
+/// Asks the kernel, which noted it when the connection was made.
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut peer = MaybeUninit::<libc::ucred>::zeroed();
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most so many bytes, which are there.
+    let answer = unsafe {
+        let (fd, value) = (socket.as_fd().as_raw_fd(), peer.as_mut_ptr().cast());
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut bytes)
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroed and then written: three numbers.
+    let peer = unsafe { peer.assume_init() };
+    Ok(Peer { process: u32::try_from(peer.pid).unwrap_or(0), user: peer.uid })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_pair_of_ours_is_ours() {
+        let (socket, _other) = UnixStream::pair().expect("a pair");
+        let us = Peer { process: std::process::id(), user: rustix::process::geteuid().as_raw() };
+        assert_eq!(peer(&socket).expect("it is a socket"), us);
+    }
+}

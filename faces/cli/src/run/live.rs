@@ -1,0 +1,145 @@
+//! Live: what the cache does for a program, on the terminal while it runs.
+//!
+//! ```text
+//!   | ...the program's output scrolls here...      |   rows 1 to n - 7: the terminal's scrolling region
+//!   |$ _                                            |
+//!   |- quinion: grep -c the FILE --------- 00:12 -  |   the last rows are the panel's
+//!   | hits       97.3 %  ########--                 |   screen    the region, set and given back
+//!   | served     1.2 GiB/s ...                      |   panel     numbers become cells
+//!   | ...                                           |   paint     cells become bytes
+//! ```
+//!
+//! The program keeps its terminal: it has our standard streams, writes whenever it likes, and its output scrolls and stays.
+//! Only the last rows are taken from it, by the terminal's own means. We read no key, and change no mode of the
+//! terminal. What is drawn is one write that saves and restores the cursor, and the kernel mixes no two writes of a terminal.
+//!
+//! A program that uses the whole screen (an editor, a pager) sets the region for itself, and draws over the panel
+//! as the panel does over it: it is watched better by the report.
+//!
+//! A thread draws; only it writes. It is told when the program stops, and gives the rows back until both go on.
+//!
+//! Invariants:
+//!  1. Without a terminal on standard error there is no thread and no byte.
+//!  2. However we end, the region is given back: by the thread, or if we are killed by the mender (`screen`).
+//!
+//! Not an invariant: that all the numbers of a picture are of one moment.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use quinion::HotFile;
+use quinion::arena::ArenaStats;
+use quinion::serve::ViewerTotals;
+
+use super::{OwnerNumbers, signals};
+
+mod paint;
+mod panel;
+mod screen;
+
+use panel::Panel;
+use screen::Screen;
+pub use screen::{MEND, mend};
+
+/// From one picture to the next.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// What is seen of a run at a moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Look {
+    /// What the viewers did so far.
+    pub totals: ViewerTotals,
+    /// The arena.
+    pub stats: ArenaStats,
+    /// What the owner did so far.
+    pub owner: OwnerNumbers,
+    /// The files that are read most, hottest first.
+    pub hottest: Vec<HotFile>,
+}
+
+/// A panel that is drawn; dropping it gives the terminal back.
+pub(super) struct Live<'scope> {
+    orders: Option<Sender<Order>>,
+    thread: Option<ScopedJoinHandle<'scope, ()>>,
+}
+
+/// What the thread is told.
+enum Order {
+    /// Give the rows back, and say when it is done.
+    Hide(Sender<()>),
+    /// Draw again.
+    Show,
+}
+
+impl<'scope> Live<'scope> {
+    /// Begins to draw what `look` sees, below `title`; `None` if nobody could see it.
+    pub(super) fn start<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        title: String,
+        look: impl Fn(usize) -> Look + Send + 'scope,
+    ) -> Option<Self> {
+        let mut screen = Screen::of_stderr()?;
+        let (orders, told) = mpsc::channel();
+        // The rows are taken before the program writes its first byte.
+        let mut panel = Panel::new(title);
+        let begun = Instant::now();
+        screen.show(|area| panel.drawn(area, begun.elapsed(), look(panel::files_in(area))));
+        let draw = move || {
+            // A terminal that stops background writers (`stty tostop`) would stop the owner, and with it the program.
+            signals::block(signals::BACKGROUND_WRITE);
+            draw(&mut screen, &told, |area| panel.drawn(area, begun.elapsed(), look(panel::files_in(area))));
+        };
+        let thread =
+            std::thread::Builder::new().name("quinion-live".into()).spawn_scoped(scope, draw).ok()?;
+        Some(Self { orders: Some(orders), thread: Some(thread) })
+    }
+
+    /// Gives the terminal back until [`Live::show`], and returns when it is so.
+    pub(super) fn hide(&self) {
+        let (done, wait) = mpsc::channel();
+        if self.tell(Order::Hide(done)) {
+            let _ = wait.recv(); // the thread is gone: then the rows are given back, too
+        }
+    }
+
+    /// Draws again.
+    pub(super) fn show(&self) {
+        self.tell(Order::Show);
+    }
+
+    fn tell(&self, order: Order) -> bool {
+        self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok())
+    }
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // that a picture could not be drawn is no reason to lose the program's status
+        }
+    }
+}
+
+/// Draws until nobody gives orders any more.
+fn draw(
+    screen: &mut Screen,
+    told: &Receiver<Order>,
+    mut picture: impl FnMut(ratatui::layout::Rect) -> ratatui::buffer::Buffer,
+) {
+    let mut hidden = false;
+    loop {
+        match told.recv_timeout(PERIOD) {
+            Ok(Order::Hide(done)) => {
+                hidden = true;
+                screen.hide();
+                let _ = done.send(());
+            }
+            Ok(Order::Show) => hidden = false,
+            Err(RecvTimeoutError::Timeout) if hidden => {}
+            Err(RecvTimeoutError::Timeout) => screen.show(&mut picture),
+            Err(RecvTimeoutError::Disconnected) => return screen.hide(),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Screen: the last rows of a terminal that others write to.
+//!
+//! ```text
+//!   take     so many lines up, if the cursor is that low   save   region 1..n-h   restore
+//!   draw     save   row n-h+1, cells   row n-h+2, cells ..  restore
+//!   give     save   region all   clear below n-h            restore
+//! ```
+//!
+//! The cursor, its colours included, is the program's: each of the three is one write that leaves it where it was, so
+//! output may come between any two of them. Colours that the program has set half-way stay set for it.
+//!
+//! A process that is killed gives nothing back. So somebody else has to:
+//!
+//! ```text
+//!   this process                          the mender: this command again, in a process group of its own
+//!     |-- a line each time: what to write if we are no more -->  keeps the last one
+//!     X   ends, however it ends           the pipe ends: it writes that line to the terminal, and ends
+//! ```
+//!
+//! An empty line is written when the rows are given back; then the mender has nothing to do.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write, stderr};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use rustix::termios::{tcgetpgrp, tcgetwinsize};
+
+use super::super::signals;
+use super::paint::{Colours, painted};
+
+/// The hidden verb of the command that mends a terminal.
+pub const MEND: &str = "mend-terminal";
+
+/// Rows of the panel where there is room, and where there is less.
+const ROWS_FULL: u16 = 8;
+const ROWS_SMALL: u16 = 5;
+/// A terminal with fewer rows or columns has no panel.
+const ROWS_MIN: u16 = 12;
+const ROWS_FOR_FULL: u16 = 20;
+const COLUMNS_MIN: u16 = 40;
+
+/// A terminal, and the rows of it that are taken.
+pub(super) struct Screen {
+    terminal: File,
+    mender: Option<Mender>,
+    colours: Colours,
+    taken: Option<Taken>,
+}
+
+/// The panel's rows on a terminal of so many rows and columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Taken {
+    rows: u16,
+    columns: u16,
+    height: u16,
+}
+
+impl Screen {
+    /// The terminal of standard error, if it is one that can do what is needed.
+    pub(super) fn of_stderr() -> Option<Self> {
+        let can_move = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+        if !stderr().is_terminal() || !can_move {
+            return None;
+        }
+        // A description of our own: the program may make the one that we share one that does not wait.
+        let terminal = File::options()
+            .write(true)
+            .custom_flags(libc::O_NOCTTY)
+            .open("/proc/self/fd/2")
+            .or_else(|_| io::stderr().as_fd().try_clone_to_owned().map(File::from));
+        let terminal = terminal.ok()?;
+        let mender = Mender::start(&terminal).ok();
+        Some(Self { terminal, mender, colours: Colours::wanted(), taken: None })
+    }
+
+    /// Draws `picture` into the last rows, and takes them if they are not. Does nothing where there are too few, or
+    /// while the terminal is somebody else's.
+    pub(super) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
+        let Some(now) = self.place() else { return self.hide() };
+        let mut bytes = Vec::new();
+        if self.taken != Some(now) {
+            if self.taken.is_none() && !self.is_ours() {
+                return;
+            }
+            if let Some(before) = self.taken.filter(|before| before.top() <= now.rows) {
+                bytes.extend(before.give().into_bytes());
+            }
+            bytes.extend(now.take().into_bytes());
+            self.tell_mender(&now.give());
+            self.taken = Some(now);
+        }
+        let area = Rect::new(0, 0, now.columns, now.height);
+        bytes.extend(painted(&picture(area), now.top(), self.colours));
+        self.write(&bytes);
+    }
+
+    /// Gives the rows back.
+    pub(super) fn hide(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            self.write(taken.give().as_bytes());
+            self.tell_mender("");
+        }
+    }
+
+    /// Where the panel belongs now, if there is room for it.
+    fn place(&self) -> Option<Taken> {
+        let size = tcgetwinsize(&self.terminal).ok()?;
+        Taken::on(size.ws_row, size.ws_col)
+    }
+
+    /// Whether what is written appears in front: a job in the background leaves the terminal alone.
+    fn is_ours(&self) -> bool {
+        tcgetpgrp(&self.terminal).map_or(true, |group| group == rustix::process::getpgrp())
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let _ = self.terminal.write_all(bytes); // a terminal that is gone shows nothing
+    }
+
+    fn tell_mender(&mut self, line: &str) {
+        if let Some(mender) = &mut self.mender {
+            let _ = writeln!(mender.pipe(), "{line}");
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.hide();
+    }
+}
+
+impl Taken {
+    fn on(rows: u16, columns: u16) -> Option<Self> {
+        let height = if rows >= ROWS_FOR_FULL { ROWS_FULL } else { ROWS_SMALL };
+        (rows >= ROWS_MIN && columns >= COLUMNS_MIN).then_some(Self { rows, columns, height })
+    }
+
+    /// The first row of the panel; rows are counted from 1.
+    fn top(self) -> u16 {
+        self.rows - self.height + 1
+    }
+
+    /// Makes room: the screen moves up if the cursor is too low (a vertical tab goes a line down and keeps the column), and the
+    /// rest scrolls without the panel's rows from now on.
+    fn take(self) -> String {
+        let down = "\x0b".repeat(usize::from(self.height));
+        format!("{down}\x1b[{}A\x1b7\x1b[1;{}r\x1b8", self.height, self.top() - 1)
+    }
+
+    /// Gives the rows back, empty.
+    fn give(self) -> String {
+        format!("\x1b7\x1b[r\x1b[{};1H\x1b[0m\x1b[J\x1b8", self.top())
+    }
+}
+
+/// The process that gives the rows back if we cannot.
+struct Mender(Child);
+
+impl Mender {
+    fn start(terminal: &File) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(MEND).process_group(0).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(terminal.try_clone()?);
+        Ok(Self(command.spawn()?))
+    }
+
+    fn pipe(&mut self) -> &mut impl Write {
+        self.0.stdin.as_mut().expect("it was started with a pipe")
+    }
+}
+
+impl Drop for Mender {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait(); // it ends with its pipe, unless somebody killed it before
+    }
+}
+
+/// Reads lines from standard input until it ends, and writes the last one to standard error, a terminal.
+///
+/// # Errors
+/// If the lines cannot be read, or the last not be written.
+pub fn mend() -> io::Result<()> {
+    signals::block(signals::BACKGROUND_WRITE);
+    let mut told = String::new();
+    io::stdin().read_to_string(&mut told)?;
+    stderr().write_all(last_line(&told).as_bytes())
+}
+
+/// The last line that was written to its end.
+fn last_line(told: &str) -> &str {
+    let whole = told.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.rsplit('\n').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_panel_is_at_the_bottom_of_terminals_that_have_room() {
+        let full = Taken { rows: 50, columns: 100, height: ROWS_FULL };
+        assert_eq!((Taken::on(50, 100), full.top()), (Some(full), 43));
+        assert_eq!(Taken::on(12, 40).map(|taken| taken.height), Some(ROWS_SMALL));
+        assert_eq!((Taken::on(11, 100), Taken::on(50, 39), Taken::on(0, 0)), (None, None, None));
+    }
+
+    #[test]
+    fn what_is_taken_is_given_back() {
+        let taken = Taken { rows: 24, columns: 80, height: 5 };
+        assert_eq!(taken.take(), "\x0b\x0b\x0b\x0b\x0b\x1b[5A\x1b7\x1b[1;19r\x1b8");
+        assert_eq!(taken.give(), "\x1b7\x1b[r\x1b[20;1H\x1b[0m\x1b[J\x1b8");
+    }
+
+    #[test]
+    fn the_mender_heeds_the_last_whole_line() {
+        for (told, last) in [("", ""), ("a\n", "a"), ("a\nb\n", "b"), ("a\n\n", ""), ("a\nb", "a"), ("b", "")]
+        {
+            assert_eq!(last_line(told), last, "{told:?}");
+        }
+    }
+}

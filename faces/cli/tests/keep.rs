@@ -1,0 +1,766 @@
+//! A cache that outlives the command: what the next run finds, what it is told, and that nobody's death leaves anything
+//! that the next one trips over.
+//!
+//! Each test has a folder for kept caches of its own, and ends the owners that it finds there, whatever happens to it.
+//! An owner is found by its command line, which names that folder: so it is seen also if it cannot be reached.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+mod disk;
+use disk::{Ended, Report, noise, plain, quinion, scratch};
+
+const FILE_BYTES: usize = 3 << 20;
+
+/// A user's folder of kept caches, and a folder for files.
+struct Home {
+    runtime: TempDir,
+    files: TempDir,
+}
+
+impl Home {
+    fn new() -> Self {
+        let runtime = TempDir::new().expect("a folder");
+        fs::set_permissions(runtime.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");
+        Self { runtime, files: scratch() }
+    }
+
+    /// A file without any pattern.
+    fn file(&self, name: &str, seed: u64) -> PathBuf {
+        let path = self.files.path().join(name);
+        fs::write(&path, noise(FILE_BYTES, seed)).expect("the disk has room");
+        path
+    }
+
+    fn quinion(&self, words: &[&str]) -> Command {
+        let mut command = quinion();
+        command.args(words).env("XDG_RUNTIME_DIR", self.runtime.path());
+        command
+    }
+
+    /// `quinion run --keep -- WORDS`, and where it reports.
+    fn run(&self, words: &[&str]) -> Command {
+        self.run_as("default", &[], words)
+    }
+
+    fn run_as(&self, name: &str, options: &[&str], words: &[&str]) -> Command {
+        let mut command =
+            self.quinion(&["run", &format!("--keep={name}"), "--attach", "at-once", "--report", "json"]);
+        command.arg("--report-file").arg(self.report_of(name)).args(options).arg("--").args(words);
+        command
+    }
+
+    fn report_of(&self, name: &str) -> PathBuf {
+        self.files.path().join(format!("{name}.report"))
+    }
+
+    /// Runs a program to its end, which must be a good one; its output, and the report.
+    #[track_caller]
+    fn ran(&self, options: &[&str], words: &[&str]) -> (Vec<u8>, Report) {
+        let output = self.run_as("default", options, words).output().expect("our own command starts");
+        assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {output:?}");
+        (output.stdout, Report::read(&self.report_of("default")))
+    }
+
+    /// The same bytes as the file has now; the report.
+    #[track_caller]
+    fn reads(&self, path: &Path) -> Report {
+        let (read, report) = self.ran(&[], &["cat", path.to_str().expect("a plain path")]);
+        disk::assert_bytes("cat", &read, &fs::read(path).expect("it is there"));
+        assert_eq!(report.served(), read.len() as u64, "its own bytes, and no other run's: {report:?}");
+        assert_eq!(after(&report.0, "\"processes\":"), 1, "{report:?}");
+        report
+    }
+
+    /// The owners of this folder's caches, reachable or not.
+    fn owners(&self) -> Vec<u32> {
+        let folder = self.runtime.path().join("quinion");
+        let is_owner = |words: &[u8]| {
+            let mut words = words.split(|&byte| byte == 0);
+            words.any(|word| word == b"keep-owner")
+                && words.any(|word| word == folder.as_os_str().as_encoded_bytes())
+        };
+        let processes = fs::read_dir("/proc").expect("there is /proc").filter_map(|entry| {
+            let process = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            // One that has ended and was not waited for has no words any more.
+            is_owner(&fs::read(format!("/proc/{process}/cmdline")).ok()?).then_some(process)
+        });
+        processes.collect()
+    }
+
+    #[track_caller]
+    fn owner(&self) -> u32 {
+        let owners = self.owners();
+        assert_eq!(owners.len(), 1, "{owners:?}");
+        owners[0]
+    }
+
+    fn left(&self) -> Vec<String> {
+        let folder = fs::read_dir(self.runtime.path().join("quinion")).expect("it was made");
+        folder.map(|entry| entry.expect("it can be read").file_name().into_string().expect("plain")).collect()
+    }
+
+    fn keeps(&self) -> String {
+        text(&self.quinion(&["keeps", "--json"]).output().expect("our own command starts").stdout)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        for owner in self.owners() {
+            kill(owner, libc::SIGKILL);
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "a plain call")]
+fn kill(process: u32, signal: i32) {
+    // SAFETY: numbers only.
+    unsafe { libc::kill(process as i32, signal) };
+}
+
+/// Waits until something is so. That it never is, is for whoever runs the tests to see.
+fn until(mut so: impl FnMut() -> bool) {
+    while !so() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn is_gone(process: u32) -> bool {
+    // Nobody waits for an owner in a container without an init: what is left of it has no words.
+    fs::read(format!("/proc/{process}/cmdline")).map_or(true, |words| words.is_empty())
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The number behind the first `what`.
+#[track_caller]
+fn after(text: &str, what: &str) -> u64 {
+    let value = text.split_once(what).unwrap_or_else(|| panic!("{what} is not in {text}")).1;
+    let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    value[..digits].parse().unwrap_or_else(|_| panic!("{what} is no number in {text}"))
+}
+
+/// Reads all of a file when told to, a line at a time: how often, and what it read.
+const READS_WHEN_TOLD: &str = "import sys,os,hashlib
+fd = os.open(sys.argv[1], os.O_RDONLY); print('ready', flush=True)
+for line in sys.stdin:
+    h = hashlib.md5(); at = 0
+    while True:
+        b = os.pread(fd, 65536, at)
+        if not b: break
+        h.update(b); at += len(b)
+    print(h.hexdigest(), flush=True)
+";
+
+/// A run whose program waits to be told.
+struct Waiting {
+    run: Ended,
+    input: Option<std::process::ChildStdin>,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Waiting {
+    fn start(mut command: Command) -> Self {
+        let mut run = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let lines = BufReader::new(run.stdout.take().expect("it is piped"));
+        let input = run.stdin.take();
+        let mut waiting = Self { run: Ended(run), input, lines };
+        assert_eq!(waiting.line(), "ready");
+        waiting
+    }
+    fn reading(home: &Home, name: &str, path: &Path) -> Self {
+        let path = path.to_str().expect("a plain path");
+        let python = disk::python().to_str().expect("a plain path");
+        Self::start(home.run_as(name, &[], &[python, "-c", READS_WHEN_TOLD, path]))
+    }
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("it says something");
+        line.trim_end().to_owned()
+    }
+    fn tell(&mut self) -> String {
+        writeln!(self.input.as_mut().expect("it was not ended"), "go").expect("it listens");
+        self.line()
+    }
+    /// The program ends as it sees the end of its input.
+    fn end(&mut self) -> std::process::ExitStatus {
+        self.input = None;
+        self.run.wait()
+    }
+    fn process(&self) -> u32 {
+        self.run.0.id()
+    }
+}
+
+fn md5(path: &Path) -> String {
+    let output = plain("md5sum").arg(path).output().expect("md5sum starts");
+    text(&output.stdout).split_whitespace().next().expect("a sum").to_owned()
+}
+
+// ---- what the next run finds --------------------------------------------------------------------
+
+#[test]
+fn the_second_run_finds_what_the_first_has_read() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let first = home.reads(&path);
+    assert!(first.number("device", "bytes") >= FILE_BYTES as u64, "{first:?}");
+    let owner = home.owner();
+    // A file that was written a moment before it was first looked at is read once more: it might have been
+    // written again in that moment.
+    home.reads(&path);
+    let third = home.reads(&path);
+    assert_eq!((third.number("device", "bytes"), third.number("asked", "questions")), (0, 0), "{third:?}");
+    assert_eq!(third.number("served", "hits"), third.number("served", "reads"), "{third:?}");
+    assert!(third.0.contains("\"kept\":{\"name\":\"default\",\"other_runs\":0}"), "{third:?}");
+    assert_eq!(home.owner(), owner);
+}
+
+#[test]
+fn a_file_that_was_changed_between_two_runs_is_read_anew() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    home.reads(&path);
+    home.reads(&path);
+    // 1 written in place, as long as before
+    fs::write(&path, noise(FILE_BYTES, 2)).expect("the disk has room");
+    home.reads(&path);
+    // 2 longer, and shorter
+    let mut file = File::options().append(true).open(&path).expect("it is there");
+    file.write_all(b"and more").expect("the disk has room");
+    home.reads(&path);
+    file.set_len(12_345).expect("it is ours");
+    home.reads(&path);
+    // 3 another file of the same name
+    fs::rename(home.file("other", 3), &path).expect("one folder");
+    home.reads(&path);
+    // 4 one that was removed, and made anew, perhaps with its number
+    fs::remove_file(&path).expect("it is there");
+    home.file("file", 4);
+    home.reads(&path);
+}
+
+#[test]
+fn files_that_a_program_writes_are_right_in_the_next_run() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let name = path.to_str().expect("a plain path");
+    home.reads(&path);
+    home.ran(
+        &[],
+        &["sh", "-c", &format!("printf changed | dd of={name} bs=1 seek=100000 conv=notrunc status=none")],
+    );
+    assert_eq!(&fs::read(&path).expect("it is there")[100_000..100_007], b"changed");
+    home.reads(&path);
+    home.ran(
+        &[],
+        &["sh", "-c", &format!("echo more >> {name}; cat {name} > {name}.copy; mv {name}.copy {name}")],
+    );
+    home.reads(&path);
+}
+
+#[test]
+fn memory_is_one_bound_however_many_runs_there_are() {
+    let home = Home::new();
+    let name = disk::files().join("binary");
+    let name = name.to_str().expect("a plain path");
+    let runs: Vec<Ended> = (0..4)
+        .map(|i| {
+            let mut run = home.run_as("default", &["--memory", disk::MEMORY], &["cksum", name]);
+            run.arg(disk::files().join("text")).arg(disk::files().join(format!("many/{:03}", 100 + i)));
+            Ended(run.stdout(Stdio::null()).spawn().expect("our own command starts"))
+        })
+        .collect();
+    for mut run in runs {
+        assert!(run.wait().success());
+    }
+    let kept = home.keeps();
+    let (bound, grown) = (after(&kept, "\"bound_bytes\":"), after(&kept, "\"grown_bytes\":"));
+    assert!(bound == 16 << 20 && (1..=bound).contains(&grown), "{kept}");
+    assert_eq!((after(&kept, "\"runs_begun\":"), home.owners().len()), (4, 1), "{kept}");
+}
+
+#[test]
+fn a_file_that_is_removed_is_let_go_though_nobody_comes() {
+    let home = Home::new();
+    let paths: Vec<PathBuf> = (0..3).map(|seed| home.file(&format!("file{seed}"), seed)).collect();
+    for path in &paths {
+        home.reads(path);
+    }
+    let open = || {
+        let fds = fs::read_dir(format!("/proc/{}/fd", home.owner())).expect("it lives");
+        let names: Vec<PathBuf> =
+            fds.filter_map(|fd| fs::read_link(fd.expect("it can be read").path()).ok()).collect();
+        names.iter().filter(|name| name.starts_with(home.files.path())).count()
+    };
+    assert_eq!(open(), 3, "they are kept though nobody has them open");
+    fs::remove_file(&paths[1]).expect("it is there");
+    until(|| open() == 2);
+    let report = home.reads(&paths[2]);
+    assert_eq!(report.number("kept", "other_runs"), 0);
+}
+
+// ---- whose numbers ------------------------------------------------------------------------------
+
+#[test]
+fn runs_side_by_side_report_their_own_numbers() {
+    let home = Home::new();
+    let (one, two) = (home.file("one", 1), home.file("two", 2));
+    let mut first = Waiting::reading(&home, "default", &one);
+    let owner = home.owner();
+    assert_eq!(first.tell(), md5(&one));
+    let mut second = Waiting::start({
+        let (path, python) = (two.to_str().expect("plain"), disk::python().to_str().expect("plain"));
+        let mut command = home.quinion(&["run", "--keep", "--report", "json", "--report-file"]);
+        command.arg(home.report_of("second")).args(["--", python, "-c", READS_WHEN_TOLD, path]);
+        command
+    });
+    assert_eq!((second.tell(), second.tell()), (md5(&two), md5(&two)));
+    assert_eq!(after(&home.keeps(), "\"runs\":"), 2);
+    assert!(second.end().success() && first.end().success());
+    let report = |name| Report::read(&home.report_of(name));
+    let (first, second) = (report("default"), report("second"));
+    // Each its file, once and twice, and python's own files, which are much smaller.
+    let times = |report: &Report| report.served() / FILE_BYTES as u64;
+    assert_eq!((times(&first), times(&second)), (1, 2), "{first:?} {second:?}");
+    for report in [&first, &second] {
+        assert_eq!((report.number("kept", "other_runs"), after(&report.0, "\"processes\":")), (1, 1));
+        assert!(report.0.contains("served other runs meanwhile"), "{report:?}");
+    }
+    assert_eq!(home.owner(), owner);
+}
+
+#[test]
+fn children_count_for_their_run() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let name = path.to_str().expect("a plain path");
+    home.reads(&path);
+    let script = format!("for i in 1 2 3; do cat {name} | cksum; (exec cat {name} > /dev/null); done");
+    let (_, report) = home.ran(&[], &["sh", "-c", &script]);
+    assert_eq!(report.served(), 6 * FILE_BYTES as u64, "{report:?}");
+    assert!(after(&report.0, "\"processes\":") >= 10, "{report:?}");
+}
+
+// ---- what a run is told -------------------------------------------------------------------------
+
+#[test]
+fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
+    let home = Home::new();
+    home.ran(&["--memory", "32M", "--idle", "1h"], &["true"]);
+    home.ran(&["--memory", "32M", "--idle", "60m"], &["true"]); // the same in other words
+    home.ran(&["--memory", "33M"], &["true"]); // which is 32, in whole extents
+    home.ran(&[], &["true"]);
+    for (options, what) in [(["--memory", "64M"], "has 32.0 MiB of memory"), (["--idle", "2h"], "--idle 1h")]
+    {
+        let output =
+            home.run_as("default", &options, &["touch", "/nowhere/ran"]).output().expect("it starts");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(what) && said.contains("quinion stop default") && said.contains("--keep=OTHER"),
+            "{said}"
+        );
+    }
+    let mut politely = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
+    let output = politely.output().expect("our own command starts");
+    assert!(
+        output.status.code() == Some(1) && text(&output.stderr).contains("--attach at-once"),
+        "{output:?}"
+    );
+    let other = home.run_as("other", &["--memory", "64M"], &["true"]).output().expect("it starts");
+    assert!(other.status.success(), "{other:?}");
+    assert_eq!(home.owners().len(), 2);
+    for (words, what) in [
+        (&["--keep=no/name"][..], "begin with a letter"),
+        (&["--keep", "--idle", "5"], "90s"),
+        (&["--idle", "5s"], "--keep"),
+        (&["--keep=small", "--memory", "1M"], "at least"),
+    ] {
+        let output = home.quinion(&["run"]).args(words).args(["--", "true"]).output().expect("it starts");
+        assert!(!output.status.success() && text(&output.stderr).contains(what), "{words:?}: {output:?}");
+    }
+    assert_eq!(home.owners().len(), 2, "what could not begin has left nobody");
+}
+
+/// Says one line to the owner, and hears one.
+fn said(home: &Home, name: &str, line: &str) -> String {
+    let socket = home.runtime.path().join(format!("quinion/{name}.socket"));
+    let mut stream = UnixStream::connect(socket).expect("somebody listens");
+    // It may end the connection before all of it is said.
+    let _ = writeln!(stream, "{line}");
+    let mut answer = String::new();
+    let _ = BufReader::new(stream).read_line(&mut answer);
+    answer
+}
+
+#[test]
+fn another_version_is_refused_and_can_still_be_stopped() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    for question in [
+        r#"{"ask":"join","protocol":1,"version":"0.0.0","layout":4,"object":1}"#,
+        r#"{"ask":"join","protocol":99,"version":"99.0.0","layout":99,"object":99,"new":"word"}"#,
+        r#"{"ask":"join"}"#,
+    ] {
+        let answer = said(&home, "default", question);
+        assert!(answer.contains("refused") && answer.contains("quinion stop default"), "{answer}");
+    }
+    assert!(said(&home, "default", r#"{"ask":"status","later":1}"#).contains("\"answer\":\"status\""));
+    assert!(said(&home, "default", r#"{"ask":"numbers"}"#).contains("refused"));
+    // What is no question ends the connection, and nothing else.
+    assert_eq!(said(&home, "default", "nonsense"), "");
+    assert_eq!(said(&home, "default", &"x".repeat(2 << 20)), "");
+    home.ran(&[], &["true"]);
+    assert_eq!(said(&home, "default", r#"{"ask":"stop","protocol":99}"#), "{\"answer\":\"stopping\"}\n");
+    until(|| home.owners().is_empty());
+}
+
+/// What is patched in programs is a file of the owner's: it is there when the run that brought it is over.
+#[test]
+fn a_plan_is_kept_once_and_found_by_its_number() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    let number = |line: &str| after(&said(&home, "default", line), "\"descriptor\":");
+    let long: String = (0..20_000).map(|byte| format!("{:02x}", byte % 251)).collect();
+    let first = number(r#"{"ask":"plan","plan":"00ff10"}"#);
+    let second = number(&format!("{{\"ask\":\"plan\",\"plan\":\"{long}\"}}"));
+    assert_ne!(first, second);
+    assert_eq!(number(r#"{"ask":"plan","plan":"00FF10"}"#), first);
+    let read = |number| fs::read(format!("/proc/{}/fd/{number}", home.owner())).expect("it is there");
+    assert_eq!(read(first), [0, 255, 16]);
+    assert_eq!(read(second), (0..20_000).map(|byte| (byte % 251) as u8).collect::<Vec<u8>>());
+    assert!(fs::write(format!("/proc/{}/fd/{first}", home.owner()), "changed").is_err(), "nobody changes it");
+    for wrong in [r#"{"ask":"plan"}"#, r#"{"ask":"plan","plan":"0"}"#, r#"{"ask":"plan","plan":"xx"}"#] {
+        assert!(said(&home, "default", wrong).contains("refused"), "{wrong}");
+    }
+}
+
+/// An owner of a version that says other things.
+#[test]
+fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
+    let home = Home::new();
+    let folder = home.runtime.path().join("quinion");
+    fs::create_dir(&folder).expect("it is ours");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    for (answer, wanted) in [
+        ("{\"answer\":\"joined\",\"in\":\"another way\"}\n", "another version"),
+        ("welcome\n", "another version"),
+        (
+            "{\"answer\":\"refused\",\"why\":\"it is too late; come earlier\"}\n",
+            "it is too late; come earlier",
+        ),
+        (
+            "{\"answer\":\"joined\",\"run\":1,\"process\":1,\"object\":1,\"arena\":1,\"control\":1,\"token\":1}\n",
+            "name space",
+        ),
+    ] {
+        let _ = fs::remove_file(folder.join("default.socket"));
+        let listener = UnixListener::bind(folder.join("default.socket")).expect("it is free");
+        let owner = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody comes");
+            let mut question = String::new();
+            BufReader::new(stream.try_clone().expect("a second")).read_line(&mut question).expect("it asks");
+            stream.write_all(answer.as_bytes()).expect("it listens");
+            question
+        });
+        let output = home.run(&["true"]).output().expect("our own command starts");
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains(wanted), "{answer}: {said}");
+        assert!(
+            owner
+                .join()
+                .expect("it has answered")
+                .starts_with("{\"ask\":\"join\",\"protocol\":1,\"version\":")
+        );
+    }
+    assert!(home.owners().is_empty());
+}
+
+#[test]
+fn a_folder_that_is_not_ours_alone_is_refused() {
+    let home = Home::new();
+    let folder = home.runtime.path().join("quinion");
+    fs::create_dir(&folder).expect("it is ours");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    for words in [&["run", "--keep", "--", "true"][..], &["keeps"], &["stop"]] {
+        let output = home.quinion(words).output().expect("our own command starts");
+        assert!(
+            output.status.code() == Some(1) && text(&output.stderr).contains("XDG_RUNTIME_DIR"),
+            "{output:?}"
+        );
+    }
+    let by_hand = home.quinion(&["keep-owner", "--name", "x", "--folder"]).arg(home.files.path()).output();
+    assert_eq!(by_hand.expect("it starts").status.code(), Some(1), "nobody becomes an owner without a lock");
+}
+
+// ---- what the owner has of its first runner -----------------------------------------------------
+
+#[test]
+fn the_owner_has_nothing_of_its_starters() {
+    let home = Home::new();
+    let folder = scratch();
+    let held = File::create(folder.path().join("held")).expect("the disk has room");
+    let script = "exec 9>held; trap '' TERM HUP; nohup \"$0\" run --keep --report none -- true 2>&1";
+    let mut command = plain("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_quinion")]).current_dir(folder.path());
+    // Until all have closed it who hold the other end of what it writes to.
+    let output = command.env("XDG_RUNTIME_DIR", home.runtime.path()).output().expect("sh starts");
+    assert!(output.status.success(), "{output:?}");
+    let owner = home.owner();
+    let proc = |name: &str| PathBuf::from(format!("/proc/{owner}/{name}"));
+    let held = held.metadata().expect("it is open").ino();
+    for entry in fs::read_dir(proc("fd")).expect("it lives") {
+        let path = entry.expect("it can be read").path();
+        let is_held = fs::metadata(&path).is_ok_and(|data| data.ino() == held);
+        assert!(!is_held, "{} is the starter's", path.display());
+    }
+    for number in 0..3 {
+        assert_eq!(fs::read_link(proc(&format!("fd/{number}"))).expect("it is open"), Path::new("/dev/null"));
+    }
+    assert_eq!(fs::read_link(proc("cwd")).expect("it lives"), Path::new("/"));
+    let stat = fs::read_to_string(proc("stat")).expect("it lives");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    let (group, session, terminal) = (fields[2], fields[3], fields[4]);
+    assert_eq!((group, session, terminal), (&*owner.to_string(), &*owner.to_string(), "0"), "{stat}");
+    assert!(!fs::read_to_string(proc("environ")).expect("it lives").contains("XDG_RUNTIME_DIR"));
+    kill(owner, libc::SIGTERM); // which its starter ignored
+    until(|| home.owners().is_empty());
+    until(|| home.left().is_empty());
+}
+
+// ---- its end ------------------------------------------------------------------------------------
+
+#[test]
+fn who_is_there_is_shown_and_stopped() {
+    let home = Home::new();
+    assert_eq!(home.keeps(), "{\"schema\":1,\"kept\":[]}\n");
+    assert!(text(&home.quinion(&["keeps"]).output().expect("it starts").stdout).contains("no cache is kept"));
+    let absent = home.quinion(&["stop"]).output().expect("it starts");
+    assert!(
+        absent.status.code() == Some(1) && text(&absent.stderr).contains("no cache `default`"),
+        "{absent:?}"
+    );
+    assert!(home.quinion(&["stop", "--all"]).status().expect("it starts").success());
+    for name in ["default", "b", "a"] {
+        assert!(home.run_as(name, &["--memory", "16M"], &["true"]).status().expect("it starts").success());
+    }
+    let kept = home.keeps();
+    let at =
+        |name: &str| kept.find(&format!("\"name\":\"{name}\"")).unwrap_or_else(|| panic!("{name}: {kept}"));
+    assert!(at("a") < at("b") && at("b") < at("default"), "{kept}");
+    let shown = text(&home.quinion(&["keeps"]).output().expect("it starts").stdout);
+    assert!(shown.lines().count() == 4 && shown.contains("16.0 MiB") && shown.contains("30m"), "{shown}");
+    assert!(home.quinion(&["stop", "a"]).status().expect("it starts").success());
+    assert_eq!(home.owners().len(), 2, "it has ended when `stop` has");
+    assert!(home.quinion(&["stop"]).status().expect("it starts").success());
+    assert!(home.quinion(&["stop", "--all"]).status().expect("it starts").success());
+    assert_eq!((home.owners(), home.left()), (vec![], vec![]));
+}
+
+#[test]
+fn a_program_goes_on_when_its_cache_is_stopped_and_its_numbers_are_those_until_then() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let mut run = Waiting::reading(&home, "default", &path);
+    assert_eq!(run.tell(), md5(&path));
+    assert!(home.quinion(&["stop"]).status().expect("it starts").success());
+    assert_eq!(run.tell(), md5(&path));
+    assert!(run.end().success());
+    let report = Report::read(&home.report_of("default"));
+    assert_eq!(report.served() / FILE_BYTES as u64, 1, "once, and python's own files: {report:?}");
+    assert!(home.owners().is_empty());
+    home.reads(&path);
+}
+
+#[test]
+fn it_ends_when_nobody_has_used_it_for_long_and_not_before() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let mut run =
+        Waiting::start(home.run_as("default", &["--idle", "30ms"], &["sh", "-c", "echo ready; read x"]));
+    let owner = home.owner();
+    until(|| after(&home.keeps(), "\"age_ms\":") > 300);
+    assert_eq!(home.owner(), owner, "a run keeps it");
+    assert!(run.end().code() == Some(1));
+    until(|| home.owners().is_empty() && home.left().is_empty());
+    // A program that its run has left behind keeps it, too.
+    let script = "sleep 1000 > /dev/null 2>&1 & echo $!";
+    let (left, _) = home.ran(&["--idle", "30ms"], &["sh", "-c", script]);
+    let left: u32 = text(&left).trim().parse().expect("a number");
+    until(|| home.keeps().contains("\"runs\":0") && after(&home.keeps(), "\"age_ms\":") > 300);
+    assert!(after(&home.keeps(), "\"programs\":") == 1 && home.owners().len() == 1);
+    kill(left, libc::SIGKILL);
+    until(|| home.owners().is_empty() && home.left().is_empty());
+    home.reads(&path);
+}
+
+// ---- kill -9 ------------------------------------------------------------------------------------
+
+#[test]
+fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    home.reads(&path);
+    let first = home.owner();
+    kill(first, libc::SIGKILL);
+    until(|| is_gone(first));
+    assert!(!home.left().is_empty(), "it could remove nothing");
+    home.reads(&path);
+    assert_ne!(home.owner(), first);
+    // Under a program, which goes on, and whose report says what is known.
+    let mut run = Waiting::reading(&home, "default", &path);
+    assert_eq!(run.tell(), md5(&path));
+    kill(home.owner(), libc::SIGKILL);
+    until(|| home.owners().is_empty());
+    assert_eq!(run.tell(), md5(&path));
+    assert!(run.end().success());
+    let report = Report::read(&home.report_of("default"));
+    assert!(report.0.contains("ended before the program"), "{report:?}");
+    // And what it left is removed by whoever looks.
+    assert_eq!(home.keeps(), "{\"schema\":1,\"kept\":[]}\n");
+    assert!(home.left().is_empty());
+}
+
+#[test]
+fn rubbish_in_the_folder_is_in_nobodys_way() {
+    let home = Home::new();
+    let folder = home.runtime.path().join("quinion");
+    fs::create_dir(&folder).expect("it is ours");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    fs::write(folder.join("default.lock"), "4711\n").expect("it can be written");
+    fs::write(folder.join("default.socket"), "no socket").expect("it can be written");
+    fs::write(folder.join("b.lock"), "").expect("it can be written");
+    fs::write(folder.join("-.lock"), "no name").expect("it can be written");
+    home.ran(&[], &["true"]);
+    assert!(home.keeps().matches("\"name\":").count() == 1, "{}", home.keeps());
+    assert!(home.quinion(&["stop"]).status().expect("it starts").success());
+    assert_eq!(home.left(), ["-.lock"]);
+}
+
+/// Somebody cleans up in the folder: the next run cannot find the cache and starts another, and the first one ends, and
+/// takes nothing of the second along.
+#[test]
+fn one_that_nobody_can_find_any_more_ends() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    let first = home.owner();
+    for file in home.left() {
+        fs::remove_file(home.runtime.path().join("quinion").join(file)).expect("it is there");
+    }
+    home.ran(&["--idle", "1h"], &["true"]);
+    until(|| is_gone(first));
+    assert_eq!(home.left().len(), 2);
+    let second = home.owner();
+    home.ran(&["--idle", "1h"], &["true"]);
+    assert_eq!(home.owner(), second);
+}
+
+#[test]
+fn a_killed_runner_leaves_its_program_served_and_the_cache_to_others() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let mut run = Waiting::reading(&home, "default", &path);
+    let owner = home.owner();
+    kill(run.process(), libc::SIGKILL);
+    run.run.wait();
+    until(|| home.keeps().contains("\"runs\":0"));
+    let before = after(&home.keeps(), "\"served_bytes\":");
+    assert_eq!(run.tell(), md5(&path));
+    assert_eq!(after(&home.keeps(), "\"served_bytes\":"), before + FILE_BYTES as u64);
+    home.reads(&path);
+    run.input = None;
+    let mut rest = String::new();
+    run.lines.read_to_string(&mut rest).expect("it ends");
+    assert_eq!((rest.as_str(), home.owner()), ("", owner));
+}
+
+#[test]
+fn a_killed_program_is_told_of_as_ever() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let script = format!("cat {} > /dev/null; kill -9 $$", path.display());
+    let output: Output = home.run(&["sh", "-c", &script]).output().expect("our own command starts");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGKILL));
+    let report = Report::read(&home.report_of("default"));
+    assert_eq!(report.served(), FILE_BYTES as u64, "{report:?}");
+    until(|| home.keeps().contains("\"programs\":0"));
+    home.reads(&path);
+}
+
+/// Runners and owners are killed at moments that differ, from before the first step to after the last. Whatever was
+/// left, the next run is as good as any, and there is one owner.
+#[test]
+fn killed_at_any_moment_of_the_start_nothing_is_left_in_the_way() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let name = path.to_str().expect("a plain path");
+    for moment in 0..16u64 {
+        let mut run: Child = home.run(&["cat", name]).stdout(Stdio::null()).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_micros(moment * 1500));
+        match moment % 3 {
+            0 => kill(run.id(), libc::SIGKILL),
+            1 => home.owners().into_iter().for_each(|owner| kill(owner, libc::SIGKILL)),
+            _ => {
+                home.owners().into_iter().for_each(|owner| kill(owner, libc::SIGKILL));
+                kill(run.id(), libc::SIGKILL);
+            }
+        }
+        run.wait().expect("it is our child");
+        home.reads(&path);
+        home.owner();
+        if moment % 2 == 1 {
+            kill(home.owner(), libc::SIGKILL); // the next begins from nothing
+        }
+    }
+}
+
+#[test]
+fn many_that_start_at_once_start_one_owner() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    for round in 0..3 {
+        let runs: Vec<Child> = (0..8)
+            .map(|number| {
+                let mut command = home.quinion(&["run", "--keep", "--report", "none", "--", "cksum"]);
+                command.arg(&path).stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.spawn().unwrap_or_else(|error| panic!("{number}: {error}"))
+            })
+            .collect();
+        let expected = plain("cksum").arg(&path).output().expect("cksum starts");
+        for run in runs {
+            disk::assert_same("cksum", &run.wait_with_output().expect("it is our child"), &expected);
+        }
+        assert_eq!((home.owners().len(), after(&home.keeps(), "\"runs_begun\":")), (1, 8), "round {round}");
+        // They end by all ways, and the next round begins at once.
+        match round {
+            0 => assert!(home.quinion(&["stop"]).status().expect("it starts").success()),
+            1 => kill(home.owner(), libc::SIGTERM),
+            _ => kill(home.owner(), libc::SIGKILL),
+        }
+        if round == 1 {
+            until(|| home.owners().is_empty());
+        }
+    }
+}
+
+#[test]
+fn one_that_stands_still_is_ended_by_stop() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    kill(home.owner(), libc::SIGSTOP);
+    let output = home.quinion(&["stop"]).output().expect("our own command starts");
+    assert!(output.status.success() && text(&output.stdout).contains("was killed"), "{output:?}");
+    assert_eq!((home.owners(), home.left()), (vec![], vec![]));
+    home.ran(&[], &["true"]);
+}

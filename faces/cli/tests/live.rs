@@ -1,0 +1,247 @@
+//! `quinion run --live` on a terminal: the picture is there while the program runs, the program's output stays, and
+//! the terminal is as it was however the run ends.
+//!
+//! The terminal is a pseudo-terminal whose other end is an emulator, so what is looked at is what a person would see.
+//! A shell stands between as it does in life: without one the kernel hangs the terminal up when its leader is killed.
+#![allow(unsafe_code, reason = "a pseudo-terminal is made and given to a child")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::num::NonZeroU16;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ROWS: u16 = 24;
+const COLUMNS: u16 = 80;
+/// What stands in a panel's first row.
+const MARK: &str = "- quinion: ";
+/// A machine that takes longer than this is not slow but stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A terminal, and what runs on it.
+struct Terminal {
+    master: File,
+    screen: vt100::Parser,
+    bytes: Vec<u8>,
+    child: Child,
+}
+
+impl Terminal {
+    /// Runs `quinion run ARGUMENTS` from a shell on a terminal of so many rows. The shell says how it ended.
+    fn run(rows: u16, arguments: &[&str]) -> Self {
+        let (master, slave) = pseudo_terminal(rows);
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            "\"$@\"; echo ended with $?; read line",
+            "sh",
+            env!("CARGO_BIN_EXE_quinion"),
+            "run",
+        ]);
+        shell.args(arguments).env("TERM", "xterm").env("LC_ALL", "C").env_remove("NO_COLOR");
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        shell.stdin(end()).stdout(end()).stderr(end());
+        // SAFETY: both calls may be made between fork and exec.
+        unsafe {
+            shell.pre_exec(|| {
+                let leads = libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0;
+                if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            });
+        }
+        let screen = vt100::Parser::new(sized(rows), sized(COLUMNS), 1000);
+        Self { master, screen, bytes: Vec::new(), child: shell.spawn().unwrap() }
+    }
+
+    /// Reads what is written until the screen is as wanted.
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
+        let begun = Instant::now();
+        while !is_so(&self.shown()) {
+            assert!(begun.elapsed() < PATIENCE, "never: {what}\n{}\n{:?}", self.shown(), self.written());
+            let mut fds = [libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            // SAFETY: one descriptor that is ours.
+            if unsafe { libc::poll(fds.as_mut_ptr(), 1, 100) } == 1 {
+                let mut some = [0; 4096];
+                let read = self.master.read(&mut some).unwrap_or(0);
+                self.screen.process(&some[..read]);
+                self.bytes.extend_from_slice(&some[..read]);
+            }
+        }
+    }
+
+    fn shown(&self) -> String {
+        self.screen.screen().contents()
+    }
+
+    fn written(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    /// Types a line.
+    fn say(&mut self, line: &str) {
+        writeln!(self.master, "{line}").unwrap();
+    }
+
+    /// The number that a program printed after `name`.
+    fn number_after(&self, name: &str) -> i32 {
+        let shown = self.shown();
+        let number = shown.lines().find_map(|line| line.strip_prefix(name));
+        number.expect("it was waited for").trim().parse().unwrap()
+    }
+
+    /// Fails unless the whole screen scrolls again: the last row is reached by lines that are written.
+    fn expect_given_back(&mut self) {
+        assert!(!self.shown().contains(MARK), "{}", self.shown());
+        let lines: String = (0..ROWS * 2).map(|line| format!("\r\nline {line}")).collect();
+        self.screen.process(lines.as_bytes());
+        let last = self.screen.screen().rows(0, COLUMNS).last().unwrap();
+        assert_eq!(last, format!("line {}", ROWS * 2 - 1), "{}", self.shown());
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sized(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).expect("a terminal has a size")
+}
+
+fn pseudo_terminal(rows: u16) -> (File, OwnedFd) {
+    let size = libc::winsize { ws_row: rows, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+    let (mut master, mut slave) = (-1, -1);
+    let nothing = std::ptr::null_mut();
+    // SAFETY: the call fills two numbers and reads a size; what it opens is ours.
+    unsafe {
+        let answer = libc::openpty(&raw mut master, &raw mut slave, nothing, nothing.cast(), &raw const size);
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+        // Nobody inherits the ends but by name.
+        libc::fcntl(master, libc::F_SETFD, libc::FD_CLOEXEC);
+        libc::fcntl(slave, libc::F_SETFD, libc::FD_CLOEXEC);
+        (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave))
+    }
+}
+
+/// Whether a line begins so; a program's own text stands in the panel, too, but not at the beginning.
+fn has_line(shown: &str, beginning: &str) -> bool {
+    shown.lines().any(|line| line.starts_with(beginning))
+}
+
+fn kill(process: i32, signal: i32) {
+    // SAFETY: numbers only.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+/// The arguments that run a script, watched.
+fn watched(script: &str) -> [&str; 8] {
+    ["--live", "--attach=at-once", "--memory=16M", "--report=none", "--", "sh", "-c", script]
+}
+
+#[test]
+fn the_panel_is_below_the_output_and_gone_afterwards() {
+    let script = "seq 1 100; cat /etc/passwd > /dev/null; read line; echo heard $line";
+    let mut terminal = Terminal::run(ROWS, &watched(script));
+    terminal.wait_until("a panel with numbers", |shown| shown.contains(MARK) && shown.contains("memory "));
+    terminal.wait_until("all of the output", |shown| shown.contains("\n100\n"));
+    let rows: Vec<String> = terminal.screen.screen().rows(0, COLUMNS).collect();
+    let panel = usize::from(ROWS) - 8;
+    assert!(rows[panel].contains("sh -c seq 1 100; cat"), "{rows:#?}");
+    let labels: Vec<&str> = rows[panel + 1..].iter().filter_map(|row| row.split(' ').next()).collect();
+    assert_eq!(labels[..4], ["hits", "served", "device", "memory"], "{rows:#?}");
+    assert_eq!(rows[panel - 2..panel], ["100", ""], "the output ends right above: {rows:#?}");
+
+    terminal.say("you");
+    terminal.wait_until("the end", |shown| shown.contains("ended with 0"));
+    assert!(terminal.shown().contains("98\n99\n100\nyou\nheard you\nended with 0"), "{}", terminal.shown());
+    terminal.expect_given_back();
+    // No line was lost above either.
+    terminal.screen.screen_mut().set_scrollback(1000);
+    assert!(terminal.shown().starts_with("1\n2\n3\n"), "{}", terminal.shown());
+}
+
+#[test]
+fn the_file_that_is_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("much-read.txt");
+    std::fs::write(&file, vec![b'x'; 4 << 20]).unwrap();
+    let script = format!("cat {0} {0} > /dev/null; exec 3< {0}; read line", file.display());
+    let mut terminal = Terminal::run(ROWS, &watched(&script));
+    terminal.wait_until("the file's name", |shown| {
+        shown.lines().skip(20).any(|row| row.contains("much-read.txt") && row.contains("cached"))
+            || shown.lines().skip(20).any(|row| row.contains("much-read.txt") && row.contains("closed"))
+    });
+    terminal.wait_until("bytes that were served", |shown| shown.contains("8.0 MiB in all"));
+    terminal.say("");
+    terminal.wait_until("the end", |shown| shown.contains("ended with"));
+    terminal.expect_given_back();
+}
+
+/// 1. The rows are taken.
+/// 2. Somebody kills us by a signal that nobody can catch.
+/// 3. The terminal scrolls in its upper part only, for ever.
+#[test]
+fn a_run_that_is_killed_gives_the_rows_back() {
+    let mut terminal = Terminal::run(ROWS, &watched("echo parent $PPID; read line; exit 0"));
+    terminal.wait_until("the panel", |shown| shown.contains(MARK) && has_line(shown, "parent "));
+    kill(terminal.number_after("parent "), libc::SIGKILL);
+    terminal.wait_until("the rows again", |shown| !shown.contains(MARK) && shown.contains("ended with 137"));
+    terminal.expect_given_back();
+    terminal.say("");
+}
+
+#[test]
+fn a_run_that_is_ended_by_a_signal_gives_the_rows_back() {
+    let mut terminal = Terminal::run(ROWS, &watched("echo ready; read line; kill -TERM $$"));
+    terminal.wait_until("the panel", |shown| shown.contains(MARK) && has_line(shown, "ready"));
+    terminal.say("");
+    terminal.wait_until("the end", |shown| shown.contains("ended with 143"));
+    terminal.expect_given_back();
+}
+
+#[test]
+fn a_run_that_is_stopped_gives_the_rows_back_until_it_goes_on() {
+    let script = "echo parent $PPID; kill -STOP $$; echo going on; read line";
+    let mut terminal = Terminal::run(ROWS, &watched(script));
+    terminal.wait_until("its parent", |shown| has_line(shown, "parent "));
+    let parent = terminal.number_after("parent ");
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{parent}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    while !is_stopped() {
+        std::thread::yield_now();
+    }
+    terminal.wait_until("the rows again", |shown| !shown.contains(MARK) && has_line(shown, "parent "));
+    kill(parent, libc::SIGCONT);
+    terminal.wait_until("the panel again", |shown| shown.contains(MARK) && has_line(shown, "going on"));
+    terminal.say("");
+    terminal.wait_until("the end", |shown| shown.contains("ended with 0"));
+    terminal.expect_given_back();
+}
+
+#[test]
+fn a_program_that_cannot_be_started_leaves_its_message_and_no_panel() {
+    let arguments = ["--live", "--memory=16M", "--report=none", "--", "no-such-program-anywhere"];
+    let mut terminal = Terminal::run(ROWS, &arguments);
+    terminal.wait_until("the end", |shown| shown.contains("ended with 127"));
+    assert!(terminal.shown().contains("cannot start no-such-program-anywhere"), "{}", terminal.shown());
+    terminal.expect_given_back();
+}
+
+#[test]
+fn a_terminal_without_room_shows_the_program_alone() {
+    let mut terminal = Terminal::run(8, &watched("echo one; echo two"));
+    terminal.wait_until("the end", |shown| shown.contains("ended with 0"));
+    assert_eq!(terminal.written(), "one\r\ntwo\r\nended with 0\r\n");
+}
+
+#[test]
+fn in_a_pipe_it_is_quiet() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    let output = command.arg("run").args(watched("echo one; echo two >&2")).output().unwrap();
+    assert_eq!((&*output.stdout, &*output.stderr), (&b"one\n"[..], &b"two\n"[..]));
+}

@@ -1,0 +1,119 @@
+//! Heat: which files viewers read, for who watches.
+//!
+//! ```text
+//!   attach   (mapping, name) --> names: the last so many files that were attached
+//!   fill, touched   mapping  --> counts[mapping % 1024] = (mapping, reads)
+//! ```
+//!
+//! A hit stores nothing that is shared, so nobody counts hits by file. What the owner hears of is counted here:
+//! questions for bytes, and folios that viewers say they have read, which they do not say any more of one that is known
+//! to be hot. So a number here ranks files that are read now above those that are not, and is no number of reads.
+//!
+//! Counting takes no lock: [`Owner::touched`](crate::serve::Owner::touched) may not. Two files whose numbers meet in
+//! one place take it from each other, and both show less.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::{Rank, RankedMutex};
+use crate::units::MappingId;
+
+/// A file that viewers read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HotFile {
+    /// Where the viewer had it from when it attached it last.
+    pub name: PathBuf,
+    /// How often the owner heard of it being read: enough to rank files by, and less than its reads.
+    pub heard: u64,
+    /// Bytes of it that are cached, in whole pages; `None` if no viewer has it open any more.
+    pub cached_bytes: Option<u64>,
+}
+
+/// What is known of files by now.
+#[derive(Debug)]
+pub(super) struct Heat {
+    counts: Box<[AtomicU64]>,
+    names: RankedMutex<VecDeque<(MappingId, PathBuf)>>,
+}
+
+/// Places to count in; and files of which names are kept.
+const PLACES: usize = 1024;
+const NAMES_MAX: usize = 64;
+
+impl Heat {
+    pub(super) fn new() -> Self {
+        let counts = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
+        Self { counts, names: RankedMutex::new(Rank::Viewer, VecDeque::new()) }
+    }
+
+    /// The file was attached, and this is its name.
+    pub(super) fn attached(&self, id: MappingId, name: PathBuf) {
+        let mut names = self.names.lock();
+        names.retain(|(known, _)| *known != id);
+        names.truncate(NAMES_MAX - 1);
+        names.push_front((id, name));
+    }
+
+    /// It was read.
+    pub(super) fn add(&self, id: MappingId) {
+        let place = &self.counts[id.0 as usize % PLACES];
+        let (whose, heard) = parts(place.load(Ordering::Relaxed));
+        let heard = if whose == id.0 { heard.saturating_add(1) } else { 1 };
+        // Of two at a time one may be lost.
+        place.store(u64::from(id.0) << 32 | u64::from(heard), Ordering::Relaxed);
+    }
+
+    /// The files of which most was heard, at most `most` of them, hottest first.
+    pub(super) fn hottest(&self, most: usize) -> Vec<(MappingId, PathBuf, u64)> {
+        let heard = |id: MappingId| match parts(self.counts[id.0 as usize % PLACES].load(Ordering::Relaxed)) {
+            (whose, heard) if whose == id.0 => u64::from(heard),
+            _ => 0,
+        };
+        let named = self.names.lock().clone();
+        let mut files: Vec<_> = named.into_iter().map(|(id, name)| (id, name, heard(id))).collect();
+        files.sort_by_key(|(_, _, heard)| std::cmp::Reverse(*heard));
+        files.truncate(most);
+        files
+    }
+}
+
+/// Whose a count is, and the count.
+fn parts(count: u64) -> (u32, u32) {
+    ((count >> 32) as u32, count as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(heat: &Heat, most: usize) -> Vec<(String, u64)> {
+        let hottest = heat.hottest(most).into_iter();
+        hottest.map(|(_, name, heard)| (name.display().to_string(), heard)).collect()
+    }
+
+    #[test]
+    fn files_are_ranked_by_what_is_heard_and_named_as_attached_last() {
+        let heat = Heat::new();
+        for (id, name) in [(1, "one"), (2, "two"), (3, "three"), (1, "uno")] {
+            heat.attached(MappingId(id), PathBuf::from(name));
+        }
+        [2, 1, 2].into_iter().for_each(|id| heat.add(MappingId(id)));
+        assert_eq!(names(&heat, 2), [("two".to_owned(), 2), ("uno".to_owned(), 1)]);
+        assert_eq!(names(&heat, 9).len(), 3);
+    }
+
+    #[test]
+    fn a_file_that_takes_anothers_place_begins_anew_and_old_names_are_forgotten() {
+        let heat = Heat::new();
+        heat.attached(MappingId(1), PathBuf::from("old"));
+        heat.add(MappingId(1));
+        heat.add(MappingId(1 + PLACES as u32));
+        assert_eq!(names(&heat, 1), [("old".to_owned(), 0)]);
+        for id in 2..2 + NAMES_MAX as u32 {
+            heat.attached(MappingId(id), PathBuf::from("new"));
+        }
+        assert!(heat.hottest(PLACES).iter().all(|(_, name, _)| name.ends_with("new")));
+    }
+}

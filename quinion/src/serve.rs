@@ -28,7 +28,8 @@
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
 //!  2. No lock of this room is held while the [`Owner`] is called.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
-//!  4. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
+//!  4. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/last_word.rs`).
+//!  5. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -50,6 +51,7 @@ use crate::arena::control::{
 use crate::arena::{ArenaShare, CellNumber, Trust};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
+use crate::sys::last_word::LastWord;
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::sys::{Errno, futex_wait, futex_wake};
 
@@ -540,6 +542,11 @@ impl Shared {
         if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
             return Ok([0, credit]);
         }
+        // Nobody believes us before it is seen to that he hears of our end.
+        // Acquire, partner: the store in `LastWord::new`.
+        while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
+            std::thread::yield_now(); // the keeper, which was started, is about to say so
+        }
         // First, so that who writes from here on says so, or is seen by our look below.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(job.process, descriptor, device, inode) {
@@ -595,6 +602,9 @@ impl Shared {
 
     /// The keeper's life; the workers besides the first are its children.
     fn keep_house(self: &Arc<Self>, workers: usize) {
+        // Said when the last worker has ended, or by the kernel if we are killed: before that lets go of a lease.
+        let arena = self.owner.arena();
+        let _ended = LastWord::new(arena.owner_lives());
         let worker = |_| spawn(self, "quinion-worker", |shared| shared.answer_viewers()).ok();
         let workers: Vec<_> = (0..workers).filter_map(worker).collect();
         self.beat();

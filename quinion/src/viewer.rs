@@ -24,7 +24,8 @@
 //!  2. A slot belongs to whoever moved it from FREE to CLAIMED, until that thread stores FREE. One given
 //!     up while the owner may still be at work is never used again: a late answer must not look like
 //!     the answer to a later question.
-//!  3. Once the owner is gone it is never asked again; what is in the arena can still be read.
+//!  3. Once the owner is gone it is never asked again; what is in the arena can still be read, and is not to be
+//!     believed of a file that may change ([`Viewer::trust`]).
 //!
 //! Not an invariant: that the owner exists. Each wait ends, by an answer, by the owner's word that it
 //! serves no more, or because its heart stood still for [`OWNER_QUIET_MILLIS_MAX`].
@@ -212,6 +213,9 @@ impl Viewer {
     /// what becomes so while it is under way is of no concern to it.
     #[inline]
     pub fn trust(&self, file: &ViewedFile<'_>) -> Trust {
+        if self.arena.owner_has_ended() {
+            return Trust::Kernel; // nobody sees to it any more that records say what is so
+        }
         self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust())
     }
 

@@ -461,7 +461,8 @@ enum Looked {
 #[cold]
 fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
     if trust == Trust::Kernel {
-        return Looked::Gone(Reason::Writable);
+        let ended = viewer.arena().owner_has_ended();
+        return Looked::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
     }
     let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
     if table::was_seen(fd, &stat) {

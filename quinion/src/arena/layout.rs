@@ -128,7 +128,13 @@ pub struct Header {
     /// Frames that exist: a number at or above it must not be followed. Only rises: what is punched keeps
     /// its number, and has odd descriptors.
     pub frames_grown: AtomicU32,
+    /// The number of a thread of the owner's while it answers viewers. [`OWNER_ENDED`] when it does no more, however it
+    /// ended: what records say of trust is nobody's word then. 0 before.
+    pub owner_lives: AtomicU32,
 }
+
+/// The bit that says so, which the kernel sets for who could not (`FUTEX_OWNER_DIED`).
+pub const OWNER_ENDED: u32 = 1 << 30;
 
 /// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.
 const HEADER_APART: usize = (192 - 96) / 8;

@@ -79,7 +79,7 @@ pub use buddy::Run;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use guest::{Claimed, GuestExtents, GuestRefused, GuestUse};
 #[cfg(not(quinion_model))]
-pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC};
+pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -259,6 +259,10 @@ impl<'a> ArenaShare<'a> {
     pub fn check(self) -> Result<(), String> {
         self.0.check()
     }
+    /// See [`Header::owner_lives`](super::Header::owner_lives).
+    pub fn owner_lives(self) -> &'a std::sync::atomic::AtomicU32 {
+        &self.0.view().header().owner_lives
+    }
     /// Whether `frame` exists and is no part of the tables.
     pub fn has_data(self, frame: Frame) -> bool {
         let view = self.0.view();

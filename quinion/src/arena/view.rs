@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use super::Descriptor;
 use super::dirty::{self, Bits};
 use super::landed;
-use super::layout::{Header, Layout, LayoutError};
+use super::layout::{Header, Layout, LayoutError, OWNER_ENDED};
 use crate::units::{Frame, PAGE_SIZE};
 
 /// Cells in a page of a node extent.
@@ -194,6 +194,14 @@ impl View {
         // since. A frame number that is read before its extent is seen as grown is refused, which
         // costs a miss and nothing else. The lesser of the two keeps a bad header from harm.
         self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
+    }
+
+    /// Whether who answered viewers does so no more, or was killed. Known before anybody can write a file that the owner
+    /// had a lease on.
+    #[inline]
+    pub fn owner_has_ended(&self) -> bool {
+        // SeqCst, partner: the store of `LastWord`, or the kernel's, which comes before the leases go.
+        self.header().owner_lives.load(Ordering::SeqCst) & OWNER_ENDED != 0
     }
 
     /// There are so many frames from now on. For the owner.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
+//! | [`last_word`] | a mark in shared memory that the kernel makes if we are killed |
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`signal`] | keeping a program's signals away from our threads |
@@ -15,6 +16,7 @@
 
 pub mod fork;
 pub mod io;
+pub mod last_word;
 pub mod lease;
 #[cfg(feature = "restore")]
 pub mod peer;

@@ -1,0 +1,121 @@
+//! Outlived: an owner is killed, and its viewers believe nothing of what it left.
+//!
+//! ```text
+//!   this test, a viewer                     itself again, as an owner
+//!     |<-- "arena control token" ------------ serves
+//!     |--- attach, read ------------------->
+//!     |--- kill -9 ------------------------> its leases are gone, and its records say what they said
+//!     '--- trust: the kernel's
+//! ```
+#![cfg(not(quinion_model))]
+#![allow(unsafe_code, reason = "a viewer maps files")]
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use quinion::arena::control::Operation;
+use quinion::arena::{CellNumber, Trust};
+use quinion::serve::{Owner, Service};
+use quinion::units::MappingId;
+use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
+use quinion::{Cache, CacheOwner, Outside};
+
+const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
+type Lines = std::io::Lines<BufReader<ChildStdout>>;
+const BYTES: usize = 50_000;
+
+fn map(file: &File, writable: bool) -> Mapped {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let bytes = file.metadata().unwrap().len();
+    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
+    let base = unsafe {
+        let wish = std::ptr::null_mut();
+        mmap(wish, bytes as usize, ProtFlags::READ | write, MapFlags::SHARED, file.as_fd(), 0).unwrap()
+    };
+    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes }
+}
+
+/// The owner: it ends by being killed, or when asked to.
+#[test]
+fn be_the_owner() {
+    if std::env::var_os(OWNER_VARIABLE).is_none() {
+        return;
+    }
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let owner = Arc::new(CacheOwner::new(cache).with_outside(Outside::Lease));
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let share = owner.arena();
+    println!("\nowner {} {} {}", share.arena_fd().as_raw_fd(), share.control_fd().as_raw_fd(), share.token());
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    service.stop();
+    println!("\nstopped");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Reads a file by an owner of its own, ends that by `end`, and says how far the viewer trusts what it has.
+fn trust_after(end: impl FnOnce(&mut Child, &mut Lines)) -> (Trust, Trust) {
+    // 1 an owner
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "be_the_owner", "--nocapture", "--test-threads=1"]).env(OWNER_VARIABLE, "1");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let said = lines.find_map(|line| line.unwrap().strip_prefix("owner ").map(str::to_owned)).unwrap();
+    let numbers: Vec<u64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    // 2 a viewer of it
+    let of_owner = |number: u64| format!("/proc/{}/fd/{number}", child.id());
+    let arena = File::open(of_owner(numbers[0])).unwrap();
+    let control = OpenOptions::new().read(true).write(true).open(of_owner(numbers[1])).unwrap();
+    let mapped = (map(&arena, false), map(&control, true));
+    // SAFETY: the mappings stay.
+    let viewer = unsafe { Viewer::attach(mapped.0, mapped.1, numbers[2], std::process::id()) }.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), [7; BYTES]).unwrap();
+    let opened = File::open(folder.path().join("file")).unwrap();
+    let data = opened.metadata().unwrap();
+    let question = [opened.as_raw_fd() as u64, data.dev(), data.ino()];
+    // A process that the other test starts has our writer's descriptor until it executes its program.
+    let attached = || viewer.request(Operation::Attach, question).ok();
+    let [handle, place] = std::iter::repeat_with(attached).take(100_000).flatten().next().unwrap();
+    let (marker_told, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
+    let file = ViewedFile { handle, cell, id, marker_told: &marker_told, touched: &touched };
+    let mut to = vec![0; BYTES];
+    // SAFETY: the buffer is a vector's.
+    let outcome = unsafe { viewer.read(&file, 0, to.as_mut_ptr(), BYTES) };
+    assert_eq!((outcome.bytes, outcome.end), (BYTES, ReadEnd::Full));
+    // 3 and its end
+    let before = viewer.trust(&file);
+    end(&mut child, &mut lines);
+    let after = viewer.trust(&file);
+    let _ = child.kill();
+    child.wait().unwrap();
+    (before, after)
+}
+
+#[test]
+fn what_a_killed_owner_left_is_not_believed() {
+    let (before, after) = trust_after(|owner, _| {
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+    });
+    assert_ne!(before, Trust::Kernel);
+    assert_eq!(after, Trust::Kernel);
+}
+
+#[test]
+fn what_an_owner_that_ends_left_is_not_believed() {
+    let (before, after) = trust_after(|owner, lines| {
+        use std::io::Write;
+        writeln!(owner.stdin.as_mut().unwrap()).unwrap();
+        assert!(lines.any(|line| line.unwrap() == "stopped"));
+    });
+    assert_ne!(before, Trust::Kernel);
+    assert_eq!(after, Trust::Kernel);
+}

@@ -245,7 +245,7 @@ impl Planning {
 
     /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&Plan) -> io::Result<()>) -> Option<Result<Plan, String>> {
-        let plan = self.0?.join().expect("a plan is made without a panic");
+        let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
         Some(plan.and_then(|plan| hand(&plan).map(|()| plan).map_err(|error| error.to_string())))
     }
 }
@@ -472,5 +472,17 @@ fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Res
         {
             signals::send(process, signal.number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_panics_is_no_plan() {
+        let planning = Planning(Some(std::thread::spawn(|| panic!("as it should"))));
+        assert!(planning.end(|_| Ok(())).is_some_and(|planned| planned.is_err()));
+        assert!(Planning(None).end(|_| Ok(())).is_none());
     }
 }

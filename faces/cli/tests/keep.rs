@@ -236,11 +236,17 @@ fn a_file_that_was_changed_between_two_runs_is_read_anew() {
     fs::write(&path, noise(FILE_BYTES, 2)).expect("the disk has room");
     home.reads(&path);
     // 2 longer, and shorter
-    let mut file = File::options().append(true).open(&path).expect("it is there");
-    file.write_all(b"and more").expect("the disk has room");
-    home.reads(&path);
-    file.set_len(12_345).expect("it is ours");
-    home.reads(&path);
+    let changed = |change: &dyn Fn(&mut File)| {
+        let mut file = File::options().append(true).open(&path).expect("it is there");
+        change(&mut file);
+        // While it is open to write the kernel reads it; what that reads is right.
+        let (read, _) = home.ran(&[], &["cat", path.to_str().expect("a plain path")]);
+        disk::assert_bytes("cat", &read, &fs::read(&path).expect("it is there"));
+        drop(file);
+        home.reads(&path);
+    };
+    changed(&|file| file.write_all(b"and more").expect("the disk has room"));
+    changed(&|file| file.set_len(12_345).expect("it is ours"));
     // 3 another file of the same name
     fs::rename(home.file("other", 3), &path).expect("one folder");
     home.reads(&path);

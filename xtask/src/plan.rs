@@ -35,7 +35,7 @@ const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 /// What ThreadSanitizer reports and is no race, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
 
-const README_RUN: &str = "cargo run --release -- run -- grep -c the FILE";
+const README_RUN: &str = "cargo run --release -- run --attach at-once -- grep -c the FILE";
 const README_HELLO: &str = "cargo run --release -p quinion --example hello -- FILE";
 const README_TEST: &str = "cargo xtask test";
 
@@ -339,7 +339,7 @@ mod tests {
     fn a_command_is_typed_with_the_file_it_is_about() {
         let typed = as_typed(README_RUN, Path::new("a b.txt"));
         let words: Vec<_> = typed.get_args().map(|word| word.to_string_lossy()).collect();
-        assert_eq!(words.join("|"), "run|--release|--|run|--|grep|-c|the|a b.txt");
+        assert_eq!(words.join("|"), "run|--release|--|run|--attach|at-once|--|grep|-c|the|a b.txt");
     }
 
     #[test]

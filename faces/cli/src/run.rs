@@ -69,6 +69,14 @@ pub struct RunOptions {
     pub program: Vec<OsString>,
 }
 
+impl RunOptions {
+    /// What is wrong with them, as far as that can be known before.
+    fn check(&self) -> io::Result<()> {
+        let file = self.report.and(self.report_file.as_deref());
+        file.map_or(Ok(()), report::can_be_written)
+    }
+}
+
 /// How a program's calls reach the interposer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Intercept {
@@ -147,9 +155,10 @@ impl Ended {
 /// numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
-/// If the owner's side cannot be set up, or the report cannot be written. That a program cannot be started is said
-/// on standard error and in the result.
+/// If the owner's side cannot be set up, or the report cannot be written; where that is seen before, the program is
+/// not started. That a program cannot be started is said on standard error and in the result.
 pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) -> io::Result<Ended> {
+    options.check()?;
     let planning = Planning::begin(options);
     let mut session = Session::start(owner)?;
     let planned = planning.end(|plan| session.patch_by(plan));
@@ -185,6 +194,7 @@ pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) 
 /// # Errors
 /// Those of [`Kept::join`]. The report cannot be written. If the cache is no more, the report says so.
 pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
+    options.check()?;
     let planning = Planning::begin(options);
     let mut kept = Kept::join(wanted)?;
     let planned = planning.end(|plan| kept.patch_by(&plan.bytes()));
@@ -235,7 +245,7 @@ impl Planning {
 
     /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&Plan) -> io::Result<()>) -> Option<Result<Plan, String>> {
-        let plan = self.0?.join().expect("a plan is made without a panic");
+        let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
         Some(plan.and_then(|plan| hand(&plan).map(|()| plan).map_err(|error| error.to_string())))
     }
 }
@@ -269,7 +279,7 @@ fn run_program(
             Ok(child) => wait(child, &signals, live.as_ref()).map(Ended::of),
             Err(error) => {
                 drop(live); // the message stays
-                Ok(cannot_start(name, &error))
+                Ok(cannot_start(&options.program, &error))
             }
         }
     })?;
@@ -422,14 +432,19 @@ fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-fn cannot_start(name: &OsString, error: &io::Error) -> Ended {
+fn cannot_start(program: &[OsString], error: &io::Error) -> Ended {
+    let name = program[0].to_string_lossy();
     let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_START };
-    let hint = if status == NOT_FOUND {
-        "check the name, or give its path"
-    } else {
-        "check that it may be executed"
+    let hint = match status {
+        // What is no option of ours is taken for the program.
+        NOT_FOUND if name.starts_with('-') => "it is no option of `quinion run` either; see `quinion run --help`",
+        NOT_FOUND if program.get(1).is_some_and(|word| word == "--") => {
+            "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
+        }
+        NOT_FOUND => "check the name, or give its path",
+        _ => "check that it may be executed",
     };
-    eprintln!("quinion: cannot start {}: {error}; {hint}", name.display());
+    eprintln!("quinion: cannot start {name}: {error}; {hint}");
     Ended::Status(status)
 }
 
@@ -457,5 +472,17 @@ fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Res
         {
             signals::send(process, signal.number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_panics_is_no_plan() {
+        let planning = Planning(Some(std::thread::spawn(|| panic!("as it should"))));
+        assert!(planning.end(|_| Ok(())).is_some_and(|planned| planned.is_err()));
+        assert!(Planning(None).end(|_| Ok(())).is_none());
     }
 }

@@ -236,9 +236,24 @@ fn programs_that_cannot_be_started() {
         127,
         &["no-such-program-here", "check the name"],
     );
+    assert_complains(&output(&mut run(&["--memroy", "1G", "true"])), 127, &["--memroy", "no option", "--help"]);
+    assert_complains(&output(&mut run(&["db", "--", "true"])), 127, &["db", "--keep=NAME"]);
     assert_complains(&output(&mut run(&[text(&path)])), 126, &[text(&path), "executed"]);
     assert_complains(&output(&mut run(&[text(scratch.path())])), 126, &[text(scratch.path())]);
     assert_complains(&output(quinion().arg("run")), 2, &["PROGRAM"]);
+}
+
+/// A program's status is worth more than a report: that there cannot be one is said before it starts.
+#[test]
+fn a_report_that_cannot_be_written() {
+    let scratch = scratch();
+    let (made, nowhere) = (scratch.path().join("made"), scratch.path().join("no/such"));
+    for place in [&nowhere, &scratch.path().to_owned()] {
+        let mut command = quinion();
+        command.args(["run", "--memory", MEMORY, "--report-file", text(place), "--", "touch", text(&made)]);
+        assert_complains(&output(&mut command), 1, &[text(place), "name a file that can be written"]);
+    }
+    assert!(!made.exists(), "the program has not run");
 }
 
 /// The program `programs/static.c`.

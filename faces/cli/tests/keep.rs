@@ -236,11 +236,17 @@ fn a_file_that_was_changed_between_two_runs_is_read_anew() {
     fs::write(&path, noise(FILE_BYTES, 2)).expect("the disk has room");
     home.reads(&path);
     // 2 longer, and shorter
-    let mut file = File::options().append(true).open(&path).expect("it is there");
-    file.write_all(b"and more").expect("the disk has room");
-    home.reads(&path);
-    file.set_len(12_345).expect("it is ours");
-    home.reads(&path);
+    let changed = |change: &dyn Fn(&mut File)| {
+        let mut file = File::options().append(true).open(&path).expect("it is there");
+        change(&mut file);
+        // While it is open to write the kernel reads it; what that reads is right.
+        let (read, _) = home.ran(&[], &["cat", path.to_str().expect("a plain path")]);
+        disk::assert_bytes("cat", &read, &fs::read(&path).expect("it is there"));
+        drop(file);
+        home.reads(&path);
+    };
+    changed(&|file| file.write_all(b"and more").expect("the disk has room"));
+    changed(&|file| file.set_len(12_345).expect("it is ours"));
     // 3 another file of the same name
     fs::rename(home.file("other", 3), &path).expect("one folder");
     home.reads(&path);
@@ -350,6 +356,52 @@ fn children_count_for_their_run() {
     let (_, report) = home.ran(&[], &["sh", "-c", &script]);
     assert_eq!(report.served(), 6 * FILE_BYTES as u64, "{report:?}");
     assert!(after(&report.0, "\"processes\":") >= 10, "{report:?}");
+}
+
+/// A child that was forked, and started nothing: it has its parent's descriptor, and a page of its own to count on.
+#[test]
+fn what_a_forked_child_reads_counts_for_its_run() {
+    const READS_AS_A_CHILD: &str = "import os,sys,hashlib
+fd = os.open(sys.argv[1], os.O_RDONLY); os.pread(fd, 4096, 0)
+if os.fork() == 0:
+    for _ in range(4): print(hashlib.md5(os.pread(fd, 1 << 30, 0)).hexdigest(), flush=True)
+    os._exit(0)
+os.wait()
+";
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let python = disk::python().to_str().expect("a plain path");
+    let (said, report) =
+        home.ran(&[], &[python, "-c", READS_AS_A_CHILD, path.to_str().expect("a plain path")]);
+    assert_eq!(text(&said), format!("{}\n", md5(&path)).repeat(4));
+    // What Python reads of its own is less than the file.
+    let served = report.served();
+    assert!((4 * FILE_BYTES as u64..5 * FILE_BYTES as u64).contains(&served), "{report:?}");
+    assert_eq!(after(&report.0, "\"processes\":"), 2, "{report:?}");
+}
+
+/// 1. A run ends, and leaves a shell behind that waits.
+/// 2. The shell goes on, and starts a program that reads by the C library's inside alone.
+/// 3. The plan that the run brought is still there for it.
+#[test]
+fn a_program_that_one_left_behind_starts_is_patched() {
+    let home = Home::new();
+    let path = home.file("file", 1);
+    let fifo = home.files.path().join("fifo");
+    assert!(plain("mkfifo").arg(&fifo).status().expect("mkfifo starts").success());
+    let sum = home.files.path().join("sum");
+    let [path_, fifo_, sum_] = [&path, &fifo, &sum].map(|path| path.to_str().expect("a plain path"));
+    let script = format!("(read line < {fifo_}; sha256sum {path_}; echo end) > {sum_} 2>&1 &");
+    let (_, report) = home.ran(&[], &["sh", "-c", &script]);
+    assert!(after(&report.0, "\"functions\":") > 0, "there is a plan: {report:?}");
+    until(|| home.keeps().contains("\"runs\":0"));
+    let before = after(&home.keeps(), "\"served_bytes\":");
+    fs::write(&fifo, "go\n").expect("somebody waits there");
+    until(|| fs::read_to_string(&sum).expect("the shell made it").contains("end\n"));
+    let plain = plain("sha256sum").arg(&path).output().expect("sha256sum starts");
+    assert_eq!(fs::read_to_string(&sum).expect("it is there"), text(&plain.stdout) + "end\n");
+    let served = after(&home.keeps(), "\"served_bytes\":") - before;
+    assert!(served >= FILE_BYTES as u64, "{served}");
 }
 
 // ---- what a run is told -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,11 @@ struct Terminal {
 impl Terminal {
     /// Runs `quinion run ARGUMENTS` from a shell on a terminal of so many rows. The shell says how it ended.
     fn run(rows: u16, arguments: &[&str]) -> Self {
+        Self::run_in(&std::env::temp_dir(), rows, arguments)
+    }
+
+    /// The same, with kept caches in `runtime`.
+    fn run_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
         let (master, slave) = pseudo_terminal(rows);
         let mut shell = Command::new("sh");
         shell.args([
@@ -40,7 +46,7 @@ impl Terminal {
             env!("CARGO_BIN_EXE_quinion"),
             "run",
         ]);
-        shell.args(arguments).env("TERM", "xterm").env("LC_ALL", "C").env_remove("NO_COLOR");
+        shell.args(arguments).env("XDG_RUNTIME_DIR", runtime).env("TERM", "xterm").env("LC_ALL", "C").env_remove("NO_COLOR");
         let end = || Stdio::from(slave.try_clone().unwrap());
         shell.stdin(end()).stdout(end()).stderr(end());
         // SAFETY: both calls may be made between fork and exec.
@@ -177,6 +183,25 @@ fn the_file_that_is_read_is_named() {
     terminal.wait_until("bytes that were served", |shown| shown.contains("8.0 MiB in all"));
     terminal.say("");
     terminal.wait_until("the end", |shown| shown.contains("ended with"));
+    terminal.expect_given_back();
+}
+
+/// The numbers come from the process that keeps the cache; when that has ended, the panel and the program go on.
+#[test]
+fn a_kept_cache_is_shown_and_its_end_is_no_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, vec![b'x'; 4 << 20]).unwrap();
+    let script = format!("cat {0} {0} > /dev/null; read line; echo heard $line", file.display());
+    let mut arguments = watched(&script).to_vec();
+    arguments.splice(0..0, ["--keep", "--idle=1s"]);
+    let mut terminal = Terminal::run_in(folder.path(), ROWS, &arguments);
+    terminal.wait_until("bytes that were served", |shown| shown.contains("8.0 MiB in all"));
+    let mut stop = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    let stopped = stop.args(["stop", "--all"]).env("XDG_RUNTIME_DIR", folder.path()).output().unwrap();
+    assert!(stopped.status.success(), "{stopped:?}");
+    terminal.say("you");
+    terminal.wait_until("the end", |shown| shown.contains("heard you\nended with 0"));
     terminal.expect_given_back();
 }
 

@@ -153,6 +153,24 @@ pub struct RunReport<'a> {
     pub kept: Option<InKept<'a>>,
 }
 
+/// Whether a report can be written to `path`, as far as that is seen before the program starts: afterwards there is
+/// a status that must not be lost. What is no plain file is left alone until then.
+pub fn can_be_written(path: &Path) -> io::Result<()> {
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+        return Ok(());
+    }
+    let file = File::options().append(true).create(true).open(path);
+    file.map(drop).map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
+    let path = path.display();
+    io::Error::new(
+        error.kind(),
+        format!("cannot write the report to {path}: {error}; name a file that can be written"),
+    )
+}
+
 /// The name of a mode in reports.
 fn mode_name(trust: Trust) -> &'static str {
     match trust {
@@ -171,17 +189,9 @@ impl RunReport<'_> {
             Form::Json => self.json(),
         };
         match file {
-            Some(path) => {
-                File::create(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
-                    io::Error::new(
-                        error.kind(),
-                        format!(
-                            "cannot write the report to {}: {error}; name a file that can be written",
-                            path.display()
-                        ),
-                    )
-                })
-            }
+            Some(path) => File::create(path)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|error| cannot_write(path, &error)),
             None => io::stderr().lock().write_all(text.as_bytes()),
         }
     }
@@ -196,19 +206,28 @@ impl RunReport<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes: Vec<String> = self.kind.note().into_iter().collect();
+        let (totals, mut notes) = (&self.totals, Vec::from_iter(self.kind.note()));
         if super::PRELOAD.is_empty() {
             notes.push(
                 "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
             );
+        } else if self.intercept.how == Intercept::Off {
+            notes.push("nothing was served: `--intercept off` leaves the program as it is".into());
         } else if notes.is_empty()
             && !self.kept.is_some_and(|kept| kept.is_gone)
-            && self.totals.viewers == 0
+            && totals.viewers == 0
             && !matches!(self.ended, Ended::Status(126 | 127))
         {
             notes.push(
                 "nothing was served: the program did not attach; it may clear its environment, or run \
                  where ours is not seen"
+                    .into(),
+            );
+        }
+        if totals.bytes == 0 && totals.reasons[Reason::Left as usize] > 0 {
+            notes.push(
+                "nothing was served: what is read once the kernel reads as fast, and it was left to it; \
+                 `--attach at-once` serves every file at its first read"
                     .into(),
             );
         }

@@ -9,7 +9,8 @@
 //!       --> error: it says nothing            stopped, or hung: said with a remedy
 //! ```
 //!
-//! Every wait here has an end, so that an owner that stands still makes nobody stand still.
+//! Every wait here has an end, so that an owner that stands still makes nobody stand still. When it goes on it answers
+//! what it was asked meanwhile: answers come in the order of the questions, and the late ones are passed over.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -33,6 +34,8 @@ pub struct Line {
     name: Name,
     peer: Peer,
     stream: BufReader<UnixStream>,
+    /// Questions that were given up.
+    late: u32,
 }
 
 impl Line {
@@ -61,7 +64,7 @@ impl Line {
             )));
         }
         let stream = BufReader::new(UnixStream::from(socket));
-        Ok(Some(Self { name: name.clone(), peer, stream }))
+        Ok(Some(Self { name: name.clone(), peer, stream, late: 0 }))
     }
 
     /// The owner's process, as it is numbered here; 0 if it is not.
@@ -86,7 +89,17 @@ impl Line {
         {
             return Err(self.said(error));
         }
-        self.hear()
+        let mut answer = self.hear_or_give_up()?;
+        while self.late > 0 && answer.is_some() {
+            let Some(next) = self.hear_or_give_up()? else { break }; // it has ended, and that was its last word
+            answer = Some(next);
+            self.late -= 1;
+        }
+        Ok(answer)
+    }
+
+    fn hear_or_give_up(&mut self) -> io::Result<Option<Message>> {
+        self.hear().inspect_err(|_| self.late += 1)
     }
 
     /// Waits for the next line.
@@ -120,4 +133,32 @@ impl Line {
 
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1. An owner stands still, and a question is given up.
+    /// 2. It goes on, and answers that question and the next.
+    /// 3. The first answer is not the second's.
+    #[test]
+    fn a_late_answer_is_nobodys() {
+        let (ours, mut owners) = UnixStream::pair().expect("a pair");
+        let peer = Peer { process: 1, user: 1 };
+        let mut line = Line { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };
+        line.give_up_after(Duration::from_millis(1)).expect("it is a socket");
+        for _ in 0..2 {
+            assert!(line.ask(&Message::ask("numbers")).is_err_and(|why| why.to_string().contains("quinion stop")));
+        }
+        line.give_up_after(PATIENCE).expect("it is a socket");
+        for number in 0..4 {
+            owners.write_all(Message::answer("numbers").number("n", number).line().as_bytes()).expect("it fits");
+        }
+        let mut number = || line.ask(&Message::ask("numbers")).unwrap().and_then(|answer| answer.number_of("n"));
+        assert_eq!((number(), number()), (Some(2), Some(3)));
+        owners.write_all(Message::answer("stopped").number("n", 4).line().as_bytes()).expect("it fits");
+        drop(owners);
+        assert_eq!((number(), number()), (Some(4), None), "what it said before it ended");
+    }
 }

@@ -6,9 +6,9 @@
 //!   chromium, headless         once as on a light screen, once as on a dark one; without a network
 //! ```
 //!
-//! The tests of the command see to it that the page is well formed and names nothing to fetch. Whether it is as wide as
-//! its frame, has its drawings, and is dark on a dark screen, only a browser knows; one is too heavy for every change, so
-//! this is a step of the longer runs.
+//! The tests of the command see to it that the page is well formed and names nothing to fetch. Whether it is as wide
+//! as its frame, has its drawings, and is dark on a dark screen, only a browser knows; one is too heavy for every
+//! change, so this is a step of the longer runs.
 
 use std::fs;
 use std::process::Command;
@@ -65,12 +65,15 @@ fn look_page() -> String {
         })
         .collect();
     format!(
-        "<!DOCTYPE html>\n<meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\">\n{frames}<pre></pre>\n<script>\n\
+        "<!DOCTYPE html>\n<meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\">\n\
+         {frames}<pre></pre>\n<script>\n\
          addEventListener('load', () => {{\n\
            for (const frame of document.querySelectorAll('iframe')) {{\n\
              const page = frame.contentDocument, body = getComputedStyle(page.body);\n\
-             const told = ['SEEN', page.documentElement.scrollWidth, page.querySelectorAll('figure > svg').length,\n\
-               frame.contentWindow.performance.getEntriesByType('resource').length, body.backgroundColor.replaceAll(' ', '')];\n\
+             const drawings = page.querySelectorAll('figure > svg').length;\n\
+             const fetched = frame.contentWindow.performance.getEntriesByType('resource').length;\n\
+             const background = body.backgroundColor.replaceAll(' ', '');\n\
+             const told = ['SEEN', page.documentElement.scrollWidth, drawings, fetched, background];\n\
              document.querySelector('pre').append(told.join(' ') + '\\n');\n\
            }}\n\
          }});\n</script>\n"

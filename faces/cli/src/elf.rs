@@ -209,6 +209,15 @@ impl Elf {
         symbols
     }
 
+    /// How much memory it takes when it is loaded, up to the end of a page; 0 if nothing of it is loaded.
+    pub fn memory_bytes(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        let file = self.file();
+        let loaded = file.elf_program_headers().iter().filter(|header| header.p_type(LITTLE) == PT_LOAD);
+        let ends = loaded.map(|header| header.p_vaddr(LITTLE).saturating_add(header.p_memsz(LITTLE)));
+        ends.max().map_or(0, |end| end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX))
+    }
+
     /// What is loaded, in the order of the file.
     pub fn segments(&self) -> &[Segment] {
         &self.segments

@@ -371,7 +371,7 @@ impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
         let object = sealed_file("quinion-preload", PRELOAD)?;
-        let examiner = examine::Examiner::new(&object)?;
+        let examiner = examine::Examiner::new(&object, PRELOAD)?;
         let examine = move |process| examiner.examine(process);
         let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
         Ok(Self { service, object, plan: None, owner })

@@ -179,6 +179,15 @@ fn a_number_that_could_be_another_is_not_believed() {
     }
 }
 
+/// 1. An object closes a descriptor by a call with a prefix that means nothing.
+/// 2. The pair of bytes does not begin an instruction, so it is taken for a part of another one.
+/// 3. The object is taken for clean, and what it does is not seen.
+#[test]
+fn a_call_behind_prefixes_is_one() {
+    assert_eq!(numbers(&["-DPREFIXES"]), [Some(3), Some(186)]);
+    assert_eq!(numbers(&["-DCODE_BETWEEN_FUNCTIONS", "-DPREFIXED"]), [None]);
+}
+
 #[test]
 fn bytes_that_only_look_like_a_call_are_none_and_what_may_be_one_is() {
     assert_eq!(numbers(&["-DINSIDE"]), []);

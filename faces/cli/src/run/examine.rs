@@ -10,18 +10,20 @@
 //!
 //! The C library's system calls are the ones that our wrappers stand before, or
 //! it makes them for itself. A second copy of it in one process has no wrappers
-//! before it, so it is as foreign as anything.
+//! before it, so it is as foreign as anything: be it another file, or a second
+//! piece of memory with the same bytes of the file.
 //!
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
 //! Cost: a few microseconds an object once it is known, and a new one is read
 //! and scanned: see [`super::foreign`].
 
-use std::collections::{HashMap, HashSet};
-use std::fs::File;
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::Mutex;
 
 use quinion::arena::control::Conduct;
@@ -41,7 +43,8 @@ pub fn is_c_library(name: &str) -> bool {
 /// What a file with code comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Object {
-    CLibrary,
+    /// The part of the C library that has this name.
+    CLibrary(&'static str),
     Other(Conduct),
 }
 
@@ -58,15 +61,21 @@ struct Identity {
 pub struct Examiner {
     known: Mutex<HashMap<Identity, Object>>,
     ours: u64,
+    /// The memory that our object takes, in bytes from its beginning.
+    ours_bytes: u64,
 }
 
+/// Where a part of the C library was found: its name, its file, and which bytes of that.
+type Copied = (&'static str, u64, Range<u64>);
+
 impl Examiner {
-    /// One that passes `ours`, the object that programs load of us.
+    /// One that passes `ours`, the object that programs load of us, whose bytes are `bytes`.
     ///
     /// # Errors
     /// If that cannot be looked at.
-    pub fn new(ours: impl AsFd) -> std::io::Result<Self> {
-        Ok(Self { known: Mutex::default(), ours: rustix::fs::fstat(ours)?.st_ino })
+    pub fn new(ours: impl AsFd, bytes: &[u8]) -> std::io::Result<Self> {
+        let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
+        Ok(Self { known: Mutex::default(), ours: rustix::fs::fstat(ours)?.st_ino, ours_bytes })
     }
 
     /// What the code of `process` does.
@@ -77,13 +86,18 @@ impl Examiner {
     fn look(&self, process: u32) -> Option<Conduct> {
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
         let mut worst = Conduct::Clean;
-        let mut c_library = HashSet::new();
-        // Memory without a file right behind our object's is its own: variables, and functions' moved beginnings.
-        let mut ours_end = 0;
+        let mut c_library = Vec::new();
+        // Memory without a file in our object's place is its own: variables, and functions' moved beginnings.
+        let mut ours = 0..0;
         for line in maps.lines() {
             let part = Part::of(line)?;
-            if self.is_ours(&part) || part.inode == 0 && part.path.is_empty() && part.start == ours_end {
-                ours_end = part.end;
+            if self.is_ours(&part) {
+                if part.offset == 0 {
+                    ours = part.start..part.start.saturating_add(self.ours_bytes);
+                }
+                continue;
+            }
+            if part.has_no_file() && ours.contains(&part.start) && part.end <= ours.end {
                 continue;
             }
             if !part.is_code || part.is_kernels() {
@@ -94,9 +108,7 @@ impl Examiner {
                 0 => conduct_of_memory(process, &part)?,
                 _ => match self.object(process, &part)? {
                     Object::Other(conduct) => conduct,
-                    // The same piece of it a second time: another copy.
-                    Object::CLibrary if c_library.insert((part.inode, part.offset)) => Conduct::Clean,
-                    Object::CLibrary => Conduct::Careful,
+                    Object::CLibrary(name) => conduct_of_c_library(name, &part, &mut c_library),
                 },
             };
             worst = worst.max(conduct);
@@ -110,10 +122,14 @@ impl Examiner {
 
     /// What the file behind a part comes to; `None` if it is not there any more.
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
-        let mut file = File::open(format!("/proc/{process}/root{}", part.path)).ok()?;
+        /// Larger objects are not read: it takes too long, and too much memory.
+        const BYTES_MAX: u64 = 1 << 30;
+        let path = format!("/proc/{process}/root{}", part.path);
+        // Another file may have the name by now, and one that is a pipe would make us wait for who writes to it.
+        let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let data = file.metadata().ok()?;
         // The device is not compared: some file systems say another one here than there.
-        if data.ino() != part.inode || !data.is_file() {
+        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX {
             return None;
         }
         let identity = Identity {
@@ -135,10 +151,21 @@ impl Examiner {
 
 fn look_at(bytes: Vec<u8>) -> Object {
     let Ok(elf) = Elf::parse(bytes) else { return Object::Other(Conduct::Careful) };
-    if elf.soname().is_some_and(|name| is_c_library(&name)) {
-        return Object::CLibrary;
+    let name = elf.soname().and_then(|name| C_LIBRARY.iter().find(|known| **known == name));
+    if let Some(name) = name {
+        return Object::CLibrary(name);
     }
     Object::Other(foreign::scan(elf.bytes()).map_or(Conduct::Careful, |sites| foreign::conduct(&sites)))
+}
+
+/// The C library, if it is the only one: neither another file of its name, nor the same bytes once more.
+fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<Copied>) -> Conduct {
+    let bytes = part.offset..part.offset.saturating_add(part.end.saturating_sub(part.start));
+    let is_copy = found.iter().any(|(other, inode, others)| {
+        *other == name && (*inode != part.inode || bytes.start < others.end && others.start < bytes.end)
+    });
+    found.push((name, part.inode, bytes));
+    if is_copy { Conduct::Careful } else { Conduct::Clean }
 }
 
 /// Code without a file: of a program that makes code for itself.
@@ -184,6 +211,10 @@ impl<'a> Part<'a> {
         })
     }
 
+    fn has_no_file(&self) -> bool {
+        self.inode == 0 && self.path.is_empty()
+    }
+
     /// Whether the kernel put it there.
     fn is_kernels(&self) -> bool {
         self.inode == 0 && matches!(self.path, "[vdso]" | "[vsyscall]" | "[uprobes]")
@@ -195,7 +226,7 @@ mod tests {
     use super::*;
 
     fn examiner() -> Examiner {
-        Examiner::new(File::open("/dev/null").unwrap()).unwrap()
+        Examiner::new(File::open("/dev/null").unwrap(), &[]).unwrap()
     }
 
     #[test]
@@ -229,5 +260,59 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(conduct, Conduct::Clean);
         assert_eq!(examiner.examine(child.id()), Conduct::Careful);
+    }
+
+    /// What is thought of a process that has mapped `len` bytes from the beginning of the file at `path` as code, once
+    /// `then` was done.
+    fn with_mapped(path: &std::path::Path, len: usize, then: impl FnOnce()) -> Conduct {
+        const SCRIPT: &str = "import mmap, sys\nfile, bytes = open(sys.argv[1], 'rb'), int(sys.argv[2])\n\
+            code = mmap.PROT_READ | mmap.PROT_EXEC\n\
+            if bytes: m = mmap.mmap(file.fileno(), bytes, mmap.MAP_PRIVATE, code)\n\
+            print('mapped', flush=True)\nsys.stdin.read()";
+        let mut command = std::process::Command::new("python3");
+        command.args(["-c", SCRIPT]).arg(path).arg(len.to_string());
+        let piped = std::process::Stdio::piped;
+        let mut child = command.stdin(piped()).stdout(piped()).spawn().expect("python3");
+        let mut said = [0; 6];
+        child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        then();
+        let conduct = examiner().examine(child.id());
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        conduct
+    }
+
+    fn c_library() -> std::path::PathBuf {
+        let interpreter = Elf::open(&std::env::current_exe().unwrap()).unwrap().interpreter().unwrap();
+        std::fs::canonicalize(interpreter).unwrap().with_file_name("libc.so.6")
+    }
+
+    /// 1. A process loads another C library than the one that our wrappers stand before, or parts of the same again.
+    /// 2. It has a C library's name, and is taken for the one.
+    /// 3. What is called by way of it is not seen.
+    #[test]
+    fn a_second_c_library_is_foreign() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("copy.so");
+        std::fs::copy(c_library(), &copy).unwrap();
+        let all = std::fs::metadata(&copy).unwrap().len() as usize;
+        assert_ne!(with_mapped(&copy, 0, || ()), Conduct::Careful, "Python itself is not");
+        assert_eq!(with_mapped(&copy, all, || ()), Conduct::Careful);
+        assert_eq!(with_mapped(&c_library(), all, || ()), Conduct::Careful);
+    }
+
+    /// 1. A process has code of a file that is gone, and what the kernel says of such a file is the name of a pipe.
+    /// 2. The owner opens it, and waits for somebody who writes into it, for ever.
+    #[test]
+    fn a_pipe_in_the_place_of_an_object_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("copy.so");
+        std::fs::copy("/bin/true", &copy).unwrap();
+        let replace = || {
+            let pipe = folder.path().join("copy.so (deleted)");
+            rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+            std::fs::remove_file(&copy).unwrap();
+        };
+        assert_eq!(with_mapped(&copy, 4096, replace), Conduct::Careful);
     }
 }

@@ -238,24 +238,28 @@ impl<'a> Code64<'a> {
         };
         let Some(code) = self.code(start, end) else { return Some(unknown) };
         let mut number = Number { set: None, writes: InstructionInfoFactory::new() };
-        let mut is_site = None;
+        let mut is_site = false;
         for instruction in instructions(code, start) {
             if instruction.code() == Code::INVALID {
                 return Some(unknown);
             }
-            match instruction.ip().cmp(&address) {
-                std::cmp::Ordering::Less => number.pass(&instruction),
-                std::cmp::Ordering::Equal => {
-                    is_site = Some(());
-                    if instruction.mnemonic() != Mnemonic::Syscall {
-                        number.set = None; // the numbers of the other ways in are others
-                    }
-                    break;
-                }
-                std::cmp::Ordering::Greater => break,
+            if instruction.next_ip() <= address {
+                number.pass(&instruction);
+                continue;
             }
+            // It has the pair: behind prefixes, if it is a call that has some, or as a part of something else.
+            match instruction.mnemonic() {
+                Mnemonic::Syscall => is_site = true,
+                Mnemonic::Sysenter | Mnemonic::Int => {
+                    (is_site, number.set) = (true, None); // the numbers of these ways in are others
+                }
+                _ => {}
+            }
+            break;
         }
-        is_site?;
+        if !is_site {
+            return None;
+        }
         Some(match number.set {
             Some((number, set_at)) => {
                 Judged { site: Site { address, number: Some(number) }, address, set_at }
@@ -271,6 +275,13 @@ impl<'a> Code64<'a> {
         /// Code that sets six arguments after the number is shorter.
         const BEFORE: u64 = 32;
         let Some(before) = self.code(address.saturating_sub(BEFORE), address) else { return true };
+        let prefixes = before.iter().rev().take_while(|&&byte| is_prefix(byte)).count();
+        (0..=prefixes).any(|prefixes| self.leads_to(address, &before[..before.len() - prefixes], prefixes))
+    }
+
+    /// Whether some way of decoding `before` ends where so many prefixes of what is at `address` begin.
+    fn leads_to(&self, address: u64, before: &[u8], prefixes: usize) -> bool {
+        let address = address - prefixes as u64;
         let start = address - before.len() as u64;
         (0..before.len()).any(|skipped| {
             let mut way = instructions(&before[skipped..], start + skipped as u64);
@@ -313,6 +324,11 @@ impl<'a> Code64<'a> {
             }
         }
     }
+}
+
+/// Whether a byte may stand before an instruction and leave it the same: sizes, segments, repetitions, a lock.
+fn is_prefix(byte: u8) -> bool {
+    matches!(byte, 0x40..=0x4f | 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3)
 }
 
 fn doubt(sites: &mut [Judged], is_reached: impl Fn(&Judged) -> bool) {

@@ -9,9 +9,10 @@
 //!   | ...                                           |   paint     cells become bytes
 //! ```
 //!
-//! The program keeps its terminal: it has our standard streams, writes whenever it likes, and its output scrolls and stays.
-//! Only the last rows are taken from it, by the terminal's own means. We read no key, and change no mode of the
-//! terminal. What is drawn is one write that saves and restores the cursor, and the kernel mixes no two writes of a terminal.
+//! The program keeps its terminal: it has our standard streams, writes whenever it likes, and its output scrolls
+//! and stays. Only the last rows are taken from it, by the terminal's own means. We read no key, and change no
+//! mode of the terminal. What is drawn is one write that saves and restores the cursor, and the kernel mixes no
+//! two writes of a terminal.
 //!
 //! A program that uses the whole screen (an editor, a pager) sets the region for itself, and draws over the panel
 //! as the panel does over it: it is watched better by the report.

@@ -10,6 +10,13 @@ f:
     mov $186, %eax
     syscall
 #endif
+#ifdef PREFIXES
+    mov $3, %eax
+    rex.W syscall
+    mov $186, %eax
+    .byte 0xf3, 0x48
+    syscall
+#endif
 #ifdef ZERO
     xor %eax, %eax
     mov $1, %edi
@@ -92,6 +99,9 @@ table:
     mov %r8, %r10
     mov %r9, %r8
     mov 8(%rsp), %r9
+#ifdef PREFIXED
+    rex.W
+#endif
     syscall
     ret
 #endif

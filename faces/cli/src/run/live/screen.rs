@@ -146,8 +146,8 @@ impl Taken {
         self.rows - self.height + 1
     }
 
-    /// Makes room: the screen moves up if the cursor is too low (a vertical tab goes a line down and keeps the column), and the
-    /// rest scrolls without the panel's rows from now on.
+    /// Makes room: the screen moves up if the cursor is too low (a vertical tab goes a line down and keeps the
+    /// column), and the rest scrolls without the panel's rows from now on.
     fn take(self) -> String {
         let down = "\x0b".repeat(usize::from(self.height));
         format!("{down}\x1b[{}A\x1b7\x1b[1;{}r\x1b8", self.height, self.top() - 1)

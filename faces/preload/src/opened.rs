@@ -154,7 +154,7 @@ fn cut(fd: c_int) -> c_int {
 
 /// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
 fn stream_is_taken(stream: *mut c_void) {
-    if !patch::is_patched() {
+    if process::is_on() && !patch::is_patched() {
         table::detach(real::stream_fd(stream), Reason::Passed);
     }
 }
@@ -428,8 +428,10 @@ names! {
     }
 }
 
+/// A stream is about to be closed. Where the C library is patched, its call of `close` tells us, when the stream has
+/// written what it still holds: that goes where the descriptor's offset says, which is ours to know until then.
 fn forget_stream(stream: *mut c_void) {
-    if process::is_on() && !stream.is_null() {
+    if process::is_on() && !patch::is_patched() && !stream.is_null() {
         table::forget(real::stream_fd(stream));
     }
 }

@@ -199,6 +199,11 @@ fn a_thread_that_waits_in_a_patched_read_can_be_cancelled() {
     served_when_patched("cancelled", FILE_BYTES);
 }
 
+#[test]
+fn children_that_are_made_without_clone3_do_not_end_it() {
+    served_when_patched("filtered", 3 * FILE_BYTES);
+}
+
 /// Programs that everybody has and that read through streams.
 #[test]
 fn sha256sum_and_sort_are_served() {

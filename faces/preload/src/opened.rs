@@ -471,10 +471,10 @@ fn forking<T>(call: impl FnOnce() -> T) -> T {
 /// Runs a call that makes a child which runs in our memory for a while.
 #[inline]
 fn spawning(call: impl FnOnce() -> c_int) -> c_int {
-    let fork = process::begin_guest();
+    let spawn = process::begin_spawn();
     let answer = call();
-    if let Some(fork) = fork {
-        process::end_guest(fork);
+    if let Some(spawn) = spawn {
+        process::end_spawn(spawn);
     }
     answer
 }

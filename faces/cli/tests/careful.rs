@@ -47,7 +47,9 @@ fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
         let built = Built { folder: tempfile::tempdir().unwrap() };
-        compile("hostile.c", &built.hostile(), &[]);
+        // A file that is old and may be written: a source of these tests.
+        let old = concat!("-DOLD=\"", env!("CARGO_MANIFEST_DIR"), "/tests/programs/rules.c\"");
+        compile("hostile.c", &built.hostile(), &[old]);
         for (loaded, words) in [("foreign", &["-DLIBRARY"][..]), ("harmless", &["-DLIBRARY", "-DHARMLESS"])] {
             let folder = built.folder.path().join(loaded);
             std::fs::create_dir(&folder).unwrap();
@@ -126,6 +128,12 @@ fn an_offset_that_moves_unseen_is_the_kernels() {
 #[test]
 fn a_description_that_cannot_read_reads_nothing() {
     same_with_and_without(&built().hostile(), "writeonly");
+}
+
+#[test]
+fn a_descriptor_that_may_write_is_served_as_one_that_may_not() {
+    let totals = same_with_and_without(&built().hostile(), "readwrite");
+    assert!(totals.reads > 10 && is_careful(&totals), "{totals:?}");
 }
 
 #[test]

@@ -159,6 +159,16 @@ fn what_a_stream_writes_is_what_another_reads() {
     case("written", None);
 }
 
+/// 1. A stream that may write reads, and its descriptor is served.
+/// 2. It is closed with bytes that are still to be written.
+/// 3. These go where the stream is, counted from the descriptor's offset: that has to be there.
+#[test]
+fn what_a_stream_writes_when_it_is_closed_goes_where_it_stands() {
+    let patched = case("updated", Some(plan()));
+    assert!(patched.bytes > 0 && outcome(&patched, Patching::Patched) == 1, "{patched:?}");
+    case("updated", None);
+}
+
 #[test]
 fn posix_aio_is_served() {
     served_when_patched("aio", FILE_BYTES);
@@ -187,6 +197,11 @@ fn nothing_is_writable_and_executable_afterwards() {
 #[test]
 fn a_thread_that_waits_in_a_patched_read_can_be_cancelled() {
     served_when_patched("cancelled", FILE_BYTES);
+}
+
+#[test]
+fn children_that_are_made_without_clone3_do_not_end_it() {
+    served_when_patched("filtered", 3 * FILE_BYTES);
 }
 
 /// Programs that everybody has and that read through streams.

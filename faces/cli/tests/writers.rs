@@ -449,6 +449,28 @@ fn a_writer_that_is_killed_is_through() {
     is_served_again(&stage, &mut a, &file);
 }
 
+/// 1. A process writes, and forks.
+/// 2. It ends, and the file is served again.
+/// 3. Its child writes; that is the first thing it ever does.
+#[test]
+fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
+    let stage = Stage::with(Outside::Check);
+    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    b.open('b', &file, libc::O_RDWR);
+    b.tell("pwrite b 99 100 0");
+    let child = b.ask("orphan b 100 4096 0").parse().ok().and_then(rustix::process::Pid::from_raw).unwrap();
+    let _ = writeln!(b.to, "exit");
+    b.child.wait().unwrap();
+    is_served_again(&stage, &mut a, &file);
+    a.open('a', &file, libc::O_RDONLY);
+    assert!(reads_right(&stage, &mut a, 'a', &file));
+    rustix::process::kill_process(child, rustix::process::Signal::USR1).unwrap();
+    let written = b.answer();
+    reads_right(&stage, &mut a, 'a', &file);
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(written, "4096");
+}
+
 /// Random steps of two viewers and somebody else, against what the file holds.
 #[test]
 fn whoever_writes_in_whatever_order() {

@@ -251,6 +251,12 @@ pub fn process() -> u32 {
     unsafe { call(number::GETPID, [0; 6]) as u32 }
 }
 
+/// The calling thread.
+pub fn thread() -> u32 {
+    // SAFETY: no argument.
+    unsafe { call(number::GETTID, [0; 6]) as u32 }
+}
+
 /// Lets others run.
 pub fn yield_now() {
     // SAFETY: no argument.

@@ -154,7 +154,7 @@ fn cut(fd: c_int) -> c_int {
 
 /// A stream's descriptor is about to be used in ways we do not see, unless the C library is patched.
 fn stream_is_taken(stream: *mut c_void) {
-    if !patch::is_patched() {
+    if process::is_on() && !patch::is_patched() {
         table::detach(real::stream_fd(stream), Reason::Passed);
     }
 }
@@ -428,10 +428,10 @@ names! {
     }
 }
 
-/// A stream is about to be closed. Where the C library is patched it says so itself, when it has written what the
-/// stream holds.
+/// A stream is about to be closed. Where the C library is patched, its call of `close` tells us, when the stream has
+/// written what it still holds: that goes where the descriptor's offset says, which is ours to know until then.
 fn forget_stream(stream: *mut c_void) {
-    if process::is_on() && !stream.is_null() && !patch::is_patched() {
+    if process::is_on() && !patch::is_patched() && !stream.is_null() {
         table::forget(real::stream_fd(stream));
     }
 }
@@ -471,10 +471,10 @@ fn forking<T>(call: impl FnOnce() -> T) -> T {
 /// Runs a call that makes a child which runs in our memory for a while.
 #[inline]
 fn spawning(call: impl FnOnce() -> c_int) -> c_int {
-    let fork = process::begin_guest();
+    let spawn = process::begin_spawn();
     let answer = call();
-    if let Some(fork) = fork {
-        process::end_guest(fork);
+    if let Some(spawn) = spawn {
+        process::end_spawn(spawn);
     }
     answer
 }

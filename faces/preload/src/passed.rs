@@ -436,8 +436,15 @@ extern "C" fn no_more() {
 
 const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLONE_VM
 
-/// Not `fork` and not a thread: something of the two is shared, and we cannot follow it.
+/// Not `fork` and not a thread: something of the two is shared, and we cannot follow it. But for the child of a
+/// `posix_spawn`, which has been counted: the C library makes it so where the kernel has no `clone3`, or a container
+/// hides that, and comes by here if it is patched.
 extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
+    const EXIT_SIGNAL: usize = 0xff;
+    const CLONE_VM_VFORK: usize = 0x4100;
+    if flags & !EXIT_SIGNAL == CLONE_VM_VFORK && process::is_spawning() {
+        return;
+    }
     if flags & CLONE_THREAD_LIKE != CLONE_THREAD_LIKE {
         process::stop(Reason::Forked);
     }

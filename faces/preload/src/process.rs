@@ -68,6 +68,8 @@ static STOPPED: AtomicBool = AtomicBool::new(false);
 static DEPTH: AtomicU32 = AtomicU32::new(0);
 /// How many threads are inside `vfork`, each suspended until its child has left our memory.
 static VFORKS: AtomicU32 = AtomicU32::new(0);
+/// The threads inside `posix_spawn`, 0 where there is none. Each looks for itself alone, so no order is needed.
+static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 /// Forks that were begun (high half) and of these the ones under way (low half).
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
@@ -163,6 +165,7 @@ fn settle(page: &AtomicU32) {
         // What other threads of the parent were in the middle of is not under way here.
         VFORKS.store(0, Ordering::Relaxed);
         FORKS.store(0, Ordering::Relaxed);
+        SPAWNERS.iter().for_each(|place| place.store(0, Ordering::Relaxed));
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
         written::settle_child();
@@ -329,6 +332,36 @@ pub fn begin_guest() -> Option<Fork> {
 pub fn end_guest(fork: Fork) {
     VFORKS.fetch_sub(1, Ordering::SeqCst); // partner: `mode`
     end_fork(fork);
+}
+
+/// A `posix_spawn` under way.
+#[derive(Clone, Copy)]
+pub struct Spawn {
+    fork: Fork,
+    place: Option<&'static AtomicU32>,
+}
+
+/// As [`begin_guest`], before a `posix_spawn` of this thread.
+pub fn begin_spawn() -> Option<Spawn> {
+    let fork = begin_guest()?;
+    let thread = kernel::thread();
+    let is_mine =
+        |place: &&AtomicU32| place.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    Some(Spawn { fork, place: SPAWNERS.iter().find(is_mine) })
+}
+
+/// It is over.
+pub fn end_spawn(spawn: Spawn) {
+    if let Some(place) = spawn.place {
+        place.store(0, Ordering::Relaxed); // as at `SPAWNERS`
+    }
+    end_guest(spawn.fork);
+}
+
+/// Whether this thread is inside `posix_spawn`; `false` of some, if very many are.
+pub fn is_spawning() -> bool {
+    let thread = kernel::thread();
+    SPAWNERS.iter().any(|place| place.load(Ordering::Relaxed) == thread)
 }
 
 /// Before a `vfork`.

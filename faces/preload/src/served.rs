@@ -292,7 +292,8 @@ fn look_over(fd: c_int) -> Result<Fit, Reason> {
         return Err(Reason::NotRegular);
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
-    if flags & kernel::O_ACCMODE == kernel::O_WRONLY || flags & (kernel::O_DIRECT | kernel::O_PATH) != 0 {
+    // O_WRONLY is in both modes that cannot read: its own, and the one that can do neither (open(2), access mode 3).
+    if flags & (kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH) != 0 {
         return Err(Reason::Flags);
     }
     if written::is_said(fd) {

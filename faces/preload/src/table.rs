@@ -75,8 +75,9 @@ pub const FIRST: i32 = 3;
 /// The first offset that does not fit.
 pub const OFFSETS_MAX: u64 = 1 << 48;
 
-/// No time at which a file changes: it was attached when no look was needed.
-const NEVER: u64 = u64::MAX;
+/// In place of a time: the file was attached when no look was needed. All of `FILES` begins as zeros, so it takes no
+/// room in the object and no memory before it is used.
+const NEVER: u64 = 0;
 
 /// What a descriptor is; see the head of this file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,7 +209,7 @@ struct File {
     advice: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// When the file had changed last as it was attached, or [`NEVER`].
+    /// When the file had changed last as it was attached, plus one, or [`NEVER`].
     looked_at: AtomicU64,
     /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
     seen: AtomicU64,
@@ -487,7 +488,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
-        file.looked_at.store(to.looked_at.unwrap_or(NEVER), Ordering::Relaxed);
+        file.looked_at.store(to.looked_at.map_or(NEVER, |at| at.wrapping_add(1)), Ordering::Relaxed);
         file.seen.store(0, Ordering::Relaxed);
         word
     })
@@ -507,7 +508,7 @@ pub fn is_still(fd: i32, word: Word) -> bool {
     let of = &FILES[fd as usize];
     let [device, inode, looked_at] =
         [&of.device, &of.inode, &of.looked_at].map(|place| place.load(Ordering::Relaxed));
-    if looked_at != NEVER && careful::is_still(fd, device, inode, looked_at) {
+    if looked_at != NEVER && careful::is_still(fd, device, inode, looked_at.wrapping_sub(1)) {
         return true;
     }
     let handle = file(fd).handle;

@@ -128,6 +128,10 @@ pub fn is_said(fd: c_int) -> bool {
 /// Before a call that writes by `fd`.
 #[inline]
 pub fn before_write(fd: c_int) {
+    // First of all, for that is where a forked child finds out: what the table says was said by its parent.
+    if !process::is_on() {
+        return;
+    }
     if let Some(place) = place(fd)
         && matches!(place.load(Ordering::Relaxed), SAYS | SHARED | NEVER)
     {

@@ -126,6 +126,15 @@ static void c_writeonly(void) {
     say("writeonly");
 }
 
+/* A descriptor that may write reads as any other. */
+static void c_readwrite(void) {
+    int fd = must_open(OLD, O_RDWR);
+    for (int i = 0; i < 50; i++) add(pread(fd, buf, 3000, 512 * i));
+    add(read(fd, buf, 3000));
+    say("readwrite");
+    close(fd);
+}
+
 /* Writes that nobody hears of are seen by the next read. */
 static void c_written(void) {
     int fd = must_open(scratch, O_RDONLY);
@@ -204,6 +213,7 @@ int main(int argc, char **argv) {
     if (!strcmp(name, "reopen")) c_reopen();
     if (!strcmp(name, "offset")) c_offset();
     if (!strcmp(name, "writeonly")) c_writeonly();
+    if (!strcmp(name, "readwrite")) c_readwrite();
     if (!strcmp(name, "written")) c_written();
     if (!strcmp(name, "threads")) c_threads();
 #endif

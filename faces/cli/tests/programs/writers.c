@@ -4,10 +4,12 @@
  *
  *   open D PATH FLAGS   read D LEN   pread D LEN AT   pwrite D BYTE LEN AT   write D BYTE LEN   close D
  *   dup D E   truncate PATH LEN   ftruncate D LEN   map D LEN   store BYTE LEN AT   unmap   lock D   fork   exit
+ *   orphan D BYTE LEN AT   a child that does nothing but write, whenever it gets a signal
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,6 +90,16 @@ int main(void) {
             pid_t child = fork();
             if (child > 0) { waitpid(child, NULL, 0); say("back"); }
             else say_number(child);
+        } else if (!strcmp(what, "orphan") && sscanf(text, "%*s %c %ld %ld %ld", &d, &a, &b, &c) == 4) {
+            int number;
+            sigset_t set;
+            sigemptyset(&set);
+            sigaddset(&set, SIGUSR1);
+            sigprocmask(SIG_BLOCK, &set, NULL);
+            memset(buf, (int)a, b);
+            pid_t child = fork();
+            while (!child && !sigwait(&set, &number)) say_number(pwrite(fds[d - 'a'], buf, b, c));
+            say_number(child);
         } else if (!strcmp(what, "exit"))
             _exit(0);
         else

@@ -5,7 +5,7 @@
 //! machine; so the two ratios are not of one thing, and where ours is less the page says what we know of the reason.
 
 use super::{Section, escaped};
-use crate::bench::rows::Row;
+use crate::bench::rows::{Row, Standing};
 use crate::report::digits;
 
 /// A number that an original was announced with.
@@ -30,7 +30,12 @@ const DEVICE_BOUND: &str =
     "where the device is the limit throughput is the device's, and the processor's time alone is saved";
 const ONE_LOOKUP: &str = "what is saved is a lookup and a lock a folio, which the bytes that are copied hide";
 
-const HEADLINES: [Headline; 10] = [
+const COPIED_ALIKE: &str =
+    "the bytes are copied once to the reader, as by the kernel, and on a fast device that is most of it";
+const NOT_GRABBED: &str =
+    "an image in memory is given where it is: no folio is grabbed, and small units are faults";
+
+const HEADLINES: [Headline; 11] = [
     Headline {
         mechanism: "batched insertion",
         announced: "RocksDB readseq: 1.51x the throughput",
@@ -82,10 +87,17 @@ const HEADLINES: [Headline; 10] = [
     },
     Headline {
         mechanism: "uncached reads",
-        announced: "65 % more throughput, at half the processor's time",
+        announced: "65 % more throughput",
         ratio: Some(1.65),
-        asks: |row| is_stream(row, "throughput") || is_stream(row, "cpu"),
+        asks: |row| is_stream(row, "throughput"),
         reason: DEVICE_BOUND,
+    },
+    Headline {
+        mechanism: "uncached reads",
+        announced: "at half the processor's time",
+        ratio: Some(2.0),
+        asks: |row| is_stream(row, "cpu"),
+        reason: COPIED_ALIKE,
     },
     Headline {
         mechanism: "grabbed folios",
@@ -101,9 +113,11 @@ const HEADLINES: [Headline; 10] = [
         announced: "restored 9.5 % faster",
         ratio: Some(1.095),
         asks: |row| {
-            row.experiment == "restore" && row.metric == "time" && row.case.starts_with("resident image")
+            let is_copied = row.peer_name.is_some_and(|peer| peer.starts_with("UFFDIO_COPY"));
+            let is_resident = row.case.starts_with("resident image") && row.standing == Standing::Peer;
+            row.experiment == "restore" && row.metric == "time" && is_copied && is_resident
         },
-        reason: ONE_LOOKUP,
+        reason: NOT_GRABBED,
     },
 ];
 
@@ -180,6 +194,34 @@ mod tests {
         assert!(html.contains("<b>1.02x [1.02 1.02]</b> (10.00 against 10.20 ns of one by one)"), "{html}");
         assert_eq!(html.matches(FEW_INSERTIONS).count(), 1, "P99 is more than was announced: {html}");
         assert_eq!(html.matches("not in this run").count(), HEADLINES.len() - 3, "{html}");
+    }
+
+    /// What is wanted of throughput is not what is wanted of the processor's time, and a bound is nobody who was
+    /// announced.
+    #[test]
+    fn each_row_stands_below_one_headline() {
+        let stream = |metric| Row {
+            experiment: "stream",
+            ..row("64 KiB: quinion uncached", metric, 10.0, Some(("kernel buffered", 18.0)))
+        };
+        let restore = |peer, standing| Row {
+            experiment: "restore",
+            standing,
+            ..row("resident image, 8 MiB: CONTINUE 4K", "time", 10.0, Some((peer, 9.0)))
+        };
+        let rows = vec![
+            stream("throughput"),
+            stream("cpu"),
+            restore("UFFDIO_COPY 4K", Standing::Peer),
+            restore("UFFDIO_CONTINUE memfd 4K", Standing::Bound),
+        ];
+        let mut html = String::new();
+        put(&mut html, &[Section { name: "stream", question: "?", rows, unmeasured: Vec::new() }]);
+        assert_eq!(html.matches("<b>").count(), 3, "{html}");
+        assert!(
+            !html.contains(DEVICE_BOUND) && html.contains(COPIED_ALIKE) && html.contains(NOT_GRABBED),
+            "{html}"
+        );
     }
 
     #[test]

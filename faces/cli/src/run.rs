@@ -437,7 +437,9 @@ fn cannot_start(program: &[OsString], error: &io::Error) -> Ended {
     let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_START };
     let hint = match status {
         // What is no option of ours is taken for the program.
-        NOT_FOUND if name.starts_with('-') => "it is no option of `quinion run` either; see `quinion run --help`",
+        NOT_FOUND if name.starts_with('-') => {
+            "it is no option of `quinion run` either; see `quinion run --help`"
+        }
         NOT_FOUND if program.get(1).is_some_and(|word| word == "--") => {
             "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
         }

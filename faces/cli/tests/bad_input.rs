@@ -236,7 +236,11 @@ fn programs_that_cannot_be_started() {
         127,
         &["no-such-program-here", "check the name"],
     );
-    assert_complains(&output(&mut run(&["--memroy", "1G", "true"])), 127, &["--memroy", "no option", "--help"]);
+    assert_complains(
+        &output(&mut run(&["--memroy", "1G", "true"])),
+        127,
+        &["--memroy", "no option", "--help"],
+    );
     assert_complains(&output(&mut run(&["db", "--", "true"])), 127, &["db", "--keep=NAME"]);
     assert_complains(&output(&mut run(&[text(&path)])), 126, &[text(&path), "executed"]);
     assert_complains(&output(&mut run(&[text(scratch.path())])), 126, &[text(scratch.path())]);

@@ -46,7 +46,12 @@ impl Terminal {
             env!("CARGO_BIN_EXE_quinion"),
             "run",
         ]);
-        shell.args(arguments).env("XDG_RUNTIME_DIR", runtime).env("TERM", "xterm").env("LC_ALL", "C").env_remove("NO_COLOR");
+        shell
+            .args(arguments)
+            .env("XDG_RUNTIME_DIR", runtime)
+            .env("TERM", "xterm")
+            .env("LC_ALL", "C")
+            .env_remove("NO_COLOR");
         let end = || Stdio::from(slave.try_clone().unwrap());
         shell.stdin(end()).stdout(end()).stderr(end());
         // SAFETY: both calls may be made between fork and exec.

@@ -149,13 +149,18 @@ mod tests {
         let mut line = Line { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };
         line.give_up_after(Duration::from_millis(1)).expect("it is a socket");
         for _ in 0..2 {
-            assert!(line.ask(&Message::ask("numbers")).is_err_and(|why| why.to_string().contains("quinion stop")));
+            assert!(
+                line.ask(&Message::ask("numbers")).is_err_and(|why| why.to_string().contains("quinion stop"))
+            );
         }
         line.give_up_after(PATIENCE).expect("it is a socket");
         for number in 0..4 {
-            owners.write_all(Message::answer("numbers").number("n", number).line().as_bytes()).expect("it fits");
+            owners
+                .write_all(Message::answer("numbers").number("n", number).line().as_bytes())
+                .expect("it fits");
         }
-        let mut number = || line.ask(&Message::ask("numbers")).unwrap().and_then(|answer| answer.number_of("n"));
+        let mut number =
+            || line.ask(&Message::ask("numbers")).unwrap().and_then(|answer| answer.number_of("n"));
         assert_eq!((number(), number()), (Some(2), Some(3)));
         owners.write_all(Message::answer("stopped").number("n", 4).line().as_bytes()).expect("it fits");
         drop(owners);

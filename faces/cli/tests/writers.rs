@@ -188,6 +188,22 @@ fn a_file_opened_to_read_and_write_is_served_until_it_is_written() {
     assert!(reads_right(&stage, &mut a, 'a', &file), "the writer is through");
 }
 
+/// Reads move an offset of ours, and writes use the kernel's.
+#[test]
+fn a_write_goes_where_the_reads_before_it_ended() {
+    let stage = Stage::new();
+    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    let twin = stage.folder.path().join("twin");
+    std::fs::copy(&file, &twin).unwrap();
+    a.open('a', &file, libc::O_RDWR);
+    o.open('a', &twin, libc::O_RDWR);
+    for line in ["read a 5000", "write a 200 3000", "read a 777", "write a 201 100", "read a 4096"] {
+        assert_eq!(a.ask(line), o.ask(line), "{line}");
+    }
+    assert!(stage.served() >= 5000);
+    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(&twin).unwrap());
+}
+
 #[test]
 fn what_one_viewer_writes_the_other_reads() {
     for write in ["pwrite b 200 9000 0", "write b 77 100", "ftruncate b 100100", "ftruncate b 500000"] {

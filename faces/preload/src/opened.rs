@@ -428,8 +428,10 @@ names! {
     }
 }
 
+/// A stream is about to be closed. Where the C library is patched it says so itself, when it has written what the
+/// stream holds.
 fn forget_stream(stream: *mut c_void) {
-    if process::is_on() && !stream.is_null() {
+    if process::is_on() && !stream.is_null() && !patch::is_patched() {
         table::forget(real::stream_fd(stream));
     }
 }

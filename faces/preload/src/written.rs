@@ -205,8 +205,9 @@ pub fn settle_child() {
 fn say_of(viewer: &Viewer, stat: &Stat) {
     if viewer.begin_writing(stat.device, stat.inode) {
         ask(viewer, Operation::Writing, stat);
-        table::file_is_written(stat.device, stat.inode);
     }
+    // Ours also if there is no owner any more; and the offset is right before a write uses it.
+    table::file_is_written(stat.device, stat.inode);
 }
 
 /// Tells the owner of a file and waits until it has heard. If it is gone there is nobody to hear.

@@ -230,6 +230,7 @@ pub struct Attachment {
     pub looked_at: Option<u64>,
 }
 
+/// All zeros at first, so that the object has no bytes of them: what else there is to say, [`publish`] says.
 static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 static FILES: [File; DESCRIPTORS] = [const {
     File {
@@ -241,7 +242,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
-        looked_at: AtomicU64::new(NEVER),
+        looked_at: AtomicU64::new(0),
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];

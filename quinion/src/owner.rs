@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, Owner, Writers};
+use crate::serve::{Attached, FileMode, House, Owner, Writers};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
@@ -37,7 +37,7 @@ mod polite;
 
 use heat::Heat;
 pub use heat::HotFile;
-use polite::Polite;
+use polite::{Polite, Wish};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -133,6 +133,25 @@ impl CacheOwner {
     fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
         let files = self.files.lock();
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
+    }
+
+    /// Copies a file out of the kernel's cache. Meanwhile it is attached, by nobody: who is about to write it makes that
+    /// nobody believes the copy.
+    fn copy(&self, wish: &Wish, house: &dyn House) -> crate::Result<()> {
+        let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
+        let file = Arc::new(self.cache.open_with(&path, OpenOptions::new().outside(self.outside))?);
+        file.read_by_kernels_cache();
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let known =
+            Attachment { file: Arc::clone(&file), inode: wish.name(), path: path.into(), can_write: false };
+        self.files.lock().insert(handle, known);
+        let done = wish
+            .steps()
+            .take_while(|_| house.goes_on())
+            .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize));
+        let known = self.files.lock().remove(&handle);
+        drop(known); // outside the lock
+        done
     }
 
     fn note_mode(&self, known: &Attachment, trust: Trust, why: String) {
@@ -232,19 +251,16 @@ impl Owner for CacheOwner {
         self.polite.as_ref()?.judge(process, descriptor, file, spent, room)
     }
 
-    fn prepare(&self, go_on: &dyn Fn() -> bool) {
+    fn prepare(&self, house: &dyn House) {
         let Some(polite) = &self.polite else { return };
         while let Some(wish) = polite.next_wish() {
-            let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
-            let options = OpenOptions::new().outside(self.outside);
-            let done = self.cache.open_with(path, options).and_then(|file| {
-                file.read_by_kernels_cache();
-                wish.steps()
-                    .take_while(|_| go_on())
-                    .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize))
+            let (device, inode) = wish.name();
+            let mut done = false;
+            house.while_attached(device, inode, &mut |is_written| {
+                done = !is_written && self.copy(&wish, house).is_ok();
             });
-            let (device, inode) = polite.end(&wish, done.is_ok());
-            if done.is_ok() {
+            polite.end(&wish, done);
+            if done {
                 self.cache.share().control().control().note_taken(device, inode);
             }
         }

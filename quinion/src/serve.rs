@@ -119,9 +119,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
-    /// better done when nobody waits for it. It ends soon after `go_on` says no.
-    fn prepare(&self, go_on: &dyn Fn() -> bool) {
-        let _ = go_on;
+    /// better done when nobody waits for it. It ends soon after `house` says that it is not to go on.
+    fn prepare(&self, house: &dyn House) {
+        let _ = house;
     }
     /// Says in the file's record how far viewers may believe what is cached of it ([`Trust`]), now that this handle has
     /// been attached; or that they may not. Where this is not done, nobody has the file open for writing, as far as
@@ -160,6 +160,15 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now. Called with a
     /// lock of the service held: it takes none.
     fn touched(&self, frame: Frame);
+}
+
+/// What the service does for an [`Owner`] that prepares files.
+pub trait House {
+    /// Whether to go on.
+    fn goes_on(&self) -> bool;
+    /// Does `work` while the file counts as attached: a viewer that is about to write it says so, and
+    /// [`Owner::writing`] is called. `work` hears whether one has said so before and may still be at it.
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool));
 }
 
 /// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
@@ -479,7 +488,7 @@ impl Shared {
         write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
         self.seats[job.viewer].lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
-            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(&|| !self.is_closed())));
+            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
         }
     }
 
@@ -707,6 +716,19 @@ impl Shared {
             }
         }
         totals
+    }
+}
+
+impl House for Shared {
+    fn goes_on(&self) -> bool {
+        !self.is_closed()
+    }
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool)) {
+        // In this order, as in `attach`.
+        let place = self.enter(device, inode);
+        let done = catch_unwind(AssertUnwindSafe(|| work(self.is_written(device, inode))));
+        self.leave(place);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use quinion::serve::Owner;
+use quinion::serve::{House, Owner};
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 6 << 20;
@@ -49,6 +49,18 @@ fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
+/// A house without viewers.
+struct Alone;
+
+impl House for Alone {
+    fn goes_on(&self) -> bool {
+        true
+    }
+    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut(bool)) {
+        work(false);
+    }
+}
+
 #[test]
 fn who_is_not_polite_leaves_nothing() {
     let (folder, cache) = (folder(), Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap());
@@ -65,11 +77,11 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     assert_eq!(ask(&owner, &file, false), Some(2 * BYTES));
-    owner.prepare(&|| true);
+    owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
     assert_eq!(ask(&owner, &file, true), Some(BYTES));
     assert_eq!(ask(&owner, &file, true), Some(BYTES), "one wish is enough");
-    owner.prepare(&|| true);
+    owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
     let (device, inode) = name(&file);
     assert!(owner.arena().control().control().is_taken(device, inode), "viewers see that it pays to ask");
@@ -95,7 +107,7 @@ fn a_file_that_does_not_fit_stays_the_kernels() {
     let file = file(folder.path(), 20 << 20);
     for spent in [false, true, true, true] {
         assert_eq!(ask(&owner, &file, spent), Some(40 << 20));
-        owner.prepare(&|| true);
+        owner.prepare(&Alone);
     }
     assert_eq!(owner.cache().stats().device_bytes, 0);
 }
@@ -126,12 +138,12 @@ fn what_nobody_holds_the_kernel_reads_first() {
         return println!("left out: the kernel does not let go of files here");
     }
     assert_eq!((first, ask(&owner, &file, true)), (Some(BYTES), Some(BYTES)));
-    owner.prepare(&|| true);
+    owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
     rustix::io::pread(&file, &mut vec![0; BYTES as usize], 0).unwrap();
     assert_eq!(ask(&owner, &file, true), Some(2 * BYTES));
     assert_eq!(ask(&owner, &file, true), Some(BYTES));
-    owner.prepare(&|| true);
+    owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
     assert_eq!(ask(&owner, &file, false), None);
     let (device, inode) = name(&file);

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use quinion::arena::CellNumber;
-use quinion::arena::control::{Advice, Operation};
+use quinion::arena::control::{Advice, CREDIT_SPENT, Operation};
 use quinion::serve::{Owner, Service};
 use quinion::units::MappingId;
 use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
@@ -185,4 +185,36 @@ fn nonsense_is_refused() {
     assert!(ask(stage.handle, 9 << 56).is_err(), "no such advice");
     assert!(ask(stage.handle + 1, 0).is_err(), "no such handle");
     assert!(ask(stage.handle, Advice::Passed.with_length(u64::MAX)).is_ok(), "nothing was passed");
+}
+
+/// 1. A viewer writes a file; the owner, who is asked for it often enough, does not copy it while nobody waits: what it
+///    read now would be believed when the writer is through, where there are no leases.
+/// 2. The writer is through; then it does.
+///
+/// The one worker there is prepares before it answers again, so an answer tells that it has.
+#[test]
+fn what_a_viewer_writes_is_not_copied_out_of_the_kernels_cache() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let opened = File::open(&path).unwrap();
+    opened.sync_all().unwrap();
+    let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite());
+    let _service = Service::start(owner.clone(), 1).unwrap();
+    let arena = owner.arena();
+    let (memory, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
+    // SAFETY: the mappings stay.
+    let viewer = unsafe { Viewer::attach(memory, control, arena.token(), std::process::id()) }.unwrap();
+    let data = opened.metadata().unwrap();
+    let ask = || {
+        let question = [opened.as_raw_fd() as u64 | CREDIT_SPENT, data.dev(), data.ino()];
+        viewer.request(Operation::Attach, question).unwrap();
+        viewer.request(Operation::Examine, [0; 3]).unwrap();
+    };
+    let _ = viewer.begin_writing(data.dev(), data.ino());
+    (0..4).for_each(|_| ask());
+    assert_eq!(owner.cache().stats().device_bytes, 0);
+    viewer.end_writing(data.dev(), data.ino());
+    (0..4).for_each(|_| ask());
+    assert_eq!(owner.cache().stats().device_bytes, 1 << 20);
 }

@@ -80,6 +80,10 @@ impl Wish {
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+    /// Its device and inode.
+    pub(super) fn name(&self) -> Name {
+        self.name
+    }
     /// The ranges of the file, in bytes, one after the other.
     pub(super) fn steps(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let bytes = self.bytes;
@@ -97,6 +101,8 @@ pub(super) struct Polite {
 struct State {
     known: HashMap<Name, Known>,
     wishes: VecDeque<Wish>,
+    /// Whether somebody copies: one at a time, so that the others answer.
+    is_copying: bool,
 }
 
 impl Polite {
@@ -143,16 +149,19 @@ impl Polite {
         self.state.lock().known.get(&name) == Some(&Known::Ours)
     }
 
-    /// The next file to be copied.
+    /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
     pub(super) fn next_wish(&self) -> Option<Wish> {
-        self.state.lock().wishes.pop_front()
+        let mut state = self.state.lock();
+        let wish = if state.is_copying { None } else { state.wishes.pop_front() };
+        state.is_copying |= wish.is_some();
+        wish
     }
 
-    /// A copy is done, or could not be. Which file it was.
-    pub(super) fn end(&self, wish: &Wish, done: bool) -> (u64, u64) {
+    /// A copy is done, or could not be.
+    pub(super) fn end(&self, wish: &Wish, done: bool) {
         let next = if done { Known::Ours } else { Known::Left(0) };
         self.note(wish.name, next, None);
-        wish.name
+        self.state.lock().is_copying = false;
     }
 
     fn note(&self, name: Name, next: Known, wish: Option<Wish>) {

@@ -573,7 +573,7 @@ mod tests {
         }
         room.lock().is_closed = true;
         room.bell.notify_all();
-        assert!(lease::call(summoned));
+        lease::call(summoned); // which may have seen by itself that it is over
         fetcher.join().unwrap();
         worker.join().unwrap();
     }

@@ -135,8 +135,8 @@ impl CacheOwner {
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
     }
 
-    /// Copies a file out of the kernel's cache. Meanwhile it is attached, by nobody: who is about to write it makes that
-    /// nobody believes the copy.
+    /// Copies a file out of the kernel's cache. Meanwhile it is attached, by nobody: who is about to write it makes
+    /// that nobody believes the copy.
     fn copy(&self, wish: &Wish, house: &dyn House) -> crate::Result<()> {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let file = Arc::new(self.cache.open_with(&path, OpenOptions::new().outside(self.outside))?);

@@ -48,10 +48,10 @@ use crate::arena::control::{
     Operation, Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage,
     WRITING_PLACES, place_of, state,
 };
-use crate::arena::{ArenaShare, CellNumber, Trust};
+use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
-use crate::sys::last_word::LastWord;
+use crate::sys::last_word::{ENDED, LastWord};
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::sys::{Errno, futex_wait, futex_wake};
 
@@ -63,6 +63,7 @@ const BEAT_MILLIS: u32 = 100;
 const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if nobody rings.
 const NAP_MILLIS: u32 = 1000;
+const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
 
 /// A file as the owner attached it for a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -196,8 +196,8 @@ impl View {
         self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
     }
 
-    /// Whether who answered viewers does so no more, or was killed. Known before anybody can write a file that the owner
-    /// had a lease on.
+    /// Whether who answered viewers does so no more, or was killed. Known before anybody can write a file that the
+    /// owner had a lease on.
     #[inline]
     pub fn owner_has_ended(&self) -> bool {
         // SeqCst, partner: the store of `LastWord`, or the kernel's, which comes before the leases go.

@@ -19,7 +19,8 @@ use std::ffi::{c_long, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::arena::OWNER_ENDED;
+/// What the kernel adds to a futex whose owner ended: its FUTEX_OWNER_DIED.
+pub const ENDED: u32 = 0x4000_0000;
 
 /// The kernel's `struct robust_list`: the next entry, at last the head again.
 #[repr(C)]
@@ -77,7 +78,7 @@ impl<'a> LastWord<'a> {
 impl Drop for LastWord<'_> {
     fn drop(&mut self) {
         // The mark first: there is no moment at which nobody would make it.
-        self.word.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
+        self.word.store(ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
         // SAFETY: the thread's own list of before; ours is nobody's then.
         unsafe {
             libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>());
@@ -96,13 +97,13 @@ mod tests {
         let on = &*word;
         std::thread::spawn(|| {
             let last = LastWord::new(on);
-            assert!(on.load(Ordering::SeqCst) != 0 && on.load(Ordering::SeqCst) & OWNER_ENDED == 0);
+            assert!(on.load(Ordering::SeqCst) != 0 && on.load(Ordering::SeqCst) & ENDED == 0);
             std::mem::forget(last);
         })
         .join()
         .unwrap();
         // `join` may come back some moments before the kernel is through with the thread.
-        while on.load(Ordering::SeqCst) & OWNER_ENDED == 0 {
+        while on.load(Ordering::SeqCst) & ENDED == 0 {
             std::thread::yield_now();
         }
     }
@@ -119,6 +120,6 @@ mod tests {
         let last = LastWord::new(&word);
         assert_ne!(list(), before);
         drop(last);
-        assert_eq!((list(), word.load(Ordering::SeqCst)), (before, OWNER_ENDED));
+        assert_eq!((list(), word.load(Ordering::SeqCst)), (before, ENDED));
     }
 }

@@ -20,6 +20,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* A file that is old and may be written; who runs this names it. */
+#ifndef OLD
+#define OLD "/dev/null"
+#endif
+
 #if !defined(PLAIN) && !defined(HARMLESS)
 /* A call whose number cannot be told from the code: it comes in a register, as in any wrapper. */
 long own_call(long number, long a, long b, long c, long d);

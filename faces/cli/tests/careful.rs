@@ -187,6 +187,15 @@ fn a_number_that_could_be_another_is_not_believed() {
     }
 }
 
+/// 1. An object's code begins with what the C library calls first, of which no unwind table tells.
+/// 2. There a load has the two bytes of a system call in its distance, with few bytes of code before it.
+/// 3. It is taken for one because there is too little to look at, and the whole process is served with care.
+#[test]
+fn what_stands_where_the_code_begins_is_no_call_if_nothing_leads_to_it() {
+    assert_eq!(numbers(&["-DFIRST"]), []);
+    assert_eq!(numbers(&["-DFIRST", "-DPLAIN"]), [Some(186)]);
+}
+
 /// 1. An object closes a descriptor by a call with a prefix that means nothing.
 /// 2. The pair of bytes does not begin an instruction, so it is taken for a part of another one.
 /// 3. The object is taken for clean, and what it does is not seen.

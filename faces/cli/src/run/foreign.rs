@@ -230,6 +230,14 @@ impl<'a> Code64<'a> {
         })
     }
 
+    /// The last bytes of code before `address`, at most `most`: fewer where a segment begins.
+    fn code_before(&self, address: u64, most: usize) -> Option<&'a [u8]> {
+        self.segments.iter().find_map(|(start, bytes)| {
+            let at = usize::try_from(address.checked_sub(*start)?).ok()?;
+            bytes.get(at.saturating_sub(most)..at)
+        })
+    }
+
     /// A pair of bytes at `address`: `None` if it lies inside another instruction.
     fn judge(&self, address: u64) -> Option<Judged> {
         let unknown = Judged { site: Site { address, number: None }, address, set_at: address };
@@ -273,8 +281,8 @@ impl<'a> Code64<'a> {
     /// functions lie the tables of hand-written ciphers, in which every pair of bytes occurs.
     fn is_plausible_between_functions(&self, address: u64) -> bool {
         /// Code that sets six arguments after the number is shorter.
-        const BEFORE: u64 = 32;
-        let Some(before) = self.code(address.saturating_sub(BEFORE), address) else { return true };
+        const BEFORE: usize = 32;
+        let Some(before) = self.code_before(address, BEFORE) else { return true };
         let prefixes = before.iter().rev().take_while(|&&byte| is_prefix(byte)).count();
         (0..=prefixes).any(|prefixes| self.leads_to(address, &before[..before.len() - prefixes], prefixes))
     }

@@ -49,7 +49,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
 use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
-use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, RunOptions};
+use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -281,9 +281,10 @@ fn run_alone(
     tuning: quinion::Tuning,
     attach: Attach,
 ) -> Result<Ended, String> {
+    let planning = Planning::begin(options);
     let owner = attach.owner(&build_tuned(memory, tuning)?);
     let numbers = Watched(Arc::clone(&owner));
-    quinion_cli::run::run(options, owner, &numbers).map_err(|error| error.to_string())
+    quinion_cli::run::run(options, planning, owner, &numbers).map_err(|error| error.to_string())
 }
 
 /// A cache of ours, as `run` asks about it.

@@ -39,7 +39,9 @@ pub mod foreign;
 pub mod keep;
 mod live;
 pub mod plan;
+mod planned;
 mod program;
+mod remembered;
 mod report;
 mod signals;
 
@@ -47,6 +49,7 @@ use keep::{Kept, Message, Wanted};
 use live::{Live, Look};
 pub use live::{MEND, mend};
 use plan::Plan;
+pub use planned::Planned;
 pub use program::{Kind, chain_of, look_at};
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
@@ -151,15 +154,19 @@ impl Ended {
     }
 }
 
-/// Runs the program with `owner` as the owner of what it views, to its end. `numbers` is asked for the owner's
-/// numbers: afterwards, and while the program runs if somebody watches.
+/// Runs the program with `owner` as the owner of what it views, to its end, patched as `planning` says. `numbers` is
+/// asked for the owner's numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
 /// If the owner's side cannot be set up, or the report cannot be written; where that is seen before, the program is
 /// not started. That a program cannot be started is said on standard error and in the result.
-pub fn run(options: &RunOptions, owner: Arc<dyn Owner>, numbers: &impl Numbers) -> io::Result<Ended> {
+pub fn run(
+    options: &RunOptions,
+    planning: Planning,
+    owner: Arc<dyn Owner>,
+    numbers: &impl Numbers,
+) -> io::Result<Ended> {
     options.check()?;
-    let planning = Planning::begin(options);
     let mut session = Session::start(owner)?;
     let planned = planning.end(|plan| session.patch_by(plan));
     let look = |files: usize| Look {
@@ -197,7 +204,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     options.check()?;
     let planning = Planning::begin(options);
     let mut kept = Kept::join(wanted)?;
-    let planned = planning.end(|plan| kept.patch_by(&plan.bytes()));
+    let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
     let numbers = || lock(&kept).numbers().ok().flatten();
     let look = |_| {
@@ -228,25 +235,27 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     Ok(ended)
 }
 
-/// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done.
-struct Planning(Option<JoinHandle<Result<Plan, String>>>);
+/// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done, such as
+/// to make the cache.
+#[derive(Debug)]
+pub struct Planning(Option<JoinHandle<Result<Planned, String>>>);
 
 impl Planning {
     /// Begins, if the program is to be patched.
-    fn begin(options: &RunOptions) -> Self {
+    pub fn begin(options: &RunOptions) -> Self {
         let name = options.program.first().filter(|_| options.intercept == Intercept::Auto).cloned();
         Self(name.map(|name| {
             std::thread::spawn(move || {
                 let linker = program::linker_of(&name);
-                plan_for(linker.as_deref().unwrap_or(Path::new(LINKER)))
+                Planned::of(linker.as_deref().unwrap_or(Path::new(LINKER)))
             })
         }))
     }
 
     /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
-    fn end(self, hand: impl FnOnce(&Plan) -> io::Result<()>) -> Option<Result<Plan, String>> {
+    fn end(self, hand: impl FnOnce(&[u8]) -> io::Result<()>) -> Option<Result<Planned, String>> {
         let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
-        Some(plan.and_then(|plan| hand(&plan).map(|()| plan).map_err(|error| error.to_string())))
+        Some(plan.and_then(|plan| hand(&plan.bytes).map(|()| plan).map_err(|error| error.to_string())))
     }
 }
 
@@ -378,8 +387,8 @@ impl Session {
     }
 
     /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
-    pub fn patch_by(&mut self, plan: &Plan) -> io::Result<()> {
-        self.plan = Some(sealed_file("quinion-plan", &plan.bytes())?);
+    pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
+        self.plan = Some(sealed_file("quinion-plan", plan)?);
         Ok(())
     }
 

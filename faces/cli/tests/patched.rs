@@ -105,7 +105,7 @@ fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTot
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let mut session = Session::start(Arc::new(CacheOwner::new(cache))).unwrap();
     if let Some(plan) = plan {
-        session.patch_by(plan).unwrap();
+        session.patch_by(&plan.bytes()).unwrap();
     }
     assert_eq!(
         output(words, &with, Some(&session), preload),
@@ -209,7 +209,7 @@ fn children_that_are_made_without_clone3_do_not_end_it() {
 #[test]
 fn sha256sum_and_sort_are_served() {
     for words in [&["sha256sum"][..], &["sort"], &["cut", "-c", "1-8"], &["sed", "-n", "1000p"]] {
-        let run = |plan| {
+        let run = |plan: Option<&Plan>| {
             let (_folder, path) = file();
             let read = |session: Option<&Session>| {
                 let mut command = Command::new(words[0]);
@@ -224,7 +224,7 @@ fn sha256sum_and_sort_are_served() {
             let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
             let mut session = Session::start(Arc::new(CacheOwner::new(cache))).unwrap();
             if let Some(plan) = plan {
-                session.patch_by(plan).unwrap();
+                session.patch_by(&plan.bytes()).unwrap();
             }
             assert!(read(Some(&session)) == read(None), "{words:?} prints something else");
             session.stop()

@@ -168,7 +168,7 @@ fn session(room: Room, way: Way) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     let mut session = Session::start(owner(room)).unwrap();
     if way == Way::Patched {
-        session.patch_by(PLAN.get_or_init(|| plan_for(Path::new(LINKER)).unwrap())).unwrap();
+        session.patch_by(&PLAN.get_or_init(|| plan_for(Path::new(LINKER)).unwrap()).bytes()).unwrap();
     }
     session
 }

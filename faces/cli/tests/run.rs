@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use quinion::serve::Owner;
 use quinion_cli::report::Form;
-use quinion_cli::run::{Intercept, OwnerNumbers, RunOptions, run};
+use quinion_cli::run::{Intercept, OwnerNumbers, Planning, RunOptions, run};
 
 #[path = "../../../quinion/tests/support/naive_owner.rs"]
 mod naive_owner;
@@ -84,7 +84,7 @@ fn be_the_command() -> ! {
         move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
-    match run(&options, owner, &device) {
+    match run(&options, Planning::begin(&options), owner, &device) {
         Ok(ended) => ended.leave(),
         Err(error) => {
             eprintln!("quinion: {error}");

@@ -106,12 +106,12 @@ fn ask(viewer: &Viewer) -> u64 {
 /// Whether a file was left alone for so long that a change from now on has another time than the last one.
 pub fn is_settled(stat: &Stat) -> bool {
     /// The kernel's clock for files moves by some milliseconds; file systems of coarser times say whole seconds.
-    const NANOS_MIN: u64 = 2_000_000_000;
-    kernel::now_nanos().is_some_and(|now| stat.changed_nanos().saturating_add(NANOS_MIN) < now)
+    const NANOS_MIN: i64 = 2_000_000_000;
+    kernel::now_nanos().is_some_and(|now| now.saturating_sub(stat.changed_nanos()) > NANOS_MIN)
 }
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
-pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: u64) -> bool {
+pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
     // What is attached is what may be found here (`served.rs`, `look_over`), or it would be attached without end.
     const LEFT_ALONE: i32 = kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH;
     kernel::fstat(fd).is_some_and(|now| {

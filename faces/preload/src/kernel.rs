@@ -42,10 +42,9 @@ pub mod number {
     pub const FTRUNCATE: usize = 77;
     pub const CREAT: usize = 85;
     pub const GETTID: usize = 186;
-    pub const FUTEX: usize = 202;
+    pub const IO_SUBMIT: usize = 209;
     pub const GETDENTS64: usize = 217;
     pub const CLOCK_GETTIME: usize = 228;
-    pub const TGKILL: usize = 234;
     pub const OPENAT: usize = 257;
     pub const UNSHARE: usize = 272;
     pub const PRCTL: usize = 157;
@@ -57,12 +56,8 @@ pub mod number {
     pub const PWRITEV: usize = 296;
     pub const NEWFSTATAT: usize = 262;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
-    pub const GETCPU: usize = 309;
-    pub const GETRANDOM: usize = 318;
     pub const EXECVEAT: usize = 322;
-    pub const MEMBARRIER: usize = 324;
     pub const COPY_FILE_RANGE: usize = 326;
-    pub const RSEQ: usize = 334;
     pub const IO_URING_SETUP: usize = 425;
     pub const CLONE3: usize = 435;
     pub const CLOSE_RANGE: usize = 436;
@@ -119,19 +114,16 @@ impl Stat {
         const STEP: i64 = 50_000_000;
         /// The same for file systems that keep whole seconds, or two of them.
         const STEP_OF_SECONDS: i64 = 2_500_000_000;
-        let now = coarse_time();
-        let [written, written_part, changed, changed_part] = self.times;
+        let [written, written_part, _, changed_part] = self.times;
         let step = if changed_part == 0 { STEP_OF_SECONDS } else { STEP };
-        let nanoseconds =
-            |[seconds, part]: [i64; 2]| seconds.saturating_mul(1_000_000_000).saturating_add(part);
-        let last = nanoseconds([written, written_part]).max(nanoseconds([changed, changed_part]));
-        nanoseconds(now).saturating_sub(last) > step
+        let last = nanos([written, written_part]).max(self.changed_nanos());
+        now_nanos().is_some_and(|now| now.saturating_sub(last) > step)
     }
 
     /// When its bytes or what is said of it last changed, in nanoseconds since 1970.
-    pub fn changed_nanos(&self) -> u64 {
-        let [.., seconds, nanos] = self.times;
-        (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64)
+    pub fn changed_nanos(&self) -> i64 {
+        let [.., seconds, part] = self.times;
+        nanos([seconds, part])
     }
     /// Whether it is a regular file.
     pub fn is_regular(&self) -> bool {
@@ -166,15 +158,20 @@ fn stat_by(ask: impl FnOnce(usize) -> isize) -> Option<Stat> {
     Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size, times: raw.times })
 }
 
-/// The time by which files are dated, read from its last step: seconds and nanoseconds.
-pub fn coarse_time() -> [i64; 2] {
+/// The time by which files are dated, as of its last step, in nanoseconds since 1970.
+pub fn now_nanos() -> Option<i64> {
     const CLOCK_REALTIME_COARSE: usize = 5;
     let mut now = [0i64; 2];
     // SAFETY: the kernel's structure is two numbers of 64 bits.
-    let _ = unsafe {
+    let answer = unsafe {
         call(number::CLOCK_GETTIME, [CLOCK_REALTIME_COARSE, now.as_mut_ptr() as usize, 0, 0, 0, 0])
     };
-    now
+    result(answer).ok().map(|_| nanos(now))
+}
+
+/// Seconds and nanoseconds, in nanoseconds.
+fn nanos([seconds, part]: [i64; 2]) -> i64 {
+    seconds.saturating_mul(1_000_000_000).saturating_add(part)
 }
 
 /// Reads at `position`; the descriptor's offset stays.
@@ -200,14 +197,6 @@ pub fn stat(path: usize) -> Option<Stat> {
 pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
     // SAFETY: as above.
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
-}
-
-/// The time of day, in nanoseconds since 1970.
-pub fn now_nanos() -> Option<u64> {
-    let mut time = [0u64; 2];
-    // SAFETY: the kernel fills two words; clock 0 is the one of files.
-    result(unsafe { call(number::CLOCK_GETTIME, [0, time.as_mut_ptr() as usize, 0, 0, 0, 0]) }).ok()?;
-    Some(time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1]))
 }
 
 /// The magic number of the file system `fd` lies in.

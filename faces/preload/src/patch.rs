@@ -25,7 +25,7 @@
 //!
 //! Not an invariant: that any function is patched. Everything works without, for the callers that names lead to us.
 //!
-//! Cost: some 30 microseconds of a start, and two jumps a call, one of them indirect.
+//! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_void};

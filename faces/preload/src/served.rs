@@ -319,7 +319,7 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
-    let looked_at = match (careful::permits_offsets(viewer), word.state()) {
+    let changed_at = match (careful::permits_offsets(viewer), word.state()) {
         (true, _) => None,
         (false, State::Candidate) => return Err(Reason::Careful),
         (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
@@ -332,7 +332,7 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
-            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, looked_at })
+            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, changed_at })
         }
     };
     Ok((viewer, answer))

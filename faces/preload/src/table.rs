@@ -210,7 +210,7 @@ struct File {
     device: AtomicU64,
     inode: AtomicU64,
     /// When the file had changed last as it was attached, plus one, or [`NEVER`].
-    looked_at: AtomicU64,
+    changed_at: AtomicU64,
     /// The file's times and size as of which what is cached is known to be right, in one word; 0 for none.
     seen: AtomicU64,
 }
@@ -227,7 +227,7 @@ pub struct Attachment {
     /// The file's inode.
     pub inode: u64,
     /// When it had changed last, if each read is to look whether it did; see `careful.rs`.
-    pub looked_at: Option<u64>,
+    pub changed_at: Option<i64>,
 }
 
 /// All zeros at first, so that the object has no bytes of them: what else there is to say, [`publish`] says.
@@ -242,7 +242,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         advice: AtomicU64::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
-        looked_at: AtomicU64::new(0),
+        changed_at: AtomicU64::new(0),
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
@@ -489,7 +489,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
-        file.looked_at.store(to.looked_at.map_or(NEVER, |at| at.wrapping_add(1)), Ordering::Relaxed);
+        file.changed_at.store(to.changed_at.map_or(NEVER, |at| (at as u64).wrapping_add(1)), Ordering::Relaxed);
         file.seen.store(0, Ordering::Relaxed);
         word
     })
@@ -507,9 +507,9 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
 /// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
 pub fn is_still(fd: i32, word: Word) -> bool {
     let of = &FILES[fd as usize];
-    let [device, inode, looked_at] =
-        [&of.device, &of.inode, &of.looked_at].map(|place| place.load(Ordering::Relaxed));
-    if looked_at != NEVER && careful::is_still(fd, device, inode, looked_at.wrapping_sub(1)) {
+    let [device, inode, changed_at] =
+        [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed));
+    if changed_at != NEVER && careful::is_still(fd, device, inode, changed_at.wrapping_sub(1) as i64) {
         return true;
     }
     let handle = file(fd).handle;

@@ -16,7 +16,7 @@
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
 //! Cost: a few microseconds an object once it is known, and a new one is read
-//! and scanned: see [`super::foreign`].
+//! and scanned: see [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -29,6 +29,7 @@ use std::sync::Mutex;
 use quinion::arena::control::Conduct;
 
 use super::foreign;
+use super::remembered::{Identity, Remembered, sum};
 use crate::elf::Elf;
 
 /// Names by which the parts of the C library are loaded.
@@ -48,18 +49,11 @@ enum Object {
     Other(Conduct),
 }
 
-/// A file as it was when it was scanned.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Identity {
-    device: u64,
-    inode: u64,
-    changed: (i64, i64),
-    bytes: u64,
-}
-
 /// Looks at processes, and remembers the files it has scanned.
 pub struct Examiner {
     known: Mutex<HashMap<Identity, Object>>,
+    /// Where that is kept for the next run.
+    remembered: Option<Remembered>,
     ours: u64,
     /// The memory that our object takes, in bytes from its beginning.
     ours_bytes: u64,
@@ -74,8 +68,14 @@ impl Examiner {
     /// # Errors
     /// If that cannot be looked at.
     pub fn new(ours: impl AsFd, bytes: &[u8]) -> std::io::Result<Self> {
+        Self::remembering(ours, bytes, Remembered::of_user())
+    }
+
+    fn remembering(ours: impl AsFd, bytes: &[u8], remembered: Option<Remembered>) -> std::io::Result<Self> {
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
-        Ok(Self { known: Mutex::default(), ours: rustix::fs::fstat(ours)?.st_ino, ours_bytes })
+        let lines = remembered.as_ref().map(|remembered| remembered.read(WHAT, ())).unwrap_or_default();
+        let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
+        Ok(Self { known: Mutex::new(known), remembered, ours: rustix::fs::fstat(ours)?.st_ino, ours_bytes })
     }
 
     /// What the code of `process` does.
@@ -132,12 +132,7 @@ impl Examiner {
         if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX {
             return None;
         }
-        let identity = Identity {
-            device: data.dev(),
-            inode: data.ino(),
-            changed: (data.ctime(), data.ctime_nsec()),
-            bytes: data.len(),
-        };
+        let identity = Identity::of(&data);
         if let Some(&known) = self.known.lock().ok()?.get(&identity) {
             return Some(known);
         }
@@ -145,8 +140,50 @@ impl Examiner {
         file.read_to_end(&mut bytes).ok()?;
         let object = look_at(bytes);
         self.known.lock().ok()?.insert(identity, object);
+        if let Some(remembered) = self.remembered.as_ref().filter(|_| identity.is_settled()) {
+            // Who cannot write there looks at it anew in the next run.
+            let _ = remembered.add(WHAT, (), &line_of(&identity, object));
+        }
         Some(object)
     }
+}
+
+// ---- what is remembered --------------------------------------------------------------------------------------
+
+/// Under what it is remembered.
+const WHAT: &str = "objects";
+/// Words for what an object does; a part of the C library is its own.
+const CONDUCTS: [(Conduct, &str); 3] =
+    [(Conduct::Clean, "clean"), (Conduct::Harmless, "harmless"), (Conduct::Careful, "careful")];
+
+/// A file, what it comes to, and a sum of both.
+fn line_of(identity: &Identity, object: Object) -> String {
+    let Identity { device, inode, bytes, changed: [seconds, part] } = identity;
+    let word = match object {
+        Object::CLibrary(name) => name,
+        Object::Other(conduct) => {
+            CONDUCTS.iter().find(|(of, _)| *of == conduct).map_or("careful", |(_, word)| word)
+        }
+    };
+    let line = format!("{device} {inode} {bytes} {seconds} {part} {word}");
+    format!("{line} {}", sum(line.as_str()))
+}
+
+/// `None` if it is not as it was written.
+fn read_line(line: &str) -> Option<(Identity, Object)> {
+    let (said, sum_said) = line.rsplit_once(' ')?;
+    if sum(said).to_string() != sum_said {
+        return None;
+    }
+    let mut words = said.split(' ');
+    let mut number = || words.next()?.parse::<i128>().ok();
+    let [device, inode, bytes] = [number()?, number()?, number()?].map(|number| number as u64);
+    let changed = [number()?, number()?].map(|number| number as i64);
+    let word = words.next()?;
+    let conduct =
+        CONDUCTS.iter().find(|(_, known)| *known == word).map(|(conduct, _)| Object::Other(*conduct));
+    let part = || C_LIBRARY.iter().find(|known| **known == word).map(|name| Object::CLibrary(name));
+    Some((Identity { device, inode, bytes, changed }, conduct.or_else(part)?))
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
@@ -224,9 +261,40 @@ impl<'a> Part<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::remembered;
 
     fn examiner() -> Examiner {
-        Examiner::new(File::open("/dev/null").unwrap(), &[]).unwrap()
+        Examiner::remembering(File::open("/dev/null").unwrap(), &[], None).unwrap()
+    }
+
+    #[test]
+    fn what_is_remembered_of_an_object_is_as_it_was_found() {
+        let identity = Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999] };
+        let objects = CONDUCTS.map(|(conduct, _)| Object::Other(conduct));
+        for object in objects.into_iter().chain(C_LIBRARY.iter().map(|name| Object::CLibrary(name))) {
+            let line = line_of(&identity, object);
+            assert_eq!(read_line(&line), Some((identity, object)));
+            assert_eq!(read_line(&line.replacen('7', "8", 1)), None);
+            assert_eq!(read_line(&line[..line.len() - 1]), None);
+        }
+        assert_eq!((read_line(""), read_line("1 2 3 4 5 clean")), (None, None));
+    }
+
+    #[test]
+    fn an_object_is_scanned_in_one_run_and_known_in_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let next = || {
+            let ours = remembered::in_folder(&folder.path().join("ours"));
+            Examiner::remembering(File::open("/dev/null").unwrap(), &[], Some(ours)).unwrap()
+        };
+        let (first, us) = (next(), std::process::id());
+        assert!(first.known.lock().unwrap().is_empty());
+        first.examine(us);
+        let known = first.known.lock().unwrap().clone();
+        let settled = known.iter().filter(|(identity, _)| identity.is_settled());
+        let settled: HashMap<_, _> = settled.map(|(identity, object)| (*identity, *object)).collect();
+        assert!(!settled.is_empty(), "the C library is older than that");
+        assert_eq!(*next().known.lock().unwrap(), settled);
     }
 
     #[test]

@@ -36,6 +36,11 @@ use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use quinion::arena::control::Conduct;
 
+#[path = "../../../preload/src/harmless.rs"]
+mod harmless;
+
+pub use harmless::is_harmless;
+
 /// One place from which an object enters the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {
@@ -54,24 +59,38 @@ pub fn conduct(sites: &[Site]) -> Conduct {
     }
 }
 
-/// Calls that neither open, close or duplicate descriptors, nor move offsets, nor write files. A ring is entered, but
-/// not made: who makes one by a call of the C library is noticed there.
-const HARMLESS: &[(u32, &str)] = &[
+/// Names of calls, for who reads a report: all that are harmless, and those that are met most.
+const NAMES: &[(u32, &str)] = &[
+    (0, "read"),
+    (1, "write"),
+    (2, "open"),
+    (3, "close"),
+    (8, "lseek"),
+    (9, "mmap"),
     (10, "mprotect"),
     (11, "munmap"),
     (12, "brk"),
     (13, "rt_sigaction"),
     (14, "rt_sigprocmask"),
     (15, "rt_sigreturn"),
+    (16, "ioctl"),
+    (17, "pread64"),
+    (18, "pwrite64"),
     (24, "sched_yield"),
     (25, "mremap"),
     (27, "mincore"),
     (28, "madvise"),
+    (32, "dup"),
+    (33, "dup2"),
     (35, "nanosleep"),
     (39, "getpid"),
+    (56, "clone"),
+    (57, "fork"),
+    (59, "execve"),
     (60, "exit"),
     (62, "kill"),
     (63, "uname"),
+    (72, "fcntl"),
     (96, "gettimeofday"),
     (97, "getrlimit"),
     (98, "getrusage"),
@@ -82,6 +101,7 @@ const HARMLESS: &[(u32, &str)] = &[
     (108, "getegid"),
     (110, "getppid"),
     (131, "sigaltstack"),
+    (157, "prctl"),
     (158, "arch_prctl"),
     (186, "gettid"),
     (200, "tkill"),
@@ -89,7 +109,11 @@ const HARMLESS: &[(u32, &str)] = &[
     (202, "futex"),
     (203, "sched_setaffinity"),
     (204, "sched_getaffinity"),
+    (206, "io_setup"),
+    (207, "io_destroy"),
     (208, "io_getevents"),
+    (209, "io_submit"),
+    (210, "io_cancel"),
     (218, "set_tid_address"),
     (228, "clock_gettime"),
     (229, "clock_getres"),
@@ -97,51 +121,34 @@ const HARMLESS: &[(u32, &str)] = &[
     (231, "exit_group"),
     (232, "epoll_wait"),
     (234, "tgkill"),
+    (237, "mbind"),
+    (238, "set_mempolicy"),
+    (239, "get_mempolicy"),
+    (251, "ioprio_set"),
+    (252, "ioprio_get"),
+    (257, "openat"),
+    (279, "move_pages"),
     (281, "epoll_pwait"),
+    (292, "dup3"),
     (309, "getcpu"),
+    (314, "sched_setattr"),
+    (315, "sched_getattr"),
+    (317, "seccomp"),
     (318, "getrandom"),
     (324, "membarrier"),
+    (332, "statx"),
     (333, "io_pgetevents"),
     (334, "rseq"),
+    (425, "io_uring_setup"),
     (426, "io_uring_enter"),
     (427, "io_uring_register"),
-];
-
-/// Names of some others, for who reads a report.
-const NAMED: &[(u32, &str)] = &[
-    (0, "read"),
-    (1, "write"),
-    (2, "open"),
-    (3, "close"),
-    (8, "lseek"),
-    (9, "mmap"),
-    (16, "ioctl"),
-    (17, "pread64"),
-    (18, "pwrite64"),
-    (32, "dup"),
-    (33, "dup2"),
-    (56, "clone"),
-    (57, "fork"),
-    (59, "execve"),
-    (72, "fcntl"),
-    (157, "prctl"),
-    (209, "io_submit"),
-    (257, "openat"),
-    (292, "dup3"),
-    (317, "seccomp"),
-    (425, "io_uring_setup"),
     (435, "clone3"),
     (436, "close_range"),
 ];
 
-/// Whether a call leaves all alone that the interposer relies on.
-pub fn is_harmless(number: u32) -> bool {
-    HARMLESS.iter().any(|&(known, _)| known == number)
-}
-
 /// What a number is called, or the number.
 pub fn call_name(number: u32) -> String {
-    let known = HARMLESS.iter().chain(NAMED).find(|&&(known, _)| known == number);
+    let known = NAMES.iter().find(|&&(known, _)| known == number);
     known.map_or_else(|| number.to_string(), |(_, name)| (*name).to_owned())
 }
 

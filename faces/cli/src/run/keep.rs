@@ -58,7 +58,7 @@ pub(super) use message::Message;
 pub use numbers::Numbers;
 pub use owner::{Cache, Keeping, keep};
 
-mod folder;
+pub(super) mod folder;
 mod line;
 mod message;
 mod numbers;

@@ -25,16 +25,19 @@
 //!  2. No branch that can be seen, and no other symbol, leads between the bytes that are replaced.
 //!  3. What is planned depends on the two files alone.
 //!
-//! Cost: one reading of the library (2 MB) and one pass over its code, some milliseconds, beside the start of the
-//! cache. The decoder is the crate `iced-x86`.
+//! Cost: one reading of the library (2 MB) and one pass over its code, some milliseconds, and then nothing until the
+//! library is another: see `planned`. The decoder is the crate `iced-x86`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
-use crate::elf::{Elf, SymbolKind};
+use memchr::memchr3_iter;
+
+use crate::elf::{Elf, Symbol, SymbolKind};
 
 #[path = "../../../preload/src/plan.rs"]
 mod form;
@@ -209,12 +212,13 @@ impl Plan {
             functions: Vec::new(),
             left: Vec::new(),
         };
-        let functions = functions(library, object);
+        let symbols = library.symbols();
+        let functions = functions(&symbols, object);
         let has = |name: &str| functions.iter().any(|function| function.names.contains(&name));
         if let Some(hidden) = INNER.iter().find(|name| !has(name)) {
             return Err(NoPlan::Hidden(hidden));
         }
-        let starts = starts(library);
+        let starts = Starts::new(&symbols);
         let mut candidates: Vec<(&Function<'_>, Entry)> = Vec::new();
         for function in &functions {
             match moved(library, function, &starts) {
@@ -305,11 +309,11 @@ impl Function<'_> {
 }
 
 /// What is to be patched: the library's functions whose names the object has too, each address once.
-fn functions<'a>(library: &'a Elf, object: &Elf) -> Vec<Function<'a>> {
+fn functions<'a>(library: &[Symbol<'a>], object: &Elf) -> Vec<Function<'a>> {
     let wrappers: BTreeSet<&str> =
         object.symbols().iter().filter(|symbol| symbol.is_defined).map(|symbol| symbol.name).collect();
     let mut functions: BTreeMap<u64, Function<'a>> = BTreeMap::new();
-    for symbol in library.symbols() {
+    for symbol in library {
         let is_code = matches!(symbol.kind, SymbolKind::Function | SymbolKind::Chooser);
         let is_wanted = symbol.is_defined && symbol.is_default && is_code;
         if is_wanted && wrappers.contains(symbol.name) && !COMPOSED.contains(&symbol.name) {
@@ -323,9 +327,28 @@ fn functions<'a>(library: &'a Elf, object: &Elf) -> Vec<Function<'a>> {
     functions.into_values().collect()
 }
 
-/// Where the library's named functions begin.
-fn starts(library: &Elf) -> BTreeSet<u64> {
-    library.symbols().iter().filter(|symbol| symbol.is_defined).map(|symbol| symbol.address).collect()
+/// Where the library's named functions begin, in order.
+struct Starts(Vec<u64>);
+
+impl Starts {
+    fn new(library: &[Symbol<'_>]) -> Self {
+        let defined = library.iter().filter(|symbol| symbol.is_defined);
+        let mut starts: Vec<u64> = defined.map(|symbol| symbol.address).collect();
+        starts.sort_unstable();
+        Self(starts)
+    }
+
+    /// Whether one of them begins in `range`.
+    fn is_in(&self, range: &Range<u64>) -> bool {
+        let first = self.0.partition_point(|&start| start < range.start);
+        self.0.get(first).is_some_and(|start| range.contains(start))
+    }
+
+    /// Where the last one begins that begins at `address` or before.
+    fn last_until(&self, address: u64) -> Option<u64> {
+        let after = self.0.partition_point(|&start| start <= address);
+        self.0[..after].last().copied()
+    }
 }
 
 // ---- one function ---------------------------------------------------------------------------------------------
@@ -361,7 +384,7 @@ impl Moving {
 }
 
 /// The first instructions of a function, made to work elsewhere.
-fn moved(library: &Elf, function: &Function<'_>, starts: &BTreeSet<u64>) -> Result<Entry, Why> {
+fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entry, Why> {
     if function.kind == SymbolKind::Chooser {
         return Err(Why::Chosen);
     }
@@ -370,7 +393,7 @@ fn moved(library: &Elf, function: &Function<'_>, starts: &BTreeSet<u64>) -> Resu
     let mut moving = Moving { bytes: code[..skip].to_vec(), fixes: Vec::new() };
     let taken = move_instructions(code, function.address, skip, &mut moving)?;
     let replaced = function.address + (skip + 1) as u64..function.address + taken as u64;
-    if starts.range(replaced.clone()).next().is_some() || branches_into(code, function.address, &replaced) {
+    if starts.is_in(&replaced) || branches_into(code, function.address, &replaced) {
         return Err(Why::JumpedInto);
     }
     entry(function, code, skip, taken, &moving)
@@ -456,7 +479,7 @@ fn decoder(code: &[u8], address: u64) -> Decoder<'_> {
 }
 
 /// Whether a function has a branch to `replaced`, as far as its instructions show.
-fn branches_into(code: &[u8], address: u64, replaced: &std::ops::Range<u64>) -> bool {
+fn branches_into(code: &[u8], address: u64, replaced: &Range<u64>) -> bool {
     decoder(code, address).iter().any(|instruction| {
         let is_near = matches!(
             instruction.flow_control(),
@@ -501,7 +524,7 @@ fn entry(
 /// the few that are left are decoded, from where the last named function begins.
 fn jumped_into<'a>(
     library: &Elf,
-    starts: &BTreeSet<u64>,
+    starts: &Starts,
     entries: impl Iterator<Item = &'a Entry>,
 ) -> BTreeSet<u32> {
     let mut places: Vec<(u64, u32)> = Vec::new(); // each replaced byte but the first, and whose it is
@@ -515,13 +538,7 @@ fn jumped_into<'a>(
     };
     let mut found = BTreeSet::new();
     for (address, code) in library.code() {
-        for (at, window) in code.windows(5).enumerate() {
-            let is_jump =
-                window[0] & 0xfe == 0xe8 || (window[0] & 0xf0 == 0x80 && at > 0 && code[at - 1] == 0x0f);
-            if !is_jump {
-                continue;
-            }
-            let distance = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+        for (at, distance) in jumps(code) {
             let target = (address + at as u64 + 5).wrapping_add_signed(i64::from(distance));
             if (first..=last).contains(&target)
                 && let Ok(place) = places.binary_search_by_key(&target, |&(place, _)| place)
@@ -534,9 +551,22 @@ fn jumped_into<'a>(
     found
 }
 
+/// What would be a call, a jump or a jump on a condition over four bytes of distance if an instruction ended there:
+/// where the byte before the distance is, and the distance.
+fn jumps(code: &[u8]) -> impl Iterator<Item = (usize, i32)> {
+    const CALL: u8 = 0xe8;
+    const IF: u8 = 0x0f;
+    memchr3_iter(CALL, JUMP, IF, code).filter_map(|at| {
+        let at = if code[at] == IF { at + 1 } else { at };
+        let window = code.get(at..at + JUMP_BYTES)?;
+        let is_jump = matches!(window[0], CALL | JUMP | 0x80..=0x8f);
+        is_jump.then(|| (at, i32::from_le_bytes([window[1], window[2], window[3], window[4]])))
+    })
+}
+
 /// Whether an instruction that ends with the distance behind `at` is a jump to `target`.
-fn jumps_to(library: &Elf, starts: &BTreeSet<u64>, at: u64, target: u64) -> bool {
-    let Some(&start) = starts.range(..=at).next_back() else { return true };
+fn jumps_to(library: &Elf, starts: &Starts, at: u64, target: u64) -> bool {
+    let Some(start) = starts.last_until(at) else { return true };
     let Some(code) = library.from(start) else { return true };
     let end = at + JUMP_BYTES as u64;
     decoder(code, start)

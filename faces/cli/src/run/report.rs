@@ -44,7 +44,7 @@ use quinion::arena::control::{Patching, Reason};
 use quinion::serve::{FileMode, ViewerTotals};
 
 use super::keep::Name;
-use super::plan::Plan;
+use super::planned::Planned;
 use super::{Ended, Intercept, Kind};
 use crate::report::{Form, Report, Value};
 use crate::size;
@@ -127,7 +127,7 @@ pub struct Interception {
     /// What was asked for.
     pub how: Intercept,
     /// What was to be patched, or why nothing could be; `None` if that was not asked for.
-    pub planned: Option<Result<Plan, String>>,
+    pub planned: Option<Result<Planned, String>>,
 }
 
 /// Everything a report is made of.
@@ -405,7 +405,7 @@ impl RunReport<'_> {
 
     fn intercept(&self) -> Value {
         let plan = self.intercept.planned.as_ref().and_then(|planned| planned.as_ref().ok());
-        let left = plan.into_iter().flat_map(|plan| &plan.left);
+        let left = plan.into_iter().flat_map(|plan| &plan.left).cloned();
         let mut names_alone = Report::new();
         for (outcome, processes) in self.names_alone() {
             let (key, words) = outcome_names(outcome);
@@ -414,8 +414,8 @@ impl RunReport<'_> {
         let mut intercept = Report::new();
         intercept
             .add("mode", "mode", Value::Text(self.intercept.how.name().into()))
-            .add("functions", "functions", Value::Number(plan.map_or(0, |plan| plan.functions.len() as u64)))
-            .add("left", "left", words_of(left.map(|left| format!("{}: {}", left.name, left.why))))
+            .add("functions", "functions", Value::Number(plan.map_or(0, |plan| plan.functions)))
+            .add("left", "left", words_of(left))
             .add("patched", "patched", Value::Number(self.totals.patching[Patching::Patched as usize]))
             .add("names_alone", "by names alone", Value::Group(names_alone));
         Value::Group(intercept)
@@ -427,14 +427,13 @@ impl RunReport<'_> {
                 let patched = self.totals.patching[Patching::Patched as usize];
                 let mut text = format!(
                     "C library patched at {} names in {patched} of {} processes",
-                    plan.functions.len(),
-                    self.totals.viewers
+                    plan.functions, self.totals.viewers
                 );
                 for (outcome, processes) in self.names_alone().filter(|&(_, processes)| processes > 0) {
                     let _ = write!(text, "; by names alone {processes}: {}", outcome_names(outcome).1);
                 }
                 for left in &plan.left {
-                    let _ = write!(text, "; left {}: {}", left.name, left.why);
+                    let _ = write!(text, "; left {left}");
                 }
                 text
             }

@@ -4,6 +4,7 @@
 //!   $XDG_RUNTIME_DIR/quinion/        if that is a folder of ours, else /tmp/quinion-UID/      0700
 //!     NAME.lock      locked by the owner for as long as it lives, and by who starts it before that
 //!     NAME.socket    where it listens
+//!     plan-KEY, objects-KEY    what runs found out about files of programs: see `remembered`
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
@@ -73,9 +74,14 @@ impl Folder {
         &self.path
     }
 
+    /// The path of what lies here under `name`, while this is open.
+    pub fn within(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
+    }
+
     /// Where the owner of cache `name` listens. By way of the descriptor, because the address of a socket is short.
     pub fn socket(&self, name: &Name) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/{name}{SOCKET}", self.descriptor.as_raw_fd()))
+        self.within(&format!("{name}{SOCKET}"))
     }
 
     /// The lock of `name`, if nobody has it. Does not wait.
@@ -130,10 +136,9 @@ impl Folder {
 
     /// The names of which there is something here, in order.
     pub fn names(&self) -> io::Result<Vec<Name>> {
-        let mut names: Vec<Name> =
-            std::fs::read_dir(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))?
-                .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(LOCK)?.parse().ok())
-                .collect();
+        let mut names: Vec<Name> = std::fs::read_dir(self.within(""))?
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(LOCK)?.parse().ok())
+            .collect();
         names.sort();
         Ok(names)
     }

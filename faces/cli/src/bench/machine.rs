@@ -11,7 +11,18 @@ use std::path::Path;
 use quinion_cli::report::{Form, Report, Value};
 use rustix::fs::{major, minor};
 
-use super::harness::{Extent, Settings};
+use super::harness::{Extent, Settings, Unmeasured};
+
+/// That there is memory for so much, or what would help.
+pub fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
+    if quinion::process_limit() >= wanted {
+        return Ok(());
+    }
+    Err(Unmeasured::Missing(format!(
+        "it takes {} MiB of memory, more than we may use; with --quick it takes less",
+        wanted >> 20
+    )))
+}
 
 /// The machine, the file system of the scratch folder, and what kind of run it is, as lines for people.
 pub fn described(settings: &Settings) -> String {

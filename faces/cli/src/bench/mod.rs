@@ -15,6 +15,7 @@
 //!   worker       work in a process of its own           pages     a file that is nowhere
 //!   kept         what --out keeps: lines, and           page      one page that shows them
 //!   places       numbers that look random           store     files in memory, as the kernel has them
+//!   values       caches of values, our peers
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
 //!   programs  evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```
@@ -63,6 +64,7 @@ mod store;
 mod stream;
 mod thrash;
 mod timing;
+mod values;
 mod worker;
 mod write;
 
@@ -85,7 +87,7 @@ use rows::Row;
 const EXPERIMENTS: [Experiment; 15] = [
     Experiment {
         name: "hit",
-        question: "hit: what does a read of cached data cost, beside the kernel's own?",
+        question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
         starts: Starts::Anyhow,
         cases: hit::cases,
     },

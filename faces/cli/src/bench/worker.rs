@@ -30,11 +30,12 @@ use super::harness::Unmeasured;
 use super::limit::Limit;
 use super::machine::{kernel_thread_seconds, process_bytes};
 use super::timing::process_cpu_ns;
-use super::{disk, programs, restore, stream, thrash};
+use super::{disk, hit, programs, restore, stream, thrash};
 use crate::sys;
 
 /// What workers can do.
-const JOBS: [(&str, Job); 5] = [
+const JOBS: [(&str, Job); 6] = [
+    (hit::JOB, hit::work),
     (disk::MAKE, disk::make),
     (thrash::JOB, thrash::work),
     (stream::JOB, stream::work),

@@ -22,9 +22,6 @@
 //! Not an invariant: that an insertion of a peer evicts at once. Some collect what is to
 //! leave; over a run it evens out.
 
-#[cfg(feature = "peers")]
-mod peers;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,12 +31,15 @@ use quinion::{Cache, File};
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::pages::{PAGE, Pages, shuffled, word_of, write_page};
 use super::timing::{process_cpu_ns, together_ready};
+#[cfg(feature = "peers")]
+use super::values::peers::{Peer, foyer, moka, quick_cache};
+use super::values::{ARE_BUILT, NAMES, not_built};
 
 const METRICS: [Metric; 2] = [Metric::cost("cpu", "ns/page"), Metric::cost("time", "ns/page")];
 const OURS: &str = "quinion";
 const BARE: &str = "alloc, fill, free";
-/// The peers, and by what we are wanted to be cheaper at least.
-const PEERS: [(&str, f64); 3] = [("quick_cache", 2.0), ("foyer", 8.0), ("moka", 10.0)];
+/// By what we are wanted to be cheaper than each of the peers at least.
+const GOALS: [f64; 3] = [2.0, 8.0, 10.0];
 /// log2 of the pages of the file: more than are ever inserted.
 const FILE_PAGES_LOG2: u32 = 22;
 
@@ -92,8 +92,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let load = |(order, threads)| Load { order, threads, pages: pages / threads, memory };
     let loads =
         [(Order::Random, 1), (Order::Random, 2), (Order::Sequential, 1), (Order::Sequential, 2)].map(load);
-    let cases = loads.into_iter().map(case);
-    if cfg!(feature = "peers") { cases.collect() } else { cases.chain([not_built()]).collect() }
+    loads.into_iter().map(case).chain(not_built(&METRICS)).collect()
 }
 
 fn case(load: Load) -> Case {
@@ -106,26 +105,17 @@ fn case(load: Load) -> Case {
     let beside = |case: Case, (peer, goal): (&'static str, f64)| {
         case.compare("cpu", OURS, peer, Some(goal)).compare("time", OURS, peer, None)
     };
-    let peers = if cfg!(feature = "peers") { &PEERS[..] } else { &[] };
-    peers.iter().copied().fold(case, beside).bound("cpu", OURS, BARE, None).bound("time", OURS, BARE, None)
-}
-
-/// What stands in the place of the peers that this build does not have.
-fn not_built() -> Case {
-    let names = PEERS.map(|(name, _)| name).join(", ");
-    Case::new(format!("beside {names}"), &METRICS, || {
-        let why = "not built: cargo build --release --package quinion-cli --features peers";
-        Err(Unmeasured::Missing(why.to_owned()))
-    })
+    let peers = NAMES.into_iter().zip(GOALS).filter(|_| ARE_BUILT);
+    peers.fold(case, beside).bound("cpu", OURS, BARE, None).bound("time", OURS, BARE, None)
 }
 
 #[cfg(feature = "peers")]
 fn peers(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
-    let [quick_cache, foyer, moka] = PEERS.map(|(name, _)| name);
+    let [first, second, third] = NAMES;
     Ok(vec![
-        alternative(quick_cache, peers::quick_cache(load.memory), load)?,
-        alternative(foyer, peers::foyer(load.memory), load)?,
-        alternative(moka, peers::moka(load.memory), load)?,
+        alternative(first, quick_cache(load.memory), load)?,
+        alternative(second, foyer(load.memory), load)?,
+        alternative(third, moka(load.memory), load)?,
     ])
 }
 
@@ -200,6 +190,25 @@ impl Subject for Ours {
     }
     fn has_evicted(&self) -> bool {
         self.cache.stats().evicted_pages > 0
+    }
+}
+
+#[cfg(feature = "peers")]
+impl<C: Sync> Subject for Peer<C> {
+    type Hand<'s>
+        = &'s Self
+    where
+        C: 's;
+    fn hand(&self) -> &Self {
+        self
+    }
+    fn insert(peer: &mut &Self, number: u64) {
+        let mut page = Arc::new([0; PAGE]);
+        write_page(Arc::get_mut(&mut page).expect("nobody else has it yet"), number);
+        Peer::insert(peer, number, page);
+    }
+    fn has_evicted(&self) -> bool {
+        Self::has_evicted(self)
     }
 }
 

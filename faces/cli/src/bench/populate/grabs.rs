@@ -18,6 +18,7 @@ use quinion::{Grabbing, MemFile};
 use super::ours::{cache, empty, file, populate};
 use super::peers::{SOURCE_BYTES, Stage};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::bench::machine::check_memory;
 use crate::bench::pages::PAGE;
 use crate::bench::shared::Shared;
 use crate::bench::timing::alone;
@@ -57,7 +58,7 @@ fn bytes(settings: &Settings) -> u64 {
 }
 
 fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
-    super::check_memory(6 * bytes(settings) + (512 << 20))?;
+    check_memory(6 * bytes(settings) + (512 << 20))?;
     Ok(Files { stage: Stage::new(bytes(settings))?, order, files: Default::default() })
 }
 

@@ -18,6 +18,7 @@ mod peers;
 use std::rc::Rc;
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::machine::check_memory;
 use super::shared::Shared;
 use super::timing::Spent;
 use ours::Way;
@@ -82,17 +83,6 @@ fn stage(settings: &Settings) -> Result<Stage, Unmeasured> {
     // The file that is copied from, one that is filled, ours that has grown, and what is still going away.
     check_memory(5 * bytes + (512 << 20))?;
     Stage::new(bytes)
-}
-
-/// That there is memory for so much, or what would help.
-fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
-    if quinion::process_limit() >= wanted {
-        return Ok(());
-    }
-    Err(Unmeasured::Missing(format!(
-        "it takes {} MiB of memory, more than we may use; with --quick it takes less",
-        wanted >> 20
-    )))
 }
 
 fn alternative(

@@ -17,15 +17,15 @@ pub struct Program {
     /// By how much we are wanted to do more operations a second, where it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
-    /// Whether it stands for its kind in a quick run.
-    pub is_quick: bool,
+    /// How long a run has to be in which it stands for its kind though nobody named it; `None` if it has to be named.
+    pub stands: Option<Extent>,
 }
 
 pub type Words = fn(&Data, bool) -> Result<Vec<String>, Unmeasured>;
 
 impl Program {
     const fn new(name: &'static str, words: Words) -> Self {
-        Self { name, words, says: Saw::Output, warm_goal: NOT_WORSE, cold_goal: NOT_WORSE, is_quick: false }
+        Self { name, words, says: Saw::Output, warm_goal: NOT_WORSE, cold_goal: NOT_WORSE, stands: None }
     }
 
     const fn says(self, says: Saw, cold_goal: f64, warm_goal: f64) -> Self {
@@ -41,7 +41,11 @@ impl Program {
     }
 
     const fn quick(self) -> Self {
-        Self { is_quick: true, ..self }
+        Self { stands: Some(Extent::Quick), ..self }
+    }
+
+    const fn full(self) -> Self {
+        Self { stands: Some(Extent::Full), ..self }
     }
 }
 
@@ -55,7 +59,7 @@ pub const NOTHING: &str = "true";
 pub const PROGRAMS: [Program; 40] = [
     Program::new(NOTHING, |_, _| plain(NOTHING)).quick(),
     Program::fio("fio randread, psync", |d, m| fio(d, m, "psync", AT_RANDOM), 1.3).quick(),
-    Program::fio("fio read, psync", |d, m| fio(d, m, "psync", IN_TURN), 1.5),
+    Program::fio("fio read, psync", |d, m| fio(d, m, "psync", IN_TURN), 1.5).full(),
     Program::fio("fio randread, sync", |d, m| fio(d, m, "sync", AT_RANDOM), NOT_WORSE),
     Program::fio("fio randread, pvsync", |d, m| fio(d, m, "pvsync", AT_RANDOM), NOT_WORSE),
     Program::fio("fio randread, posixaio", |d, m| fio(d, m, "posixaio", AT_RANDOM), NOT_WORSE),
@@ -63,8 +67,8 @@ pub const PROGRAMS: [Program; 40] = [
     Program::fio("fio randread, libaio", |d, m| fio(d, m, "libaio", AT_RANDOM), NOT_WORSE),
     Program::fio("fio randread, io_uring", |d, m| fio(d, m, "io_uring", AT_RANDOM), NOT_WORSE),
     Program::db_bench("readrandom", |d, _| db_bench(d, "readrandom"), 1.25).quick(),
-    Program::db_bench("readseq", |d, _| db_bench(d, "readseq"), 1.1),
-    Program::db_bench("multireadrandom", |d, _| db_bench(d, "multireadrandom"), NOT_WORSE),
+    Program::db_bench("readseq", |d, _| db_bench(d, "readseq"), 1.1).full(),
+    Program::db_bench("multireadrandom", |d, _| db_bench(d, "multireadrandom"), NOT_WORSE).full(),
     Program::new("sqlite3 scan", |_, _| sqlite("database")).quick(),
     Program::new("sqlite3 scan, immutable", |_, _| sqlite("file:database?immutable=1")),
     Program::new("sqlite3 by an index", |_, _| {
@@ -134,10 +138,15 @@ fn shell(script: &str) -> Result<Vec<String>, Unmeasured> {
     Ok(["bash", "-o", "pipefail", "-c", script].map(str::to_owned).to_vec())
 }
 
-/// Blocks of 4 KiB. Where the device is not asked, more of them than the file has, for a time that can be measured.
+/// Blocks of 4 KiB: an eighth of the file at random from the device, which answers one by one; the file in turn;
+/// and where the device is not asked more of them than the file has, for a time that can be measured.
 fn fio(data: &Data, is_in_memory: bool, engine: &str, way: &str) -> Result<Vec<String>, Unmeasured> {
     let bytes = data.file_bytes();
-    let read = if is_in_memory && data.extent() == Extent::Full { 4 * bytes } else { bytes };
+    let read = match data.extent() {
+        Extent::Full if is_in_memory => 2 * bytes,
+        Extent::Full if way == AT_RANDOM => bytes / 8,
+        _ => bytes,
+    };
     let words = ["fio", "--name=blocks", "--output-format=terse", "--thread", "--invalidate=0", "--bs=4k"];
     let more = [
         format!("--filename={BLOCKS}"),

@@ -23,13 +23,15 @@ use crate::sys;
 
 /// What the worker is asked for, and by which words.
 pub const JOB: &str = "turn";
-pub const TURNS: &str = "turns";
 pub const OWNERS: &str = "owners";
 pub const FOLDER: &str = "folder";
 pub const SAYS: &str = "says";
 pub const WORDS: &str = "words";
-/// Between words of a command in one value.
-pub const BETWEEN: &str = "\u{1f}";
+/// How often it is run before the turn that counts.
+pub const BEFORE: &str = "before";
+/// Between words of a command in one value, and what stands for the end of a line in one of them.
+const BETWEEN: &str = "\u{1f}";
+const LINE_END: &str = "\u{1e}";
 const OPERATIONS: &str = "operations";
 const READ: &str = "read";
 /// A sum of what was said, in two halves that a number holds exactly.
@@ -140,20 +142,30 @@ impl Turn {
     }
 }
 
-/// The worker's part: runs the program so many times, and answers for the last.
+/// The words of a command as one value.
+pub fn joined(words: &[String]) -> String {
+    words.join(BETWEEN).replace('\n', LINE_END)
+}
+
+/// The words that were joined.
+fn split(words: &str) -> Vec<String> {
+    words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
+}
+
+/// The worker's part: runs the program, more than once if that was said, and answers for the last time.
 pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
     let says = Saw::read(errand.text(SAYS)?)?;
-    let words: Vec<&str> = errand.text(WORDS)?.split(BETWEEN).collect();
+    let words = split(errand.text(WORDS)?);
     let folder = PathBuf::from(errand.text(FOLDER)?);
     let has_owner = errand.number(OWNERS)? > 0;
     let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, sys::cpu_ns_of);
     let command = || {
-        let mut command = Command::new(words[0]);
+        let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(&folder);
         plain(&mut command);
         command
     };
-    for _ in 1..errand.number(TURNS)? {
+    for _ in 0..errand.number(BEFORE)? {
         run_and_look(command(), says)?;
     }
     let owner = owner_ns();
@@ -248,6 +260,13 @@ mod tests {
         assert_eq!(says.look(line.replace("196858", "5").as_bytes()), Some((5.0, said)));
         assert_ne!(says.look(line.replace("7 of", "8 of").as_bytes()).expect("it is").1, said);
         assert_eq!(Saw::DbBench("readseq").look(line.as_bytes()), None);
+    }
+
+    #[test]
+    fn words_arrive_as_they_were() {
+        let words = ["python3", "-c", "a = 1\nprint(a)\n", ""].map(str::to_owned);
+        assert!(!joined(&words).contains('\n'));
+        assert_eq!(split(&joined(&words)), words);
     }
 
     #[test]

@@ -6,11 +6,12 @@
 //!   loop       one file, again and again from end to end
 //! ```
 //!
-//! The shares of the popular pages are sums and quotients, which every machine rounds alike.
+//! The shares of the popular pages are sums and quotients, which every machine rounds alike (a power of one is exact).
 
 use super::peers::spread;
 use super::trace::Trace;
 use crate::bench::harness::Extent;
+use crate::bench::places::Zipf;
 
 /// What the trace is called.
 pub const NAME: &str = "synthetic";
@@ -32,7 +33,7 @@ pub fn trace(extent: Extent) -> Trace {
         Extent::Quick => 100_000,
         Extent::Full => 1_000_000,
     };
-    let popular = Zipf::new(POPULAR_PAGES);
+    let popular = Zipf::new(POPULAR_PAGES, 1.0);
     let mut random = Random::new(1);
     let mut asked = Vec::with_capacity(references);
     let (mut drift, mut around, mut scanned) = (0, 0, 0);
@@ -88,27 +89,5 @@ impl Random {
     /// From 0 to less than 1.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
-
-/// Ranks from 0 on, rank k with a share of 1 / (k + 1).
-struct Zipf {
-    /// The shares of all ranks up to each, together.
-    sums: Vec<f64>,
-}
-
-impl Zipf {
-    fn new(ranks: u64) -> Self {
-        let mut sum = 0.0;
-        let add = |rank: u64| {
-            sum += 1.0 / (rank + 1) as f64;
-            sum
-        };
-        Self { sums: (0..ranks).map(add).collect() }
-    }
-
-    fn rank(&self, unit: f64) -> u64 {
-        let wanted = unit * self.sums.last().expect("there are ranks");
-        self.sums.partition_point(|sum| *sum <= wanted) as u64
     }
 }

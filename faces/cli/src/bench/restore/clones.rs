@@ -19,9 +19,10 @@ use std::time::Instant;
 use quinion::{Cache, Image};
 
 use super::guest::touch_all;
-use super::{REPEAT, check_memory, pick};
+use super::{REPEAT, pick};
 use crate::bench::caches::{check_warm, kept_bytes};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::bench::machine::check_memory;
 use crate::bench::populate::faults_of;
 use crate::bench::scratch::Scratch;
 use crate::bench::shared::Shared;

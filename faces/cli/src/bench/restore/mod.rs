@@ -18,7 +18,7 @@ mod resident;
 mod snapshot;
 mod vmm;
 
-use super::harness::{Case, Settings, Unmeasured};
+use super::harness::{Case, Settings};
 
 pub use clones::{JOB, work};
 
@@ -34,15 +34,4 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 /// A build with checks in it measures nothing, and only shows that all of this runs.
 fn pick(settings: &Settings, checks: u64, quick: u64, full: u64) -> u64 {
     settings.pick(if cfg!(debug_assertions) { checks } else { quick }, full)
-}
-
-/// That there is memory for so much, or what would help.
-fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
-    if quinion::process_limit() >= wanted {
-        return Ok(());
-    }
-    Err(Unmeasured::Missing(format!(
-        "it takes {} MiB of memory, more than we may use; with --quick it takes less",
-        wanted >> 20
-    )))
 }

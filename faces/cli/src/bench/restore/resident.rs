@@ -16,8 +16,9 @@ use std::rc::Rc;
 use quinion::{Cache, Image};
 
 use super::guest::touch_all;
-use super::{REPEAT, check_memory, pick};
+use super::{REPEAT, pick};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::bench::machine::check_memory;
 use crate::bench::populate::{faults_of, timed};
 use crate::bench::scratch::{Scratch, write_content};
 use crate::bench::shared::Shared;

@@ -6,11 +6,12 @@
 use std::rc::Rc;
 
 use super::super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::super::machine::check_memory;
 use super::super::pages::{PAGE, shuffled};
 use super::super::places::Places;
 use super::super::shared::Shared;
 use super::super::timing::together_ready;
-use super::{MEMORY_OF_CHANGED, Source, Written, check_memory};
+use super::{MEMORY_OF_CHANGED, Source, Written};
 
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/write")];
 const KERNEL: &str = "pwrite";

@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::super::machine::check_memory;
 use super::super::pages::PAGE;
 use super::super::places::Places;
 use super::super::shared::Shared;
 use super::super::statistics::percentile;
-use super::{MEMORY_OF_CHANGED, Source, Written, check_memory};
+use super::{MEMORY_OF_CHANGED, Source, Written};
 
 const METRICS: [Metric; 2] = [Metric::cost("p99.9", "ns"), Metric::cost("p50", "ns")];
 const IDLE: &str = "idle";

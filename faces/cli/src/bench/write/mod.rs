@@ -171,14 +171,3 @@ impl Source {
         bytes
     }
 }
-
-/// That there is memory for so much, or what would help.
-fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
-    if quinion::process_limit() >= wanted {
-        return Ok(());
-    }
-    Err(Unmeasured::Missing(format!(
-        "it takes {} MiB of memory, more than we may use; with --quick it takes less",
-        wanted >> 20
-    )))
-}

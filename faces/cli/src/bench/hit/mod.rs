@@ -22,6 +22,9 @@
 //! the nearest cache. So a batch stands beside `pread` into as many buffers; and
 //! where a goal is set, beside the bare copy into one, which is the harder bound.
 
+mod another;
+mod values;
+
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -30,12 +33,15 @@ use quinion::{BatchRead, Cache, File};
 
 use super::caches::check_warm;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::machine::check_memory;
 use super::pages::PAGE;
 use super::places::Places;
 use super::scratch::{Scratch, is_from};
 use super::shared::Shared;
 use super::timing::together_ready;
 use crate::sys::HugeMemory;
+
+pub use another::{JOB, work};
 
 const METRICS: [Metric; 1] = [Metric::cost("cpu", "ns/read")];
 const PREAD: &str = "pread";
@@ -129,7 +135,12 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let loads = LOADS.map(|load| Load { reads: load.reads / fewer, ..load });
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
     let beside_one = loads.iter().filter(|load| beside(load)).map(|load| beside_one(&files, *load));
-    loads.iter().map(|load| beside_pread(&files, *load)).chain(beside_one).collect()
+    let beside_pread = loads.iter().map(|load| beside_pread(&files, *load));
+    beside_pread
+        .chain(beside_one)
+        .chain([another::case(settings)])
+        .chain(values::cases(settings, &files))
+        .collect()
 }
 
 fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
@@ -189,15 +200,14 @@ struct Files {
 }
 
 impl Files {
+    /// How long the file is: a power of two.
+    fn bytes_in(settings: &Settings) -> u64 {
+        settings.pick(32 << 20, 1 << 30)
+    }
+
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
-        let bytes = settings.pick(32 << 20, 1 << 30);
-        let wanted = bytes * 4 + (512 << 20);
-        if quinion::process_limit() < wanted {
-            return Err(Unmeasured::Missing(format!(
-                "it takes {} MiB of memory, more than we may use; with --quick it takes less",
-                wanted >> 20
-            )));
-        }
+        let bytes = Self::bytes_in(settings);
+        check_memory(bytes * 4 + (512 << 20))?;
         let scratch = Scratch::new(&settings.folder, bytes)?;
         let cached = |order| {
             let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
@@ -230,6 +240,10 @@ fn warm(file: File) -> Result<File, Unmeasured> {
 
 /// A read by a thread that has a number, into a buffer, from a place.
 type Read = fn(&Files, usize, &mut [u8], u64);
+
+/// Where a page is read to: at the beginning of one, as a program that cares would have it.
+#[repr(align(4096))]
+struct Aligned([u8; PAGE]);
 
 /// How the reads of a load are made.
 #[derive(Clone, Copy)]

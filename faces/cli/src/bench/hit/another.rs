@@ -1,0 +1,135 @@
+//! Another: what does a hit cost in another process, which reads our memory by a map that it cannot write to?
+//!
+//! ```text
+//!   own process    File::read_at by the process that has the cache, folios of up to 2 MiB
+//!   by run         this command again under `quinion run`: its pread is answered out of the owner's memory
+//!   pread          the same process without `run`, by the kernel
+//! ```
+//!
+//! All read the whole file first, and then the same random pages of it.
+
+use std::fs::File as KernelFile;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use quinion::{Cache, File};
+
+use super::{Aligned, Files, METRICS, warm};
+use crate::bench::folder::ScratchFolder;
+use crate::bench::harness::{Alternative, Case, Extent, Settings, Unmeasured};
+use crate::bench::machine::check_memory;
+use crate::bench::pages::PAGE;
+use crate::bench::places::Places;
+use crate::bench::scratch::{is_from, write_content};
+use crate::bench::shared::Shared;
+use crate::bench::timing::alone;
+use crate::bench::worker::{Answer, CPU, Errand};
+
+/// What the worker calls it.
+pub const JOB: &str = "hit";
+const PATH: &str = "path";
+const READS: &str = "reads";
+const SEED: &str = "seed";
+
+const OWN: &str = "own process";
+const BY_RUN: &str = "by run";
+const PREAD: &str = "pread";
+/// A hit in another process may cost a twentieth more.
+const GOAL: f64 = 0.95;
+
+/// Random pages of one file.
+pub fn case(settings: &Settings) -> Case {
+    let ground = Shared::new(settings, Ground::new);
+    let case = Case::new("4 KiB random, DRAM, in another process", &METRICS, move || {
+        let ground = ground.get()?;
+        let of = |name, read: fn(&Ground, u64) -> Result<f64, Unmeasured>| {
+            let ground = Rc::clone(&ground);
+            Alternative::new(name, move |repetition| Ok(vec![read(&ground, repetition)?]))
+        };
+        Ok(vec![of(OWN, Ground::own), of(BY_RUN, Ground::by_run), of(PREAD, Ground::by_kernel)])
+    });
+    case.compare("cpu", BY_RUN, OWN, Some(GOAL)).compare("cpu", BY_RUN, PREAD, None)
+}
+
+/// A file that nobody writes to, so that its owner may be believed, and ours that has it.
+struct Ground {
+    bytes: u64,
+    reads: u64,
+    path: PathBuf,
+    own: File,
+    _folder: ScratchFolder,
+}
+
+impl Ground {
+    fn new(settings: &Settings) -> Result<Self, Unmeasured> {
+        let bytes = Files::bytes_in(settings);
+        check_memory(4 * bytes + (512 << 20))?;
+        let folder = ScratchFolder::new(&settings.folder)?;
+        let path = folder.path().join("pages");
+        write_content(&mut KernelFile::create_new(&path)?, bytes)?;
+        let own = warm(Cache::builder().memory(memory_for(bytes)).build()?.open(&path)?)?;
+        let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };
+        Ok(Self { bytes, reads, path, own, _folder: folder })
+    }
+
+    fn own(&self, seed: u64) -> Result<f64, Unmeasured> {
+        let read = |page: &mut [u8; PAGE], position| Ok(self.own.read_at(page, position)?);
+        cpu_ns(read, self.bytes, self.reads, seed)
+    }
+
+    fn by_run(&self, seed: u64) -> Result<f64, Unmeasured> {
+        let memory = memory_for(self.bytes).to_string();
+        let run = ["run", "--attach", "at-once", "--memory", &memory, "--report", "none", "--"];
+        self.another(&run.map(str::to_owned), seed)
+    }
+
+    fn by_kernel(&self, seed: u64) -> Result<f64, Unmeasured> {
+        self.another(&[], seed)
+    }
+
+    fn another(&self, run: &[String], seed: u64) -> Result<f64, Unmeasured> {
+        let errand =
+            Errand::new(JOB).with(PATH, self.path.display()).with(READS, self.reads).with(SEED, seed);
+        Ok(errand.run_by(run)?.number(CPU))
+    }
+}
+
+/// What a cache of the whole file takes.
+fn memory_for(bytes: u64) -> u64 {
+    bytes + bytes / 16 + (64 << 20)
+}
+
+/// The worker's part: by `pread`, whoever answers it.
+pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
+    let file = KernelFile::open(errand.text(PATH)?)?;
+    let bytes = file.metadata()?.len();
+    let mut piece = vec![0; 1 << 20];
+    for position in (0..bytes).step_by(piece.len()) {
+        file.read_exact_at(&mut piece, position)?;
+    }
+    let read = |page: &mut [u8; PAGE], position| Ok(file.read_at(page, position)?);
+    let cpu_ns = cpu_ns(read, bytes, errand.number(READS)?, errand.number(SEED)?)?;
+    Ok(Answer::default().with(CPU, [cpu_ns]))
+}
+
+/// Of this thread for each of so many reads at random.
+fn cpu_ns(
+    read: impl Fn(&mut [u8; PAGE], u64) -> Result<usize, Unmeasured>,
+    bytes: u64,
+    reads: u64,
+    seed: u64,
+) -> Result<f64, Unmeasured> {
+    let (mut places, mut page, mut right) = (Places(seed), Box::new(Aligned([1; PAGE])), 0);
+    let spent = alone(|| {
+        for _ in 0..reads {
+            let position = places.next(bytes / PAGE as u64) * PAGE as u64;
+            let is_whole = read(&mut page.0, position).is_ok_and(|bytes| bytes == PAGE);
+            right += u64::from(is_whole && is_from(&page.0, position));
+        }
+    });
+    if right == reads {
+        return Ok(spent.cpu_ns / reads as f64);
+    }
+    Err(Unmeasured::Failed(format!("{right} of {reads} pages were read as they stand in the file")))
+}

@@ -471,6 +471,8 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
     if !process::is_on() {
         return;
     }
+    // The kernel takes the lower half of the register for the number.
+    let number = number as u32 as usize;
     match number {
         number if is_harmless(number as u32) => {}
         number::IO_SUBMIT => all_write(),

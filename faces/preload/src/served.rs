@@ -840,7 +840,7 @@ names! {
     /// would read everything twice. Ours is filled.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
         if position >= 0 && is_served(fd) {
-            advise(fd, Advice::WillNeed, position as u64, len as u64);
+            will_need(fd, position as u64, len as u64);
             return 0;
         }
         call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
@@ -852,7 +852,7 @@ names! {
         // No length is all that follows.
         let bytes = if len == 0 { u64::MAX } else { len as u64 };
         if known == Some(Advice::WillNeed) && position >= 0 && len >= 0 && is_served(fd) {
-            advise(fd, Advice::WillNeed, position as u64, bytes);
+            will_need(fd, position as u64, bytes);
             return 0;
         }
         let answer =
@@ -908,6 +908,19 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
             table::keep_advice(fd, advice)
         }
         _ => {}
+    }
+}
+
+/// Passes on that bytes will be wanted, without waiting. If the first is cached somebody is ahead already: programs say
+/// it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
+fn will_need(fd: c_int, position: u64, len: u64) {
+    let attached = table::look(fd).is_some_and(|word| word.state().is_attached());
+    let Some(viewer) = process::viewer().filter(|_| attached) else { return };
+    let (file, mut byte) = (table::file(fd), 0u8);
+    // SAFETY: `byte` is one byte that may be written.
+    let first = unsafe { viewer.read_ready(&file, position, &raw mut byte, 1) };
+    if first.is_none() {
+        viewer.suggest(&file, Advice::WillNeed, position, len);
     }
 }
 

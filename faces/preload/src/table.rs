@@ -489,7 +489,8 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
         file.inode.store(to.inode, Ordering::Relaxed);
-        file.changed_at.store(to.changed_at.map_or(NEVER, |at| (at as u64).wrapping_add(1)), Ordering::Relaxed);
+        file.changed_at
+            .store(to.changed_at.map_or(NEVER, |at| (at as u64).wrapping_add(1)), Ordering::Relaxed);
         file.seen.store(0, Ordering::Relaxed);
         word
     })

@@ -298,6 +298,9 @@ impl<'a> Code64<'a> {
     fn leads_to(&self, address: u64, before: &[u8], prefixes: usize) -> bool {
         let address = address - prefixes as u64;
         let start = address - before.len() as u64;
+        if before.is_empty() {
+            return true; // code begins with it: nothing says that it is none
+        }
         (0..before.len()).any(|skipped| {
             let mut way = instructions(&before[skipped..], start + skipped as u64);
             let Some(first) = way.next() else { return false };
@@ -417,6 +420,7 @@ fn is_immediate(kind: OpKind) -> bool {
 /// The functions in an object's table for unwinding: that table's header lists them by address, each with its entry,
 /// which has its length. An entry in a form that compilers do not use is left out, and with it what is known of its
 /// function: all pairs of bytes in it are then taken for system calls.
+#[derive(Default)]
 struct Functions<'a> {
     /// Where the table's header is loaded; what its list is relative to.
     at: u64,
@@ -561,5 +565,24 @@ mod tests {
             });
             prop_assert_eq!(pairs(&bytes).collect::<Vec<_>>(), naive.map(|(at, _)| at).collect::<Vec<_>>());
         }
+    }
+
+    /// 1. An object's code begins with a system call, or with prefixes of one.
+    /// 2. No code stands before it, so none is found that leads to it.
+    /// 3. It is taken for data, and the object for clean.
+    #[test]
+    fn code_that_begins_with_a_call_has_one() {
+        for code in [&[0x0f, 0x05, 0xc3][..], &[0x48, 0x0f, 0x05, 0xc3]] {
+            let at = code.len() as u64 - 3;
+            let object = Code64 { segments: vec![(0x1000, code)], functions: Functions::default() };
+            assert_eq!(object.judge(0x1000 + at).map(|judged| judged.site.number), Some(None), "{code:x?}");
+        }
+    }
+
+    #[test]
+    fn every_harmless_call_has_a_name() {
+        let unnamed =
+            harmless::HARMLESS.iter().filter(|number| NAMES.iter().all(|(known, _)| known != *number));
+        assert_eq!(unnamed.count(), 0);
     }
 }

@@ -9,8 +9,9 @@
 //!
 //! We are the program's parent and nothing else to it: it has our terminal,
 //! our descriptors and our process group, gets the signals that are meant for
-//! it, and its status becomes ours. Nothing is left on a disk: the object lies
-//! in a sealed memory file that the programs load by way of `/proc`.
+//! it, and its status becomes ours. Nothing of the program is changed on a disk: the
+//! object lies in a sealed memory file that the programs load by way of `/proc`.
+//! What was found out about files is kept for the next run (`run/remembered.rs`).
 //!
 //! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
 //! alone.
@@ -51,6 +52,7 @@ pub use live::{MEND, mend};
 use plan::Plan;
 pub use planned::Planned;
 pub use program::{Kind, chain_of, look_at};
+use remembered::Remembered;
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
 
@@ -215,7 +217,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     if let Some(form) = options.report {
         let numbers = numbers();
         let is_gone = numbers.is_none();
-        let keep::Numbers { totals, stats, owner, others } = numbers.unwrap_or_default();
+        let keep::Numbers { totals, stats, owner, others, modes } = numbers.unwrap_or_default();
         let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
         let in_kept = InKept { name: kept.name(), others, is_gone };
@@ -227,7 +229,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
             totals,
             stats,
             owner,
-            modes: Vec::new(),
+            modes,
             kept: Some(in_kept),
         };
         report.write(form, options.report_file.as_deref())?;
@@ -379,8 +381,13 @@ pub struct Session {
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
+        Self::remembering(owner, Remembered::of_user())
+    }
+
+    /// The same with what is `remembered` of earlier runs.
+    fn remembering(owner: Arc<dyn Owner>, remembered: Option<Remembered>) -> io::Result<Self> {
         let object = sealed_file("quinion-preload", PRELOAD)?;
-        let examiner = examine::Examiner::new(&object, PRELOAD)?;
+        let examiner = examine::Examiner::remembering(&object, PRELOAD, remembered)?;
         let examine = move |process| examiner.examine(process);
         let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
         Ok(Self { service, object, plan: None, owner })

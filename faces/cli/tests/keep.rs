@@ -76,6 +76,11 @@ impl Home {
         disk::assert_bytes("cat", &read, &fs::read(path).expect("it is there"));
         assert_eq!(report.served(), read.len() as u64, "its own bytes, and no other run's: {report:?}");
         assert_eq!(after(&report.0, "\"processes\":"), 1, "{report:?}");
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        assert!(
+            report.0.contains(&format!("{name}\",\"mode\":\"")),
+            "how changes of {name} are seen: {report:?}"
+        );
         report
     }
 

@@ -31,7 +31,7 @@
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
-//! Nothing is read from what lies in the folder, no number of a process above all: who has the lock is what counts, and
+//! Nothing about caches is read from what lies in the folder, no number of a process above all: who has the lock is what counts, and
 //! who is at the other end of the socket.
 //!
 //! Invariants:

@@ -1,8 +1,9 @@
 //! Planned: a plan as programs and reports need it, and remembered from one run to the next.
 //!
 //! To make a plan takes longer than all else at the start of `run`, and it is the same until the C library is another
-//! file. What is remembered is not believed blindly: a sum says whether it is whole, and the object in the program
-//! compares the library's build-id and bytes.
+//! file. A sum says whether what is remembered is whole, and the object in the program compares the library's build-id and
+//! the bytes that are to be replaced. What they are replaced by is believed: who can write to the user's folder decides
+//! that, as who can write there decides what programs read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,9 +12,8 @@ use std::path::Path;
 
 use super::plan::{Plan, library_of};
 use super::plan_for;
-use super::remembered::{Identity, Remembered, sum};
+use super::remembered::{Identity, PLAN, Remembered, sum};
 
-const WHAT: &str = "plan";
 const FUNCTIONS: &str = "functions ";
 const LEFT: &str = "left ";
 const SUM: &str = "sum ";
@@ -41,18 +41,17 @@ impl From<&Plan> for Planned {
 impl Planned {
     /// The plan for the C library that `linker` loads, remembered or made. The error says why there is none.
     pub(super) fn of(linker: &Path) -> Result<Self, String> {
-        let library = library_of(linker).and_then(|library| fs::metadata(library).ok());
-        let library = library.map(|data| Identity::of(&data)).filter(Identity::is_settled);
-        let remembered = library.zip(Remembered::of_user());
+        let look = || library_of(linker).and_then(|library| Some(Identity::of(&fs::metadata(library).ok()?)));
+        let remembered = look().filter(Identity::is_settled).zip(Remembered::of_user());
         let read =
-            |(library, remembered): &(Identity, Remembered)| Self::read(&remembered.read(WHAT, library));
+            |(library, remembered): &(Identity, Remembered)| Self::read(&remembered.read(PLAN, library));
         if let Some(planned) = remembered.as_ref().and_then(read) {
             return Ok(planned);
         }
         let planned = Self::from(&plan_for(linker)?);
-        if let Some((library, remembered)) = remembered {
+        if let Some((library, remembered)) = remembered.filter(|(library, _)| look() == Some(*library)) {
             // Who cannot write there makes it anew.
-            let _ = remembered.replace(WHAT, library, &planned.written());
+            let _ = remembered.replace(PLAN, library, &planned.written());
         }
         Ok(planned)
     }

@@ -7,12 +7,13 @@
 //!
 //! The folder is that of kept caches, which nobody else can change: see [`Folder`]. A key says which command found it
 //! out, for another one may know better; and what is said of a file holds for one device, inode, size and time of change.
-//! A file that changed a moment ago may change again and look the same; nothing is remembered of it.
+//! A file that changed a moment ago may change again and look the same, and so may one whose file system keeps whole
+//! seconds, or was made with times that somebody chose; nothing is remembered of these.
 //!
 //! Invariant: whatever is wrong with the folder, or with what is in it, costs the time to find things out anew, and no
 //! more. So each piece has a sum, and one that is not right is not there.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -22,7 +23,11 @@ use std::time::{Duration, SystemTime};
 
 use super::keep::folder::Folder;
 
-/// What is longer was not written by us, or is time to forget.
+/// All that is kept there; names begin with these.
+pub(super) const PLAN: &str = "plan";
+pub(super) const OBJECTS: &str = "objects";
+const WHATS: [&str; 2] = [PLAN, OBJECTS];
+/// What is longer was not written by us, or is old enough to be forgotten.
 const BYTES_MAX: u64 = 1 << 20;
 
 /// A file as it was when it was looked at.
@@ -41,13 +46,13 @@ impl Identity {
         Self { device: data.dev(), inode: data.ino(), bytes: data.len(), changed }
     }
 
-    /// Whether a change from now on would give it another time.
+    /// Whether a change from now on would give it another time, as far as that can be seen.
     pub fn is_settled(&self) -> bool {
         /// Longer than a step of any file system's clock.
         const STEP: Duration = Duration::from_millis(2500);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed[0]).unwrap_or(u64::MAX));
-        now.checked_sub(changed).is_some_and(|age| age > STEP)
+        self.changed[1] != 0 && now.checked_sub(changed).is_some_and(|age| age > STEP)
     }
 }
 
@@ -61,12 +66,16 @@ pub(super) struct Remembered {
 impl Remembered {
     /// The user's, for this very command; `None` if there is no such place.
     pub fn of_user() -> Option<Self> {
-        let us = Identity::of(&fs::metadata("/proc/self/exe").ok()?);
-        Self::within(Folder::of_user().ok()?, us)
+        Self::of(Folder::of_user().ok()?)
+    }
+
+    /// The one in `folder`, for this very command; `None` if it cannot be told from another.
+    pub fn of(folder: Folder) -> Option<Self> {
+        Self::within(folder, Identity::of(&fs::metadata("/proc/self/exe").ok()?))
     }
 
     fn within(folder: Folder, us: Identity) -> Option<Self> {
-        us.is_settled().then(|| Self { folder, us: sum(&us) })
+        us.is_settled().then(|| Self { folder, us: sum(&(us, env!("CARGO_PKG_VERSION"))) })
     }
 
     fn name(&self, what: &str, key: impl Hash) -> String {
@@ -77,7 +86,7 @@ impl Remembered {
     pub fn read(&self, what: &str, key: impl Hash) -> Vec<u8> {
         let read = || {
             let mut bytes = Vec::new();
-            let file = File::open(self.folder.within(&self.name(what, key)))?;
+            let file = self.open(&self.name(what, key), File::options().read(true))?;
             file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map(|_| bytes)
         };
         read().ok().filter(|bytes: &Vec<u8>| bytes.len() as u64 <= BYTES_MAX).unwrap_or_default()
@@ -85,20 +94,54 @@ impl Remembered {
 
     /// Puts `bytes` there as a whole: who reads meanwhile finds what was there before.
     pub fn replace(&self, what: &str, key: impl Hash, bytes: &[u8]) -> io::Result<()> {
+        self.forget_old();
         let name = self.name(what, key);
-        let new = self.folder.within(&format!("{name}.{}", std::process::id()));
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?.write_all(bytes)?;
-        fs::rename(new, self.folder.within(&name))
+        let new = format!("{name}.{}", std::process::id());
+        let (from, to) = (self.folder.within(&new), self.folder.within(&name));
+        // Somebody of our number may have been killed here.
+        let _ = fs::remove_file(&from);
+        let written = self
+            .open(&new, File::options().write(true).create_new(true))
+            .and_then(|mut file| file.write_all(bytes))
+            .and_then(|()| fs::rename(&from, to));
+        written.inspect_err(|_| drop(fs::remove_file(&from)))
     }
 
     /// Adds a line at the end, in one piece.
     pub fn add(&self, what: &str, key: impl Hash, line: &str) -> io::Result<()> {
-        let path = self.folder.within(&self.name(what, key));
-        let mut file = File::options().append(true).create(true).mode(0o600).open(&path)?;
-        if file.metadata()?.len() + line.len() as u64 >= BYTES_MAX {
-            return fs::remove_file(path);
+        let name = self.name(what, key);
+        let mut file = self.open(&name, File::options().append(true).create(true))?;
+        match file.metadata()?.len() {
+            0 => self.forget_old(),
+            bytes if bytes + line.len() as u64 >= BYTES_MAX => {
+                return fs::remove_file(self.folder.within(&name));
+            }
+            _ => {}
         }
         file.write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// What lies there under `name`, if it is a file: what else may be there would make us wait, or is elsewhere.
+    fn open(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
+        let options = options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(self.folder.within(name))?;
+        if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
+
+    /// Removes what nobody has written for a month: of commands that are no more, and of who was killed.
+    fn forget_old(&self) {
+        const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
+        let Ok(entries) = fs::read_dir(self.folder.within("")) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let is_of_us = WHATS.iter().any(|what| name.to_string_lossy().starts_with(&format!("{what}-")));
+            let written = entry.metadata().and_then(|data| data.modified());
+            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
+            if is_of_us && is_old {
+                // Somebody else may have done it.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 }
 
@@ -154,14 +197,62 @@ mod tests {
         assert_eq!(ours.read("plan", 1), b"");
     }
 
+    /// 1. Under the name of what is remembered lies a pipe, or a link to another file.
+    /// 2. The pipe is opened, and waits for who is at its other end; the other file is written to.
+    #[test]
+    fn what_is_no_file_there_is_not_waited_for_nor_followed() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let path = parent.path().join("ours");
+        let ours = in_folder(&path);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path.join(ours.name(OBJECTS, 1)),
+            rustix::fs::FileType::Fifo,
+            0o600.into(),
+            0,
+        )
+        .expect("a pipe");
+        let elsewhere = parent.path().join("elsewhere");
+        fs::write(&elsewhere, "it").expect("a file");
+        std::os::unix::fs::symlink(&elsewhere, path.join(ours.name(OBJECTS, 2))).expect("a link");
+        for key in [1, 2] {
+            assert_eq!(ours.read(OBJECTS, key), b"");
+            ours.add(OBJECTS, key, "line").expect_err("it is no file");
+        }
+        ours.replace(OBJECTS, 2, b"line").expect("in the place of the link");
+        assert_eq!(
+            (ours.read(OBJECTS, 2), fs::read(&elsewhere).expect("it is there")),
+            (b"line".to_vec(), b"it".to_vec())
+        );
+    }
+
+    #[test]
+    fn what_is_old_is_removed() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let path = parent.path().join("ours");
+        let ours = in_folder(&path);
+        let at = SystemTime::now() - Duration::from_secs(31 * 24 * 3600);
+        for (name, modified) in
+            [("plan-1", at), ("objects-2.77", at), ("default.lock", at), ("plan-3", SystemTime::now())]
+        {
+            let file = File::create(path.join(name)).expect("a file");
+            file.set_modified(modified).expect("it is ours");
+        }
+        ours.add(OBJECTS, 1, "line").expect("it is added");
+        let left = |name: &str| path.join(name).exists();
+        assert!(!left("plan-1") && !left("objects-2.77") && left("default.lock") && left("plan-3"));
+    }
+
     #[test]
     fn what_changed_a_moment_ago_is_not_settled() {
         let at = |seconds: i64| {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs()
                 as i64;
-            Identity { device: 1, inode: 2, bytes: 3, changed: [now + seconds, 0] }.is_settled()
+            Identity { device: 1, inode: 2, bytes: 3, changed: [now + seconds, 1] }.is_settled()
         };
         assert!(at(-60) && !at(-1) && !at(60));
-        assert!(!Identity { device: 1, inode: 2, bytes: 3, changed: [-1, 0] }.is_settled());
+        for changed in [[-1, 1], [1_000_000_000, 0]] {
+            assert!(!Identity { device: 1, inode: 2, bytes: 3, changed }.is_settled());
+        }
     }
 }

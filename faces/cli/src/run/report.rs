@@ -172,7 +172,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
 }
 
 /// The name of a mode in reports.
-fn mode_name(trust: Trust) -> &'static str {
+pub(super) fn mode_name(trust: Trust) -> &'static str {
     match trust {
         Trust::Sure => "lease",
         Trust::Looked => "looked_at",
@@ -180,6 +180,14 @@ fn mode_name(trust: Trust) -> &'static str {
         Trust::Kernel => "kernel",
     }
 }
+
+/// The mode of that name.
+pub(super) fn mode_of(name: &str) -> Option<Trust> {
+    MODES.into_iter().find(|trust| mode_name(*trust) == name)
+}
+
+/// All modes, the best first.
+const MODES: [Trust; 4] = [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel];
 
 impl RunReport<'_> {
     /// Writes the report to `file`, or to standard error.
@@ -301,8 +309,7 @@ impl RunReport<'_> {
     }
 
     fn others_text(&self) -> String {
-        let [lease, looked, checked, kernel] =
-            [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel].map(|trust| self.files_by(trust));
+        let [lease, looked, checked, kernel] = MODES.map(|trust| self.files_by(trust));
         let mut text =
             format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
         if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Checked) {
@@ -456,7 +463,7 @@ impl RunReport<'_> {
 
     fn others(&self) -> Value {
         let mut others = Report::new();
-        for trust in [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel] {
+        for trust in MODES {
             let name = mode_name(trust);
             others.add(name, name, Value::Number(self.files_by(trust)));
         }

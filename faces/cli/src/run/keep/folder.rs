@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here. Who
+//! left by somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here of caches. Who
 //! starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
 //! none in which it is free while one is being started.
 //!

@@ -43,6 +43,7 @@ use super::message::{LINE_MAX, Message};
 use super::numbers::Numbers;
 use super::start::READY;
 use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
+use crate::run::remembered::Remembered;
 use crate::run::signals::Signals;
 use crate::run::{OwnerNumbers, PRELOAD, Session, sealed_file};
 use crate::size;
@@ -136,7 +137,8 @@ fn begin(
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
     }
     let Cache { owner, numbers, tidy } = build()?;
-    let session = Session::start(owner).map_err(said)?;
+    let remembered = Folder::open(folder.path()).ok().and_then(Remembered::of);
+    let session = Session::remembering(owner, remembered).map_err(said)?;
     let signals = Signals::catch().map_err(said)?;
     folder.remove_socket(&lock, &name).map_err(said)?;
     let listener = UnixListener::bind(folder.socket(&name)).map_err(said)?;
@@ -518,6 +520,7 @@ impl Attendant {
             owner: (self.numbers)().since(&joined.before),
             stats: self.session.stats(),
             others: joined.others,
+            modes: self.session.owner.modes(),
         }
     }
 

@@ -44,6 +44,10 @@ pub fn test() -> Vec<Step> {
     vec![
         Step::new("format", Action::Run(cargo("fmt --all --check"))),
         Step::new("clippy", Action::Run(cargo("clippy --workspace --all-targets -- -D warnings"))),
+        Step::new(
+            "peers",
+            Action::Run(cargo("clippy -p quinion-cli --features peers --all-targets -- -D warnings")),
+        ),
         apart("preload-fmt", "faces/preload", "fmt --check"),
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
         apart("fuzz-fmt", "fuzz", "fmt --check"),

@@ -4,7 +4,7 @@
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
-//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--scratch DIR]
+//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--out DIR] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
 //!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
 //!                -- PROGRAM [ARGUMENTS]

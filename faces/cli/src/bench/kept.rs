@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   DIR/rows.jsonl     the lines of `--json`, of all experiments
+//!   DIR/machine.txt    what the numbers depend on besides the code
 //!   DIR/index.html     the same as one page
 //! ```
 //!
-//! Both are written when all is measured, each under another name first: a run that is interrupted leaves what was
+//! They are written when all is measured, each under another name first: a run that is interrupted leaves what was
 //! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be written is found out
 //! before anything is measured.
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use super::page::{Section, page};
 
 const LINES: &str = "rows.jsonl";
+const MACHINE: &str = "machine.txt";
 const PAGE: &str = "index.html";
 
 /// A folder, and what is to be kept in it.
@@ -50,6 +52,7 @@ impl Kept {
         let lines: String =
             self.sections.iter().flat_map(|section| &section.rows).map(|row| row.json()).collect();
         self.write_file(LINES, &lines)?;
+        self.write_file(MACHINE, machine)?;
         self.write_file(PAGE, &page(machine, &self.sections))
     }
 

@@ -190,11 +190,11 @@ pub struct Arguments {
     /// Print one object of JSON a line for each row; a ratio above 1 means that Quinion is better.
     #[arg(long)]
     json: bool,
-    /// Counted repetitions of each case; 9 if not given (3 where one takes minutes), 3 in a quick run.
+    /// Counted repetitions of each case; 9 if not given, 3 or 5 where one takes long, 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
-    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, and
-    /// index.html, one page with bars and curves that needs no other file and no network.
+    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, the
+    /// machine as machine.txt, and index.html, one page with bars and curves that needs no other file and no network.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Where experiments make their files, which are gone when this ends, however it ends.

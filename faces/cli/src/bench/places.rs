@@ -1,7 +1,7 @@
 //! Places: numbers that look random, and are the same for everybody who begins with the same.
 //!
 //! Any of them as often as another, or some more often: by the law of G. K. Zipf, the k-th
-//! of them 1 / k^s as often as the first, by which programs ask for much that they ask for.
+//! of them 1 / k^s as often as the first, as programs often ask.
 //!
 //! The generator of D. E. Knuth's MMIX, of which the upper bits are used: the lower ones repeat soon.
 

@@ -10,7 +10,8 @@
 //!
 //! One file, wholly cached by each of them; reads at places that are the same
 //! random ones for all in a repetition. CPU time counts, since threads only
-//! compute. The last cases ask what a second thread on the same page costs us.
+//! compute. Two cases ask what a second thread on the same page costs us; others what a hit costs in another process
+//! (`another`), and beside caches of values (`values`).
 //!
 //! Threads that share a descriptor pay for its reference count at each `pread`,
 //! twice as much as for the read itself if that is small. So the peer has one for each
@@ -64,20 +65,45 @@ const BATCH_GOAL: f64 = 1.0 / 1.05;
 /// Reads in a call, and what stands beside them: the same reads by the kernel into as many buffers.
 const AROUND: [(&str, usize); 2] = [("pread, 16 buffers", 16), ("pread, 32 buffers", BATCH_MAX)];
 
-/// A size of batches by one of our files.
+/// A size of batches by one of our files, beside the kernel's reads and our own one by one.
 struct Batch {
     name: &'static str,
     reads: usize,
     of: Of,
     peer: &'static str,
+    single: &'static str,
 }
 type Of = fn(&Files) -> &File;
 
 const BATCHES: [Batch; 4] = [
-    Batch { name: "order 0, 16 a call", reads: 16, of: |files| &files.order_0, peer: AROUND[0].0 },
-    Batch { name: "order 0, 32 a call", reads: BATCH_MAX, of: |files| &files.order_0, peer: AROUND[1].0 },
-    Batch { name: "order 9, 16 a call", reads: 16, of: |files| &files.order_9, peer: AROUND[0].0 },
-    Batch { name: "order 9, 32 a call", reads: BATCH_MAX, of: |files| &files.order_9, peer: AROUND[1].0 },
+    Batch {
+        name: "order 0, 16 a call",
+        reads: 16,
+        of: |files| &files.order_0,
+        peer: AROUND[0].0,
+        single: ORDER_0,
+    },
+    Batch {
+        name: "order 0, 32 a call",
+        reads: BATCH_MAX,
+        of: |files| &files.order_0,
+        peer: AROUND[1].0,
+        single: ORDER_0,
+    },
+    Batch {
+        name: "order 9, 16 a call",
+        reads: 16,
+        of: |files| &files.order_9,
+        peer: AROUND[0].0,
+        single: ORDER_9,
+    },
+    Batch {
+        name: "order 9, 32 a call",
+        reads: BATCH_MAX,
+        of: |files| &files.order_9,
+        peer: AROUND[1].0,
+        single: ORDER_9,
+    },
 ];
 
 /// Which reads, and how many.
@@ -136,11 +162,9 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
     let beside_one = loads.iter().filter(|load| beside(load)).map(|load| beside_one(&files, *load));
     let beside_pread = loads.iter().map(|load| beside_pread(&files, *load));
-    beside_pread
-        .chain(beside_one)
-        .chain([another::case(settings)])
-        .chain(values::cases(settings, &files))
-        .collect()
+    // First: it has a file of its own, which is gone when the others make theirs.
+    let another = [another::case(settings)].into_iter();
+    another.chain(beside_pread).chain(beside_one).chain(values::cases(settings, &files)).collect()
 }
 
 fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
@@ -153,6 +177,7 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
     let case = if load.threads == 1 { case } else { case.compare("cpu", ORDER_0, PREAD_SHARED, None) };
     BATCHES.iter().fold(case, |case, batch| {
         let case = case.compare("cpu", batch.name, batch.peer, None);
+        let case = case.compare("cpu", batch.name, batch.single, None);
         match load.batch_goal() {
             Some(goal) => case.bound("cpu", batch.name, COPY, Some(goal)),
             None if batch.reads == BATCH_MAX => case.bound("cpu", batch.name, COPY_AROUND, None),

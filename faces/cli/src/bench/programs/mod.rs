@@ -37,7 +37,7 @@ use super::shared::Shared;
 use super::worker::Errand;
 use data::Data;
 use list::{PROGRAMS, Program};
-pub use turn::{JOB, work};
+pub use turn::{JOB, served_bytes, work};
 use turn::{Saw, Turn, run_and_look};
 
 const OPERATIONS: &str = "operations";
@@ -193,13 +193,13 @@ impl Plan {
         if self.state != State::Cold {
             let turn = self.inside(&run, 1)?;
             let by_kernel = turn.read_bytes.map_or(f64::NAN, |bytes| bytes as f64);
-            return Ok(self.numbers(&turn, 1.0 - (by_kernel / read).min(1.0)));
+            return Ok(self.numbers(&turn, (1.0 - by_kernel / read).clamp(0.0, 1.0)));
         }
         let mut command = Command::new(std::env::current_exe()?);
         command.args(&run).args(&self.words).current_dir(self.data.path());
         turn::plain(&mut command);
         let turn = self.whole(command)?;
-        Ok(self.numbers(&turn, turn::served_bytes(&std::fs::read_to_string(&report)?) / read))
+        Ok(self.numbers(&turn, served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
     /// What is in memory is as the state says.
@@ -222,7 +222,7 @@ impl Plan {
             .with(turn::OWNERS, owners)
             .with(turn::FOLDER, self.data.path().display())
             .with(turn::SAYS, self.program.says.written())
-            .with(turn::BEFORE, if owners > 0 { self.state.turns_before() } else { 0 })
+            .with(turn::BEFORE, self.state.turns_before())
             .with(turn::WORDS, turn::joined(&self.words));
         let turn = Turn::of(&errand.run_by(run)?);
         self.check(turn)

@@ -21,17 +21,11 @@ use crate::sys::{HugeMemory, RawReader};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Ours,
+    Plain,
     Pinned,
     Buffered,
     DontCache,
     Direct,
-}
-
-/// The file as a stream of ours reads or pins it: uncached.
-fn opened(cache: &Cache, path: &Path) -> Result<File, Unmeasured> {
-    let file = cache.open(path)?;
-    file.set_uncached(true)?;
-    Ok(file)
 }
 
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
@@ -41,12 +35,14 @@ const DIRECT_BYTES: usize = 512 << 10;
 
 impl Way {
     /// All of them, ours first.
-    pub const ALL: [Self; 5] = [Self::Ours, Self::Pinned, Self::Buffered, Self::DontCache, Self::Direct];
+    pub const ALL: [Self; 6] =
+        [Self::Ours, Self::Plain, Self::Pinned, Self::Buffered, Self::DontCache, Self::Direct];
 
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ours => "quinion uncached",
+            Self::Plain => "quinion plain",
             Self::Pinned => "quinion uncached, pinned",
             Self::Buffered => "kernel buffered",
             Self::DontCache => "kernel DONTCACHE",
@@ -56,7 +52,7 @@ impl Way {
 
     /// Whether it is one of ours.
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::Ours | Self::Pinned)
+        matches!(self, Self::Ours | Self::Plain | Self::Pinned)
     }
 
     /// The way of that name.
@@ -86,8 +82,8 @@ impl Streams {
     pub fn read(&self, path: &Path, start: u64, end: u64, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
         let mut look = Look::default();
         match self.way {
-            Way::Ours => {
-                let file = opened(self.cache.as_ref().expect("we have one"), path)?;
+            Way::Ours | Way::Plain => {
+                let file = self.opened(path)?;
                 let read = |buffer: &mut [u8], at| Ok(file.read_at(buffer, at)?);
                 self.in_blocks(start, end, read, |bytes, at| {
                     look.at(bytes, at);
@@ -95,7 +91,7 @@ impl Streams {
                 })?;
             }
             Way::Pinned => {
-                let file = opened(self.cache.as_ref().expect("we have one"), path)?;
+                let file = self.opened(path)?;
                 let mut at = start;
                 while at < end {
                     let pinned = file.pin(at, self.block.min((end - at) as usize))?;
@@ -133,6 +129,13 @@ impl Streams {
             }
         }
         look.expect(end - start)
+    }
+
+    /// The file as one of ours reads or pins it: uncached, but for who says nothing.
+    fn opened(&self, path: &Path) -> Result<File, Unmeasured> {
+        let file = self.cache.as_ref().expect("we have one").open(path)?;
+        file.set_uncached(self.way != Way::Plain)?;
+        Ok(file)
     }
 
     fn in_blocks(

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use quinion::serve::{House, Owner};
 use quinion::{Cache, CacheOwner};
@@ -27,6 +28,8 @@ fn file(folder: &Path, bytes: u64) -> File {
     std::fs::write(&path, vec![7; bytes as usize]).unwrap();
     File::open(&path).unwrap().sync_all().unwrap();
     std::fs::read(&path).unwrap();
+    // What was read of a file that changed a moment ago is not believed when it is attached again.
+    std::thread::sleep(Duration::from_millis(200));
     File::open(path).unwrap()
 }
 

@@ -287,9 +287,8 @@ impl Owner for CacheOwner {
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         let file = self.trusted(handle)?;
         let done = match advice {
-            // What a program does is judged: random reads get nothing ahead anyway. Some say so of each file that they
-            // open, and then read it from end to end (RocksDB), at half the speed if they are believed.
-            Advice::Normal | Advice::Random => file.advise(Hint::Normal),
+            Advice::Normal => file.advise(Hint::Normal),
+            Advice::Random => file.advise(Hint::Random),
             Advice::Sequential => file.advise(Hint::Sequential),
             Advice::NoReuse => file.advise(Hint::NoReuse),
             Advice::WillNeed => file.will_need(position, len).map(drop),

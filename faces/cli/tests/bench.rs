@@ -148,7 +148,7 @@ fn a_run_is_kept_as_lines_and_as_one_page() {
     assert!(output.status.success() && wrong.contains("index.html"), "{wrong}");
     let mut names = names_in(&out);
     names.sort();
-    assert_eq!(names, ["index.html", "rows.jsonl"]);
+    assert_eq!(names, ["index.html", "machine.txt", "rows.jsonl"]);
     assert_eq!(std::fs::read_to_string(out.join("rows.jsonl")).unwrap(), printed);
 
     let page = std::fs::read_to_string(out.join("index.html")).unwrap();

@@ -107,9 +107,12 @@ impl Home {
         owners[0]
     }
 
+    /// What is left in the folder, but for what runs found out about files.
     fn left(&self) -> Vec<String> {
         let folder = fs::read_dir(self.runtime.path().join("quinion")).expect("it was made");
-        folder.map(|entry| entry.expect("it can be read").file_name().into_string().expect("plain")).collect()
+        let names =
+            folder.map(|entry| entry.expect("it can be read").file_name().into_string().expect("plain"));
+        names.filter(|name| !name.starts_with("plan-") && !name.starts_with("objects-")).collect()
     }
 
     fn keeps(&self) -> String {

@@ -158,7 +158,7 @@ fn report_of(words: &[&str]) -> Report {
 
 /// 1. A program says of a file that it will read it at random, as RocksDB says of each table that it opens.
 /// 2. It reads it from end to end, and says before each piece that it wants that next.
-/// 3. If it is believed the file comes in pieces, each of which it waits for; and each time it says so the owner is asked.
+/// 3. If it is believed the file comes in pieces, each of which it waits for.
 #[test]
 fn what_a_program_does_counts_for_more_than_what_it_says() {
     const READS: &str = "

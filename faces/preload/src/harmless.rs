@@ -1,7 +1,7 @@
 //! Harmless: the kernel's calls that leave all alone that the interposer relies on.
 //!
-//! They neither open, close or duplicate descriptors, nor move offsets, nor write files by themselves. What is done to a
-//! shared map or a ring was said when that was made, if it was made by a call of the C library.
+//! They neither open, close or duplicate descriptors, nor move offsets, nor write files by themselves. What is done to
+//! a shared map or a ring was said when that was made, if it was made by a call of the C library.
 //!
 //! Two need to know, and compile this very file: the object, of calls that a program makes by `syscall`; and the
 //! command, of those that stand in a program's own code.

@@ -858,7 +858,7 @@ names! {
         let answer =
             call_real!(posix_fadvise(fd => c_int, position => i64, len => i64, advice => c_int) -> c_int);
         if answer == 0 && let Some(advice) = known {
-            advise(fd, advice, position as u64, bytes);
+            advise(fd, believed(advice), position as u64, bytes);
         }
         answer
     }
@@ -892,6 +892,12 @@ fn manner_of(flags: c_int) -> Option<Manner> {
         RWF_NOWAIT => Some(Manner::Now),
         _ => None,
     }
+}
+
+/// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some programs
+/// say of each file that it will be read so, and then read it from end to end (RocksDB).
+fn believed(advice: Advice) -> Advice {
+    if advice == Advice::Random { Advice::Normal } else { advice }
 }
 
 /// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.

@@ -36,8 +36,8 @@ const COPIED_ALIKE: &str =
 const ALONE: [&str; 3] = [
     "grabbed folios",
     "guest memory restored 9.5 % faster",
-    "not comparable: the original's restore fills a guest's memory, which is populating, above; ours gives an image that is \
-     in memory where it is, without filling anything",
+    "not comparable: the original's restore fills a guest's memory, which is populating, above; ours gives an image \
+     that is in memory where it is, without filling anything",
 ];
 
 const HEADLINES: [Headline; 10] = [

@@ -1,4 +1,10 @@
 //! Peers: quick_cache, foyer and moka, which this build has.
+//!
+//! ```text
+//!   insert(number, page)      copy(number, buffer): a look, a copy, and what was found is let go of
+//! ```
+//!
+//! Each is built as its documents say for values that weigh something, with the bytes of a page for the weight of each.
 
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by somebody who was killed, and whoever comes next takes it; nothing else is believed of what lies here of caches. Who
-//! starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
+//! left by somebody who was killed, and whoever comes next takes it; nothing else that lies here is believed of caches.
+//! Who starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
 //! none in which it is free while one is being started.
 //!
 //! Who has the lock may remove its file, as the last thing he does. So who gets a lock looks whether the file is still

@@ -894,8 +894,8 @@ fn manner_of(flags: c_int) -> Option<Manner> {
     }
 }
 
-/// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some programs
-/// say of each file that it will be read so, and then read it from end to end (RocksDB).
+/// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some
+/// programs say of each file that it will be read so, and then read it from end to end (RocksDB).
 fn believed(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }
 }

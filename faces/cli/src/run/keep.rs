@@ -31,8 +31,8 @@
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
-//! Nothing about caches is read from what lies in the folder, no number of a process above all: who has the lock is what
-//! counts, and who is at the other end of the socket.
+//! Nothing about caches is read from what lies in the folder, no number of a process above all: who has the lock is
+//! what counts, and who is at the other end of the socket.
 //!
 //! Invariants:
 //!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.

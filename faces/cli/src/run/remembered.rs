@@ -7,8 +7,8 @@
 //!
 //! The folder is that of kept caches, which nobody else can change: see [`Folder`]. A key says which command found it
 //! out, for another one may know better; and what is said of a file holds for one device, inode, size and time of
-//! change. A file that changed a moment ago may change again and look the same, and so may one whose file system keeps whole
-//! seconds, or was made with times that somebody chose; nothing is remembered of these.
+//! change. A file that changed a moment ago may change again and look the same, and so may one whose file system keeps
+//! whole seconds, or was made with times that somebody chose; nothing is remembered of these.
 //!
 //! Invariant: whatever is wrong with the folder, or with what is in it, costs the time to find things out anew, and no
 //! more. So each piece has a sum, and one that is not right is not there.

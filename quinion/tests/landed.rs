@@ -115,6 +115,43 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
     rig.finish();
 }
 
+/// 1 A reader of two pages looks at the size, two pages, and copies the first; the second is on its way.
+/// 2 The file is cut within the second page, and its fill ends there, with zeroes behind.
+/// 3 The reader copies the second page.
+/// 4 The file has its old size again, and others' bytes; we look at it, and forget the pages.
+/// 5 The reader looks at the size once more.
+#[test]
+fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_after() {
+    for order in [Order(0), Order(1)] {
+        let rig = Rig::new(64 << 20, Parts::new(4, 4), Orders { min: order, max: order }, 0, ALL);
+        let next = u64::from(order.pages());
+        rig.read(0, next);
+        rig.device.keep();
+        let begun = rig.filemap.read(
+            &rig.mapping,
+            Reader::plain(&rig.readahead),
+            Patience::Start,
+            next * PAGE,
+            &mut [0; 8],
+        );
+        assert!(begun.is_err(), "it would have to wait");
+        let mut fill = Some(rig.device.kept());
+        let mut buffer = vec![0; 2 * next as usize * PAGE_SIZE];
+        let (view, cell, id) = (rig.arena.view(), rig.mapping.cell(), rig.mapping.id());
+        let hits = read_hits_into(view, cell, id, 0, &mut buffer, |_, _| match fill.take() {
+            Some(mut fill) => {
+                fill.write(0, &common::page_content(1, next, 0)[..100]);
+                fill.complete(Ok(100)); // 2
+                assert_eq!(rig.mapping.size(), next * PAGE + 100);
+            }
+            None => rig.filemap.invalidate(&rig.mapping).unwrap(), // 4
+        });
+        assert_eq!(hits.bytes as u64, next * PAGE, "{:?}", hits.stopped);
+        common::verify(&buffer[..hits.bytes], 1, 0).unwrap();
+        rig.finish();
+    }
+}
+
 #[test]
 fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
     let rig = rig(512, 64);

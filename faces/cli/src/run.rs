@@ -387,7 +387,7 @@ impl Session {
     /// The same with what is `remembered` of earlier runs.
     fn remembering(owner: Arc<dyn Owner>, remembered: Option<Remembered>) -> io::Result<Self> {
         let object = sealed_file("quinion-preload", PRELOAD)?;
-        let examiner = examine::Examiner::remembering(&object, PRELOAD, remembered)?;
+        let examiner = examine::Examiner::new(&object, PRELOAD, remembered)?;
         let examine = move |process| examiner.examine(process);
         let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
         Ok(Self { service, object, plan: None, owner })

@@ -702,6 +702,13 @@ impl Descriptor {
         }
     }
 
+    /// Whether this folio, which the caller holds, has not left the index since it was held. What came before it left
+    /// and was seen by the caller before this call is reason enough for the answer `false`.
+    #[inline]
+    pub fn is_attached(&self, ticket: Ticket) -> bool {
+        ticket.names(self.word())
+    }
+
     /// Whether the holder of this folio may read all of its bytes, also if it has left the index since it was held.
     #[inline]
     pub fn is_filled(&self) -> bool {

@@ -6,10 +6,17 @@
 //!   3 look      its descriptor: live, this mapping, this index, up to date?
 //!               being filled: how many pages from here on have landed?
 //!   4 copy      written: page by page, each between two looks at its own sequence
-//!   5 look      same sequence as before?           no -> 2, at most 3 times
+//!   5 size      does the file still reach so far?
+//!     look      same sequence as before?           no, to either -> 2, at most 3 times
 //!   6 touch     note that it was read              (2 to 6 for each folio)
-//!   7 size      does the file still reach so far?
+//!   7 record    still this mapping's? and how long is the file now?
 //! ```
+//!
+//! In step 5 the size comes first. A fill that met the file's end leaves zeroes behind that in its last page; it
+//! cuts the size off before it lets readers look. The size may grow again: then such a page is taken away
+//! before the new size is stored. So a size that reaches far enough is from before the cut, and the first look did
+//! not see that page filled; or from after the growth, and the second look, which comes after it, sees that the
+//! page is gone. In the other order a whole cut and growth would fit between the two.
 //!
 //! Threads of the owner and viewers in other processes run this same code;
 //! they differ in what they hand in as `touch`. Whatever is not plainly a hit
@@ -191,7 +198,7 @@ pub(super) fn look_landed(
     descriptor.begin_read_landed(id, index, |place, pages| grown.landed_in_row(frame.plus(place), pages))
 }
 
-/// The looks after a copy: was it this folio all the while, and does this mapping's file still reach to `end`?
+/// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
 #[inline(always)]
 pub(super) fn is_still(
     descriptor: &Descriptor,
@@ -200,8 +207,19 @@ pub(super) fn is_still(
     id: MappingId,
     end: u64,
 ) -> bool {
-    // The acquire fence in `end_read` stands before the loads of the record, too.
-    descriptor.end_read(ticket) && record.size.load(Ordering::Relaxed) >= end && is(record, id)
+    // The acquire fence in `end_read` stands before the second load of the record, too.
+    reaches(record, end) && descriptor.end_read(ticket) && is(record, id)
+}
+
+/// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
+#[inline(always)]
+fn reaches(record: &Record, end: u64) -> bool {
+    // Partner: the Release fence of `before_bytes`. Who cuts the file stores the size before he lets go of a page, or
+    // changes one in place.
+    fence(Ordering::Acquire);
+    // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from before:
+    // the second look, which comes next, sees that.
+    record.size.load(Ordering::Acquire) >= end
 }
 
 /// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the
@@ -233,7 +251,7 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: who sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { id, finder: finder(&grown, record) };
+    let mut reader = Reader { id, record, finder: finder(&grown, record) };
     let mut marker = None;
     let mut done = 0;
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
@@ -251,9 +269,9 @@ unsafe fn read_folios(
             }
         }
     }
-    // 7: A truncation stores the size before it lets go of a page, so bytes of a page that was let go are
-    // cut off here. Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's
-    // end and the reuse of its cell.
+    // 7: Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's end and the reuse of
+    // its cell. What was copied was the file's when it was; of a file that has become shorter since, no more is shown
+    // than it has.
     fence(Ordering::Acquire);
     let size = record.size.load(Ordering::Relaxed);
     if !is(record, id) {
@@ -290,6 +308,7 @@ struct FolioRead {
 /// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
 struct Reader<'a> {
     id: MappingId,
+    record: &'a Record,
     finder: FolioFinder<'a>,
 }
 
@@ -386,7 +405,9 @@ impl Reader<'_> {
         let len = len.min(ticket.order().bytes() - inside);
         // SAFETY: the caller's promise.
         let copied = unsafe { copy_pages(*self.finder.slab(), frame, inside, to, len) };
-        let bytes = copied.filter(|_| descriptor.end_read(ticket)).ok_or(NotReady::Mismatch)?;
+        let was_ours =
+            |&bytes: &usize| reaches(self.record, position + bytes as u64) && descriptor.end_read(ticket);
+        let bytes = copied.filter(was_ours).ok_or(NotReady::Mismatch)?;
         let marker = ticket.has_marker().then_some(ticket.first);
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
@@ -441,6 +462,8 @@ impl Reader<'_> {
         // the destination is the caller's.
         unsafe { copy_out(from.add(inside), to, bytes) };
         let marker = ticket.has_marker().then_some(ticket.first);
-        descriptor.end_read(ticket).then_some(FolioRead { bytes, frame, marker })
+        let end = ticket.first.first_byte() + (inside + bytes) as u64;
+        let was_ours = reaches(self.record, end) && descriptor.end_read(ticket);
+        was_ours.then_some(FolioRead { bytes, frame, marker })
     }
 }

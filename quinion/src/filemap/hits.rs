@@ -13,7 +13,7 @@
 //!   2 walk       .  level by level, all reads a level          the slot of the next level
 //!   3 found      .           .           .                     descriptor, referenced byte
 //!   4 look       .           .           .                     the first lines of the page
-//!   5 copy, look, touch, size                                  nothing: the copy fetches the rest itself
+//!   5 copy, size, look, touch                                  nothing: the copy fetches the rest itself
 //! ```
 //!
 //! What makes a hit sound is kept for each read by itself, by the functions of

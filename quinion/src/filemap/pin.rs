@@ -3,7 +3,8 @@
 //! ```text
 //!   from `position` on, batch by batch
 //!     1 hold     the folios that are ready; if the first is not, the way of a miss, and wait
-//!     2 size     looked at after the data is held, so that no byte past the end is shown
+//!     2 size     looked at after the data is held, so that no byte past the end is shown; and what has left the index
+//!                by then is given back and sought anew
 //!     3 touch    their referenced bytes; a marker starts the next window, as for a read
 //!     4 add      each hold becomes a pin, the bytes join the last piece if they lie behind it
 //!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
@@ -27,7 +28,7 @@
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::folio::Pinned;
+use crate::folio::{Held, Pinned};
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::sync::Locks;
 use crate::sys::fork::ForkGuard;
@@ -75,8 +76,11 @@ impl Filemap {
         let mut hit = true;
         while pinned.len() < len {
             let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
-            // The size, before the data is held; see `read_slowly`.
+            // The size, before the data is held; see `read_held`.
             let size = mapping.size();
+            if size <= at {
+                break;
+            }
             // 1
             let last = PageIndex::of_byte(at.saturating_add(rest as u64 - 1));
             let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
@@ -93,13 +97,9 @@ impl Filemap {
                 }
             }
             // 2 to 4
-            let before = pinned.len();
             let marked = self.pin_batch((mapping, reader), &mut pinned, &mut batch, position, len, size);
             if let Some(page) = marked {
                 self.advance(mapping, reader, page, Patience::Wait);
-            }
-            if pinned.len() == before {
-                break;
             }
             if pinned.count_pages() > pages_max {
                 return Err(self.too_much_pinned(reach));
@@ -124,10 +124,10 @@ impl Filemap {
         len: usize,
         size: u64,
     ) -> Option<PageIndex> {
-        // The size, after the data is held, too.
+        // The size, after the data is held, too, and then whether it is still the file's; see `hit.rs`.
         let end = mapping.size().min(size);
         let mut marked = None;
-        for held in batch.drain() {
+        for held in batch.drain().take_while(Held::is_attached) {
             if held.has_marker() {
                 marked = Some(held.first());
             }

@@ -27,7 +27,8 @@
 //!
 //! Invariants:
 //!  1. No lock is held while the device or memory is waited for.
-//!  2. Bytes are shown only up to a size that was looked at after they were copied or held.
+//!  2. Bytes are shown only up to a size that was looked at after they were copied or held, and only if their folios
+//!     were still the file's after that; `hit.rs` tells why in this order.
 //!  3. A batch is held for a copy and for nothing else: it is given back before memory is asked for.
 //!  4. An error is returned only if no byte was read; otherwise it comes with the next call.
 //!
@@ -200,8 +201,8 @@ impl Filemap {
         self.counters.add_all([(Count::Bytes, done as u64), (outcome, 1)]);
     }
 
-    /// Reads some of `to` at `position`, where the hit `stopped` and found nothing to read: what is ready by now, else
-    /// what the first folio holds, filling it first if need be. Returns 0 only if the file ends there.
+    /// Reads some of `to` at `position`, where the hit `stopped` and found nothing to read. Returns 0 only if the file
+    /// ends there.
     fn read_slowly(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -209,15 +210,35 @@ impl Filemap {
         patience: Patience,
         position: u64,
         to: &mut [u8],
-        stopped: Stopped,
+        mut stopped: Stopped,
     ) -> Result<usize, Error> {
+        loop {
+            match self.read_held(mapping, reader, patience, position, to, stopped)? {
+                Some(bytes) => return Ok(bytes),
+                // The file is another one now: what is there of it?
+                None => stopped = Stopped::Filling,
+            }
+        }
+    }
+
+    /// As [`Filemap::read_slowly`]: what is ready by now, else what the first folio holds, filling it first if need be.
+    /// `None` if what was held has left the index meanwhile.
+    fn read_held(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        reader: Reader<'_>,
+        patience: Patience,
+        position: u64,
+        to: &mut [u8],
+        stopped: Stopped,
+    ) -> Result<Option<usize>, Error> {
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
         let left = mapping.size().saturating_sub(position);
         let len = to.len();
         let to = &mut to[..left.min(len as u64) as usize];
         if to.is_empty() {
-            return Ok(0);
+            return Ok(Some(0));
         }
         // 1 What is ready is read without waiting. Where the hit saw nothing there is nothing to gather; and a read
         // within one page has one folio to ask for, and needs no batch for that.
@@ -234,18 +255,19 @@ impl Filemap {
         }
         // 2 The first folio is what the reader waits for.
         let Some(held) = self.hold_folio(mapping, reader, patience, position, len, first)? else {
-            return Ok(0);
+            return Ok(Some(0));
         };
         reader.touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
+        let shown = shown(mapping, position, bytes, [&held]);
         if held.has_marker() {
             self.advance(mapping, reader, held.first(), patience);
         }
-        Ok(shown(mapping, position, bytes))
+        Ok(shown)
     }
 
     /// Copies what ready folios hold of `to`, beginning at `position`; gives them back, and only then lets
-    /// readahead go on, which may need memory.
+    /// readahead go on, which may need memory. `None` if one of them has left the index meanwhile.
     fn read_batch(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -254,18 +276,19 @@ impl Filemap {
         position: u64,
         batch: ReadBatch<'_>,
         to: &mut [u8],
-    ) -> usize {
+    ) -> Option<usize> {
         let mut done = 0;
         for held in batch.iter() {
             reader.touch(self.arena.view().grown(), held.frame());
             done += held.copy_out(position + done as u64, &mut to[done..]);
         }
+        let shown = shown(mapping, position, done, batch.iter());
         let marked = batch.last().filter(|held| held.has_marker()).map(Held::first);
         drop(batch);
         if let Some(page) = marked {
             self.advance(mapping, reader, page, patience);
         }
-        shown(mapping, position, done)
+        shown
     }
 
     /// Holds the readable folio that covers `position`, filling it first if need be; a read of `len` bytes
@@ -620,11 +643,17 @@ impl Filemap {
     }
 }
 
-/// How many of `bytes` bytes that were read at `position` may be shown. The size, after the data is held:
-/// the file may have become shorter.
-fn shown(mapping: &Mapping, position: u64, bytes: usize) -> usize {
+/// How many of `bytes` bytes that were read at `position` out of `folios`, which are still held, may be shown;
+/// `None` if one of them has left the index. The size, after the data is held: the file may have become shorter. And
+/// then the folios: it may have become longer again, with other bytes.
+fn shown<'h, 'm: 'h>(
+    mapping: &Mapping,
+    position: u64,
+    bytes: usize,
+    folios: impl IntoIterator<Item = &'h Held<'m>>,
+) -> Option<usize> {
     let left = mapping.size().saturating_sub(position);
-    left.min(bytes as u64) as usize
+    folios.into_iter().all(Held::is_attached).then_some(left.min(bytes as u64) as usize)
 }
 
 /// How far a read is.

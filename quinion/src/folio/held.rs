@@ -101,6 +101,11 @@ impl<'a> Held<'a> {
         let frame = self.frame.plus(self.page_of(index));
         view.own(self.frame).is_page_readable(self.ticket, || view.has_landed(frame))
     }
+    /// Whether it has been in the index from when it was held until now.
+    #[inline]
+    pub fn is_attached(&self) -> bool {
+        self.arena.view().own(self.frame).is_attached(self.ticket)
+    }
     /// What may be done with all of it now.
     pub fn is_readable(&self) -> Readable {
         self.arena.view().own(self.frame).is_readable(self.ticket)

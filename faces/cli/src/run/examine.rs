@@ -63,16 +63,12 @@ pub struct Examiner {
 type Copied = (&'static str, u64, Range<u64>);
 
 impl Examiner {
-    /// One that passes `ours`, the object that programs load of us, whose bytes are `bytes`.
+    /// One that passes `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
+    /// `remembered` of earlier runs.
     ///
     /// # Errors
-    /// If that cannot be looked at.
-    pub fn new(ours: impl AsFd, bytes: &[u8]) -> std::io::Result<Self> {
-        Self::remembering(ours, bytes, None)
-    }
-
-    /// The same with what is `remembered` of earlier runs.
-    pub(super) fn remembering(
+    /// If that object cannot be looked at.
+    pub(super) fn new(
         ours: impl AsFd,
         bytes: &[u8],
         remembered: Option<Remembered>,
@@ -268,7 +264,7 @@ mod tests {
     use crate::run::remembered;
 
     fn examiner() -> Examiner {
-        Examiner::remembering(File::open("/dev/null").unwrap(), &[], None).unwrap()
+        Examiner::new(File::open("/dev/null").unwrap(), &[], None).unwrap()
     }
 
     #[test]
@@ -289,7 +285,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let next = || {
             let ours = remembered::in_folder(&folder.path().join("ours"));
-            Examiner::remembering(File::open("/dev/null").unwrap(), &[], Some(ours)).unwrap()
+            Examiner::new(File::open("/dev/null").unwrap(), &[], Some(ours)).unwrap()
         };
         let (first, us) = (next(), std::process::id());
         assert!(first.known.lock().unwrap().is_empty());

@@ -25,6 +25,7 @@ use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read
 use quinion::readahead::{Config, Hint, Readahead};
 use quinion::serve::{Attached, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
+use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
@@ -146,10 +147,53 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
             }
             None => rig.filemap.invalidate(&rig.mapping).unwrap(), // 4
         });
-        assert_eq!(hits.bytes as u64, next * PAGE, "{:?}", hits.stopped);
+        assert_eq!(
+            hits.bytes as u64,
+            next * PAGE + 100,
+            "as far as the file reached then: {:?}",
+            hits.stopped
+        );
         common::verify(&buffer[..hits.bytes], 1, 0).unwrap();
         rig.finish();
     }
+}
+
+/// A pin takes what has landed of a folio, whose fill meets the end of the file just then: what lies behind it is not
+/// lent, nor in a folio that is forgotten just then, and may be of a file that is longer.
+#[test]
+fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
+    let pair = Orders { min: Order(1), max: Order(1) };
+    let rig = Rig::new(16 << 20, Parts::new(2, 1), pair, 0, ALL);
+    rig.device.keep();
+    for round in 0..4000 {
+        thread::scope(|scope| {
+            let pinned = scope.spawn(|| {
+                let reader = Reader::plain(&rig.readahead);
+                let pinned = rig.filemap.pin(&rig.mapping, reader, 0, 2 * PAGE_SIZE, ForkGuard::new());
+                let lent: Vec<u8> = pinned.unwrap().chunks().flatten().copied().collect();
+                common::verify(&lent, 1, 0).unwrap();
+                lent.len()
+            });
+            let mut fill = rig.device.kept();
+            land(&mut fill, 0..1);
+            (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
+            fill.write(PAGE_SIZE, &common::page_content(1, 1, 0)[..100]);
+            fill.complete(Ok(PAGE_SIZE + 100));
+            if round % 3 == 0 {
+                // The page is asked for anew if the pin came to it late.
+                rig.device.state.lock().unwrap().keeps = false;
+                rig.filemap.invalidate(&rig.mapping).unwrap();
+            }
+            let lent = pinned.join().unwrap();
+            assert!(
+                [PAGE_SIZE, PAGE_SIZE + 100, 2 * PAGE_SIZE].contains(&lent),
+                "round {round}: {lent} bytes"
+            );
+        });
+        rig.device.keep();
+        rig.filemap.invalidate(&rig.mapping).unwrap();
+    }
+    rig.finish();
 }
 
 #[test]

@@ -8,10 +8,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -650,6 +652,46 @@ fn t01_reads_that_race_with_cuts_end_where_the_file_does() {
 }
 
 /// B11: pages that readers bring in while a range is punched are not what it held before.
+/// A pin of two pages, that of the edge among them, beside a cut: the bytes that were, as many as are lent.
+#[test]
+fn t01_pins_that_race_with_cuts_lend_nothing_that_was_zeroed() {
+    let rounds = rounds(20_000, 100_000);
+    let mut pair = Pair::new(2 * PAGE);
+    let whole = content(2 * PAGE);
+    let gate = Barrier::new(2);
+    let (reader, lengths) = (pair.file.clone(), Mutex::new(BTreeSet::new()));
+    let read = |round: u64| {
+        gate.wait();
+        (0..round % 500 * 4).for_each(|_| std::hint::spin_loop());
+        let pinned = reader.pin(0, 2 * PAGE).unwrap();
+        gate.wait(); // cut
+        let lent: Vec<u8> = pinned.chunks().flatten().copied().collect();
+        assert_eq!(lent.iter().zip(&whole).position(|(is, was)| is != was), None, "round {round}");
+        lengths.lock().unwrap().insert(lent.len());
+        drop(pinned);
+        gate.wait();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let outcome = catch_unwind(AssertUnwindSafe(|| (0..rounds).for_each(read)));
+            if outcome.is_err() {
+                std::process::abort(); // the other waits at the gate, and would for ever
+            }
+        });
+        for _ in 0..rounds {
+            gate.wait();
+            pair.cut(100);
+            gate.wait();
+            gate.wait();
+            pair.write(0, &whole);
+        }
+    });
+    let lengths = lengths.into_inner().unwrap();
+    assert!(lengths.is_subset(&BTreeSet::from([100, PAGE, 2 * PAGE])), "{lengths:?}");
+    assert!(lengths.len() > 1, "no pin came before a cut and another behind it: {lengths:?}");
+    pair.check();
+}
+
 #[test]
 fn b11_no_page_from_before_a_hole_comes_back_into_it() {
     const PAGES: usize = 2048;

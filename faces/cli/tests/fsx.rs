@@ -42,14 +42,16 @@ fn configure(folder: &Path) {
     fs::write(folder.join("fsx.toml"), CONFIG).expect("the folder is ours");
 }
 
+/// 3000 operations by each seed; 200,000 in a soak.
 #[test]
 fn it_finds_nothing_wrong() {
+    let operations = if std::env::var_os("QUINION_SOAK").is_some() { "200000" } else { "3000" };
     for seed in ["1", "2", "3"] {
         let folder = scratch();
         configure(folder.path());
         let mut run = quinion();
         run.args(["run", "--attach", "at-once", "--memory", MEMORY, "--"]).arg(program("fsx"));
-        run.args(["-f", "fsx.toml", "-N", "3000", "-S", seed, "file"]);
+        run.args(["-f", "fsx.toml", "-N", operations, "-S", seed, "file"]);
         let output = run.current_dir(folder.path()).output().expect("our own command starts");
         assert!(output.status.success(), "seed {seed}: {output:?}");
     }

@@ -702,8 +702,8 @@ impl Descriptor {
         }
     }
 
-    /// Whether this folio, which the caller holds, has not left the index since it was held. What came before it left
-    /// and was seen by the caller before this call is reason enough for the answer `false`.
+    /// Whether this folio, which the caller holds, has not left the index since it was held. `false` for sure if
+    /// something that came after it had left was seen by the caller, with Acquire, before this call.
     #[inline]
     pub fn is_attached(&self, ticket: Ticket) -> bool {
         ticket.names(self.word())

@@ -12,11 +12,11 @@
 //!   7 record    still this mapping's? and how long is the file now?
 //! ```
 //!
-//! In step 5 the size comes first. A fill that met the file's end leaves zeroes behind that in its last page; it
-//! cuts the size off before it lets readers look. The size may grow again: then such a page is taken away
-//! before the new size is stored. So a size that reaches far enough is from before the cut, and the first look did
-//! not see that page filled; or from after the growth, and the second look, which comes after it, sees that the
-//! page is gone. In the other order a whole cut and growth would fit between the two.
+//! In step 5 the size comes first. A fill that met the end of a file which nobody writes here leaves zeroes behind
+//! that in its last page; it cuts the size off before it lets readers look. The size may grow again: then such a
+//! page is taken away before the new size is stored. So a size that reaches far enough is from before the cut, and
+//! the first look did not see that page filled; or from after the growth, and the second look, which comes after it,
+//! sees that the page is gone. In the other order a whole cut and growth would fit between the two.
 //!
 //! Threads of the owner and viewers in other processes run this same code;
 //! they differ in what they hand in as `touch`. Whatever is not plainly a hit
@@ -214,8 +214,8 @@ pub(super) fn is_still(
 /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
 #[inline(always)]
 fn reaches(record: &Record, end: u64) -> bool {
-    // Partner: the Release fence of `before_bytes`. Who cuts the file stores the size before he lets go of a page, or
-    // changes one in place.
+    // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. Who cuts the file stores
+    // the size before he lets go of a page, or changes one in place.
     fence(Ordering::Acquire);
     // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from before:
     // the second look, which comes next, sees that.
@@ -320,6 +320,7 @@ impl Reader<'_> {
     #[inline]
     unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, Stopped> {
         let index = PageIndex::of_byte(position);
+        let mut len = len;
         for _ in 0..TRIES {
             // 2
             let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
@@ -337,7 +338,7 @@ impl Reader<'_> {
                         Err(NotReady::Filling) => return Err(Stopped::Filling),
                         Err(NotReady::Written) => return Err(Stopped::Writing),
                         Err(NotReady::Mismatch) => {
-                            self.finder.reset();
+                            len = self.look_again(position, len)?;
                             continue;
                         }
                     }
@@ -358,9 +359,20 @@ impl Reader<'_> {
             if let Some(read) = read {
                 return Ok(read);
             }
-            self.finder.reset();
+            len = self.look_again(position, len)?;
         }
         Err(Stopped::Absent)
+    }
+
+    /// Back to 2 from 5: how many of `len` bytes at `position` the file has now.
+    #[cold]
+    fn look_again(&mut self, position: u64, len: usize) -> Result<usize, Stopped> {
+        self.finder.reset();
+        let size = self.record.size.load(Ordering::Acquire); // partner: as at 1
+        match len.min(size.saturating_sub(position).min(len as u64) as usize) {
+            0 => Err(Stopped::EndOfFile(size)),
+            len => Ok(len),
+        }
     }
 
     /// 3 to 5 of a folio that cannot be copied as it stands, for `reason`: what can be read of it all the same, or

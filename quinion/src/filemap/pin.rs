@@ -3,10 +3,11 @@
 //! ```text
 //!   from `position` on, batch by batch
 //!     1 hold     the folios that are ready; if the first is not, the way of a miss, and wait
-//!     2 size     looked at after the data is held, so that no byte past the end is shown; and what has left the index
-//!                by then is given back and sought anew
-//!     3 touch    their referenced bytes; a marker starts the next window, as for a read
-//!     4 add      each hold becomes a pin, the bytes join the last piece if they lie behind it
+//!     2 touch    their referenced bytes; a marker starts the next window, as for a read
+//!     3 pin      each hold becomes a pin: from now on nobody changes these bytes
+//!     4 size     looked at after that, so that no byte past the end is lent; and what is of another file than this is
+//!                now is given back and sought anew
+//!     5 lend     the bytes join the last piece if they lie behind it
 //!   if it is an uncached one, what it met goes when it is unpinned, or when its stream has passed, if that is later
 //! ```
 //!
@@ -25,10 +26,11 @@
 //! refused. Nor that the whole range is of one version of the file. Each
 //! folio is what the file was when that folio was filled.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::folio::{Held, Pinned};
+use crate::folio::Pinned;
 use crate::mapping::{End, Mapping, ReadBatch};
 use crate::sync::Locks;
 use crate::sys::fork::ForkGuard;
@@ -77,6 +79,7 @@ impl Filemap {
         while pinned.len() < len {
             let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
             // The size, before the data is held; see `read_held`.
+            let renewals = mapping.renewals();
             let size = mapping.size();
             if size <= at {
                 break;
@@ -96,8 +99,9 @@ impl Filemap {
                     None => break,
                 }
             }
-            // 2 to 4
-            let marked = self.pin_batch((mapping, reader), &mut pinned, &mut batch, position, len, size);
+            // 2 to 5
+            let asked = position..position.saturating_add(len as u64).min(size);
+            let marked = self.pin_batch((mapping, renewals), reader, &mut pinned, &mut batch, asked);
             if let Some(page) = marked {
                 self.advance(mapping, reader, page, Patience::Wait);
             }
@@ -113,29 +117,31 @@ impl Filemap {
         Ok(pinned)
     }
 
-    /// Pins what held folios have of the rest of `len` bytes at `position`, as far as the file reached
-    /// before they were held, `size`, and reaches now. Returns the first page of the one with the marker.
+    /// Pins what held folios have of the rest of `asked`, bytes that the file had before they were held, as far as it
+    /// reaches now; up to the first that is of another file than it is now: `renewals` were seen before. Returns the
+    /// first page of the one with the marker.
     fn pin_batch(
         &self,
-        (mapping, reader): (&Mapping, Reader<'_>),
+        (mapping, renewals): (&Mapping, u64),
+        reader: Reader<'_>,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
-        position: u64,
-        len: usize,
-        size: u64,
+        asked: Range<u64>,
     ) -> Option<PageIndex> {
-        // The size, after the data is held, too, and then whether it is still the file's; see `hit.rs`.
-        let end = mapping.size().min(size);
         let mut marked = None;
-        for held in batch.drain().take_while(Held::is_attached) {
+        for held in batch.drain() {
             if held.has_marker() {
                 marked = Some(held.first());
             }
-            let at = position + pinned.len() as u64;
-            let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
-            if left > 0 {
-                reader.touch(self.arena.view().grown(), held.frame());
-                pinned.add(held, at, left);
+            let at = asked.start + pinned.len() as u64;
+            let left = || {
+                let left = mapping.left_since(renewals, at).unwrap_or(0);
+                left.min(asked.end.saturating_sub(at)) as usize
+            };
+            let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
+            reader.touch(self.arena.view().grown(), held.frame());
+            if at + (pinned.add(held, at, left) as u64) < behind {
+                break; // what follows does not lie behind what there is
             }
         }
         marked

@@ -27,8 +27,8 @@
 //!
 //! Invariants:
 //!  1. No lock is held while the device or memory is waited for.
-//!  2. Bytes are shown only up to a size that was looked at after they were copied or held, and only if their folios
-//!     were still the file's after that; `hit.rs` tells why in this order.
+//!  2. Bytes are shown only up to a size that was looked at after they were copied, and only if the file was not taken
+//!     for another between the hold and that look; `hit.rs` tells why.
 //!  3. A batch is held for a copy and for nothing else: it is given back before memory is asked for.
 //!  4. An error is returned only if no byte was read; otherwise it comes with the next call.
 //!
@@ -215,14 +215,13 @@ impl Filemap {
         loop {
             match self.read_held(mapping, reader, patience, position, to, stopped)? {
                 Some(bytes) => return Ok(bytes),
-                // The file is another one now: what is there of it?
-                None => stopped = Stopped::Filling,
+                None => stopped = Stopped::Filling, // it may be there again, and be on its way
             }
         }
     }
 
     /// As [`Filemap::read_slowly`]: what is ready by now, else what the first folio holds, filling it first if need be.
-    /// `None` if what was held has left the index meanwhile.
+    /// `None` if that was of another file than this is now.
     fn read_held(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -234,6 +233,7 @@ impl Filemap {
     ) -> Result<Option<usize>, Error> {
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
+        let renewals = mapping.renewals();
         let left = mapping.size().saturating_sub(position);
         let len = to.len();
         let to = &mut to[..left.min(len as u64) as usize];
@@ -250,7 +250,7 @@ impl Filemap {
             match mapping.get_read_batch(index, last, &mut batch) {
                 End::FirstNotReady => first = batch.pop().into(),
                 _ if batch.is_empty() => {}
-                _ => return Ok(self.read_batch(mapping, reader, patience, position, batch, to)),
+                _ => return Ok(self.read_batch((mapping, renewals), reader, patience, position, batch, to)),
             }
         }
         // 2 The first folio is what the reader waits for.
@@ -259,7 +259,7 @@ impl Filemap {
         };
         reader.touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
-        let shown = shown(mapping, position, bytes, [&held]);
+        let shown = shown(mapping, renewals, position, bytes, [&held]);
         if held.has_marker() {
             self.advance(mapping, reader, held.first(), patience);
         }
@@ -267,10 +267,11 @@ impl Filemap {
     }
 
     /// Copies what ready folios hold of `to`, beginning at `position`; gives them back, and only then lets
-    /// readahead go on, which may need memory. `None` if one of them has left the index meanwhile.
+    /// readahead go on, which may need memory. The caller saw so many renewals before. `None` as
+    /// [`Filemap::read_held`].
     fn read_batch(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
+        (mapping, renewals): (&Arc<Mapping>, u64),
         reader: Reader<'_>,
         patience: Patience,
         position: u64,
@@ -282,7 +283,7 @@ impl Filemap {
             reader.touch(self.arena.view().grown(), held.frame());
             done += held.copy_out(position + done as u64, &mut to[done..]);
         }
-        let shown = shown(mapping, position, done, batch.iter());
+        let shown = shown(mapping, renewals, position, done, batch.iter());
         let marked = batch.last().filter(|held| held.has_marker()).map(Held::first);
         drop(batch);
         if let Some(page) = marked {
@@ -643,17 +644,24 @@ impl Filemap {
     }
 }
 
-/// How many of `bytes` bytes that were read at `position` out of `folios`, which are still held, may be shown;
-/// `None` if one of them has left the index. The size, after the data is held: the file may have become shorter. And
-/// then the folios: it may have become longer again, with other bytes.
+/// How many of `bytes` bytes that were read at `position` out of `folios`, which are still held, may be shown. The
+/// size, after the data is held: the file may have become shorter. If it was taken for another since there were so
+/// many `renewals`, only what is of the other, too: the folios that were not forgotten with the rest, up to the first
+/// that was; `None` if that is the first of all.
 fn shown<'h, 'm: 'h>(
     mapping: &Mapping,
+    renewals: u64,
     position: u64,
     bytes: usize,
     folios: impl IntoIterator<Item = &'h Held<'m>>,
 ) -> Option<usize> {
-    let left = mapping.size().saturating_sub(position);
-    folios.into_iter().all(Held::is_attached).then_some(left.min(bytes as u64) as usize)
+    if let Some(left) = mapping.left_since(renewals, position) {
+        return Some(left.min(bytes as u64) as usize);
+    }
+    let left = mapping.size().saturating_sub(position).min(bytes as u64);
+    let kept = folios.into_iter().take_while(|held| held.is_attached()).last()?;
+    let end = kept.first().plus(u64::from(kept.order().pages())).first_byte();
+    Some(left.min(end - position) as usize)
 }
 
 /// How far a read is.

@@ -109,19 +109,26 @@ impl Pinned {
         self.after = Some((after, pages));
     }
 
-    /// Adds what `held` has of the file from `position` on, at most `len` bytes; returns how many.
-    pub(crate) fn add(&mut self, held: Held<'_>, position: u64, len: usize) -> usize {
+    /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
+    /// `left` says once nobody changes them any more. May wait for a writer.
+    pub(crate) fn add(&mut self, held: Held<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
-        let bytes = len.min(held.ready_bytes(position));
+        // What comes later may be zeroes behind the file's end, which `left` need not know of.
+        let ready = held.ready_bytes(position);
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
+        let (frame, order) = held.into_pin();
+        self.uncounted_pages += order.map_or(0, |order| u64::from(order.pages()));
+        let bytes = ready.min(left());
+        if bytes == 0 {
+            self.give_back(frame);
+            return 0;
+        }
+        self.frames.push(frame);
         match self.extents.last_mut() {
             Some(last) if last.is_followed_by(first) => last.len += bytes,
             _ => self.extents.push(Extent { first, len: bytes }),
         }
-        let (frame, first) = held.into_pin(); // may wait for a writer; the bytes are lent after that
-        self.uncounted_pages += first.map_or(0, |order| u64::from(order.pages()));
-        self.frames.push(frame);
         self.len += bytes;
         bytes
     }
@@ -133,6 +140,14 @@ impl Pinned {
             _ => self.extents.push(Extent { first: ZEROS.0.as_ptr(), len }),
         }
         self.len += len;
+    }
+
+    /// Undoes a pin of which nothing is lent.
+    #[cold]
+    fn give_back(&mut self, frame: Frame) {
+        self.count_pages();
+        let last = unpin(&self.arena, frame);
+        self.arena.sub_pinned(last.map_or(0, |order| u64::from(order.pages())));
     }
 
     /// Counts what was pinned since the last call; how many pages all pins keep now.
@@ -197,7 +212,7 @@ impl PinnedFolios {
     /// Pins a held folio, that follows the last.
     pub(crate) fn add(&mut self, held: Held<'_>) {
         let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
-        self.pinned.add(held, position, len);
+        self.pinned.add(held, position, || len);
         self.folios.push((frame, position, len));
     }
     /// As [`Pinned::count_pages`].

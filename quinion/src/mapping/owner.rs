@@ -70,6 +70,8 @@ pub struct Mapping {
     writes_by: OnceLock<Arc<dyn Backend>>,
     /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
     size_on_device: AtomicU64,
+    /// How often folios were forgotten and the file's size taken anew.
+    renewals: AtomicU64,
     /// The write lock.
     write: RankedRwLock<()>,
     tree: RankedMutex<Tree>,
@@ -148,6 +150,7 @@ impl Mapping {
             device: Device::default(),
             writes_by: OnceLock::new(),
             size_on_device: AtomicU64::new(attributes.size),
+            renewals: AtomicU64::new(0),
             write: RankedRwLock::new(Rank::Write, ()),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
@@ -332,6 +335,23 @@ impl Mapping {
     pub fn size(&self) -> u64 {
         // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
+    }
+    /// How often the file was taken for another and its folios forgotten. Who holds folios for their bytes asks before
+    /// it looks at the size and holds the first; and then, once the bytes cannot change any more,
+    /// [`Mapping::left_since`].
+    #[inline]
+    pub fn renewals(&self) -> u64 {
+        // Acquire, partner: the Release in `invalidate`: who sees this one holds no folio from before.
+        self.renewals.load(Ordering::Acquire)
+    }
+    /// How many bytes the file has behind byte `position`, now; `None` if it was taken for another since there were so
+    /// many `renewals`: then it may have been cut and have grown again, and bytes that lie within this size may be
+    /// zeroes that lay behind another's end. `hit.rs` tells more of that.
+    #[inline]
+    pub fn left_since(&self, renewals: u64, position: u64) -> Option<u64> {
+        // The Acquire in `size`, partner: the Release in `invalidate`: who sees the size of a renewal sees its number.
+        let left = self.size().saturating_sub(position);
+        (self.renewals.load(Ordering::Relaxed) == renewals).then_some(left)
     }
     /// The file's size in pages, as last known.
     pub fn size_pages(&self) -> u64 {
@@ -525,7 +545,8 @@ impl Mapping {
         self.forget_ours();
         self.set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
-        // Release, partner: the Acquire in `read_hits`.
+        self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`
+        // Release, partner: the Acquire in `read_hits`, and in `size`.
         self.record().size.store(size, Ordering::Release);
         drop(tree);
         Ok(pages)

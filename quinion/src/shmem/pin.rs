@@ -36,7 +36,7 @@ impl Shmem {
         let (mut pinned, mut batch) = (Pinned::new(Arc::clone(&filemap.arena), process), ReadBatch::new());
         while pinned.len() < len {
             let at = position.saturating_add(pinned.len() as u64);
-            // The size before, and behind what is held; see `read.rs`.
+            // The size before, and behind what is pinned; see `read.rs`.
             let size = mapping.size();
             let want = size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
             if want == 0 {
@@ -74,12 +74,13 @@ impl Shmem {
         len: usize,
         size: u64,
     ) -> Option<Held<'m>> {
-        let (end, before) = (mapping.size().min(size), pinned.len());
+        let before = pinned.len();
         for held in batch.drain() {
             let at = position + pinned.len() as u64;
-            let left = end.saturating_sub(at).min((len - pinned.len()) as u64) as usize;
+            let rest = (len - pinned.len()) as u64;
+            let left = || mapping.size().min(size).saturating_sub(at).min(rest) as usize;
             let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
-            if left == 0 {
+            if left() == 0 {
                 return None; // cut off meanwhile
             }
             match held.is_readable() {
@@ -87,8 +88,11 @@ impl Shmem {
                     self.touch(&held);
                     pinned.add(held, at, left);
                 }
-                Readable::Zeros => pinned.add_zeros((behind - at).min(left as u64) as usize),
+                Readable::Zeros => pinned.add_zeros(((behind - at) as usize).min(left())),
                 Readable::NotYet | Readable::Never => return (pinned.len() == before).then_some(held),
+            }
+            if position + (pinned.len() as u64) < behind {
+                return None; // what follows does not lie behind what there is
             }
         }
         None

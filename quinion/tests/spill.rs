@@ -549,7 +549,7 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
     // Who makes room may have the file in hand for a moment.
     let is_late = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while cache.stats().spill_pages > 0 && std::time::Instant::now() < is_late {
-        thread::yield_now();
+        std::thread::yield_now();
     }
     assert_eq!(cache.stats().spill_pages, 0);
     cache.check().unwrap();

@@ -120,6 +120,9 @@ pub trait Holder: Send + Sync {
     /// Looks whether the lease still stands ([`Lease::stands`]). If not: first believes it no more, then forgets what
     /// was read under it, and then drops it. May wait for locks; is waited for by somebody who wants to write.
     fn look(&self);
+    /// Gives the lease up, if there is one: nobody will look at it for a while. What was read under it is not to be
+    /// believed from now on, until the file was looked at or there is a lease again.
+    fn give_up(&self);
 }
 
 /// The leases of one cache.
@@ -206,6 +209,12 @@ impl Leases {
     #[inline]
     pub fn are_seen_at(&self, now: u64) -> bool {
         now < self.room.seen_until.load(Ordering::Relaxed)
+    }
+
+    /// Has every holder give its lease up.
+    pub fn give_up_all(&self) {
+        let holders: Vec<_> = self.room.lock().holders.values().cloned().collect();
+        holders.iter().filter_map(Weak::upgrade).for_each(|holder| holder.give_up());
     }
 
     /// Ends the threads, and waits for that; one that calls this itself is not waited for.
@@ -447,6 +456,9 @@ mod tests {
             if !stands {
                 *lease = None;
             }
+        }
+        fn give_up(&self) {
+            *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 

@@ -188,6 +188,10 @@ impl Owner for CacheOwner {
         self.cache.share()
     }
 
+    fn about_to_stop(&self) {
+        self.cache.give_up_leases();
+    }
+
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
         let options = OpenOptions::new().outside(self.outside);
         let path = format!("/proc/{process}/fd/{descriptor}");

@@ -139,6 +139,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn writing(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
+    /// This process is about to be stopped: nobody is to wait for it.
+    fn about_to_stop(&self) {}
     /// What was done about others who may change viewers' files, by file.
     fn modes(&self) -> Vec<FileMode> {
         Vec::new()

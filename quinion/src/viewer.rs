@@ -209,6 +209,11 @@ impl Viewer {
         self.control.control().is_taken(device, inode)
     }
 
+    /// As [`Control::openings_before`](crate::arena::control::Control::openings_before).
+    pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
+        self.control.control().openings_before(device, inode)
+    }
+
     /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
     /// what becomes so while it is under way is of no concern to it.
     #[inline]

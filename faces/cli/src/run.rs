@@ -177,7 +177,8 @@ pub fn run(
         owner: numbers.numbers(),
         hottest: numbers.hottest(files),
     };
-    let (ended, kind) = run_program(options, |command| session.point_to(command), look)?;
+    let before_stop = || session.owner.about_to_stop();
+    let (ended, kind) = run_program(options, |command| session.point_to(command), look, before_stop)?;
     let (stats, owner) = (session.stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
@@ -213,7 +214,8 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
         let keep::Numbers { totals, stats, owner, .. } = numbers().unwrap_or_default();
         Look { totals, stats, owner, hottest: Vec::new() }
     };
-    let (ended, kind) = run_program(options, |command| lock(&kept).point_to(command), look)?;
+    // Who has the cache is not stopped with us.
+    let (ended, kind) = run_program(options, |command| lock(&kept).point_to(command), look, || ())?;
     if let Some(form) = options.report {
         let numbers = numbers();
         let is_gone = numbers.is_none();
@@ -267,11 +269,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
-/// that is wanted.
+/// that is wanted. Whenever the program is stopped we stop with it, and do what is to be done `before_stop`.
 fn run_program(
     options: &RunOptions,
     point: impl FnOnce(&mut Command),
     look: impl Fn(usize) -> Look + Send + Sync,
+    before_stop: impl Fn(),
 ) -> io::Result<(Ended, Kind)> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
@@ -287,7 +290,7 @@ fn run_program(
     let ended = std::thread::scope(|scope| {
         let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
         match command.spawn() {
-            Ok(child) => wait(child, &signals, live.as_ref()).map(Ended::of),
+            Ok(child) => wait(child, &signals, live.as_ref(), &before_stop).map(Ended::of),
             Err(error) => {
                 drop(live); // the message stays
                 Ok(cannot_start(&options.program, &error))
@@ -336,6 +339,7 @@ impl Place {
             preload.push(others);
         }
         command.env("LD_PRELOAD", preload);
+        command.env("ASAN_OPTIONS", asan_options(std::env::var_os("ASAN_OPTIONS")));
         let plan = plan.map_or_else(|| "-".to_owned(), |plan| plan.to_string());
         command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}:{plan}"));
         match run {
@@ -366,6 +370,18 @@ impl Place {
             plan: None,
         })
     }
+}
+
+/// What a program that was built with AddressSanitizer is to be told besides its user's `options`. Its runtime ends it if
+/// any object was loaded before that, as ours is; in which order they come makes no difference to either. It may be a
+/// program that the one we start starts, so all are told.
+fn asan_options(options: Option<OsString>) -> OsString {
+    let mut all = options.filter(|options| !options.is_empty()).unwrap_or_default();
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push("verify_asan_link_order=0");
+    all
 }
 
 /// A cache that programs can be pointed to, while this lives.
@@ -472,7 +488,12 @@ fn title(program: &[OsString]) -> String {
 }
 
 /// Waits for the program, passing signals on and stopping when it stops.
-fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Result<ExitStatus> {
+fn wait(
+    mut child: Child,
+    signals: &Signals,
+    live: Option<&Live<'_>>,
+    before_stop: &dyn Fn(),
+) -> io::Result<ExitStatus> {
     let process = child.id();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -481,6 +502,7 @@ fn wait(mut child: Child, signals: &Signals, live: Option<&Live<'_>>) -> io::Res
         if signals::has_stopped(process) {
             // Whoever started us sees us stop with the program, and continues both.
             live.inspect(|live| live.hide());
+            before_stop();
             signals::stop_here();
             signals::send(process, signals::CONTINUE);
             live.inspect(|live| live.show());

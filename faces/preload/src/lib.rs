@@ -39,6 +39,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod careful;
+mod gone;
 mod harmless;
 mod kernel;
 mod opened;

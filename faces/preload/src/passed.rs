@@ -14,7 +14,7 @@
 //! whoever is about to write has said so (`written.rs`).
 
 use core::arch::naked_asm;
-use core::ffi::c_int;
+use core::ffi::{c_char, c_int};
 
 use quinion::arena::control::Reason;
 
@@ -22,7 +22,7 @@ use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Message, Messages, descriptors_in};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, patch, process, table, written};
+use crate::{careful, gone, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -142,13 +142,13 @@ before! {
     /// Closes many.
     closefrom = closefrom => closed_from;
     /// The new program inherits what is not closed.
-    execve = execve => inherited;
+    execve = execve => inherited_by;
     /// As `execve`.
     execv = execv => inherited;
     /// As `execve`.
     execvp = execvp => inherited;
     /// As `execve`.
-    execvpe = execvpe => inherited;
+    execvpe = execvpe => inherited_by;
     /// As `execve`.
     execl = execl => inherited;
     /// As `execve`.
@@ -156,9 +156,9 @@ before! {
     /// As `execve`.
     execle = execle => inherited;
     /// As `execve`.
-    fexecve = fexecve => inherited;
+    fexecve = fexecve => inherited_by;
     /// As `execve`.
-    execveat = execveat => inherited;
+    execveat = execveat => inherited_at_by;
     /// Makes a child with the program's own choice of what is shared.
     clone = clone => cloned;
     /// As `clone`.
@@ -413,6 +413,17 @@ extern "C" fn inherited() {
     }
 }
 
+/// The new program has this environment.
+extern "C" fn inherited_by(_: usize, _: usize, environment: usize) {
+    inherited();
+    // SAFETY: the caller is about to hand it to the kernel as such.
+    unsafe { gone::forget_in(environment as *const *const c_char) };
+}
+
+extern "C" fn inherited_at_by(_: usize, _: usize, _: usize, environment: usize) {
+    inherited_by(0, 0, environment);
+}
+
 extern "C" fn everything_passed() {
     if process::is_on() {
         written::shared_all();
@@ -463,6 +474,7 @@ extern "C" fn confined(option: usize) {
     const SET_SECCOMP: usize = 22;
     if option == SET_SECCOMP {
         process::stop(Reason::Passed);
+        gone::look_no_more();
     }
 }
 
@@ -478,7 +490,8 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::IO_SUBMIT => all_write(),
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
-        number::EXECVE | number::EXECVEAT => inherited(),
+        number::EXECVE => inherited_by(a, b, c),
+        number::EXECVEAT => inherited_at_by(a, b, c, d),
         number::OPEN if is_for_reading(b) => opened_unseen(),
         number::OPENAT if is_for_reading(c) => opened_unseen(),
         number::OPEN | number::OPENAT | number::OPENAT2 | number::CREAT | number::OPEN_BY_HANDLE_AT => {

@@ -231,6 +231,19 @@ pub fn is_taken(device: u64, inode: u64) -> bool {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
 }
 
+/// Counts the opening of a large file, for all processes of the cache; how many there were before. As [`manners`].
+pub fn openings_before(device: u64, inode: u64) -> u64 {
+    // SAFETY: as in `manners`.
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.openings_before(device, inode)
+}
+
+/// A reason why a descriptor is not served by what this process is asked for; as [`manners`].
+pub fn count_reason(reason: Reason) {
+    if let Some(viewer) = viewer() {
+        viewer.count_reason(reason);
+    }
+}
+
 /// Whether the table is to be kept: this process is a viewer, or may become one.
 #[inline]
 pub fn is_on() -> bool {

@@ -19,7 +19,7 @@
 //! descriptor whose read it interrupted.
 
 use core::ffi::{c_int, c_long, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use quinion::arena::Trust;
 use quinion::arena::control::{Advice, CAN_WRITE, CREDIT_SPENT, Counter, Manners, Operation, Reason};
@@ -176,35 +176,22 @@ fn look_at(fd: c_int, word: Word) -> Turn {
         return Turn::Ours;
     };
     let bytes = stat.size as u64;
-    if bytes < manners.large_bytes {
-        table::give_credit(fd, word, manners.credit_bytes, false);
-    } else if process::is_taken(stat.device, stat.inode) || openings_before(&stat) >= OPENINGS_MAX {
-        return Turn::Ours;
-    } else {
-        table::give_credit(fd, word, bytes.saturating_mul(2), false);
+    let (device, inode) = (stat.device, stat.inode);
+    let credit = match bytes < manners.large_bytes {
+        true => manners.credit_bytes,
+        false if process::is_taken(device, inode) => return Turn::Ours,
+        false if process::openings_before(device, inode) >= OPENINGS_MAX => return Turn::Ours,
+        false => bytes.saturating_mul(2),
+    };
+    if table::give_credit(fd, word, credit, false) {
+        process::count_reason(Reason::Left);
     }
     Turn::Unknown
 }
 
-/// A large file that was opened and read so often by this process is asked for at its next first read: it is read again
-/// and again, by descriptors none of which comes far.
+/// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read: it
+/// is read again and again, by descriptors none of which comes far.
 const OPENINGS_MAX: u64 = 2;
-
-/// Large files that were opened lately: what their identity hashes to, and how often in the lowest byte. Two that share
-/// a place forget each other.
-static OPENINGS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
-
-/// Counts an opening; how many there were before, as far as that is known.
-fn openings_before(stat: &kernel::Stat) -> u64 {
-    const COUNT: u64 = 0xff;
-    let hash = (stat.inode ^ stat.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let place = &OPENINGS[(hash >> 56) as usize];
-    let known = place.load(Ordering::Relaxed);
-    let is_it = (known ^ hash) & !COUNT == 0;
-    let before = if is_it { known & COUNT } else { 0 };
-    place.store(hash & !COUNT | (before + 1).min(COUNT), Ordering::Relaxed);
-    before
-}
 
 /// What a read takes of a credit.
 fn worth(to: Target<'_>) -> u64 {
@@ -258,12 +245,13 @@ fn settle_unknown(fd: c_int, word: Word) {
 fn attach(fd: c_int, word: Word) {
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
-            if !word.is_owners_credit() {
+            if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
                 viewer.count_reason(Reason::Left);
             }
-            table::give_credit(fd, word, bytes, true);
         }
-        Ok((_, Answer::Empty)) => table::give_credit(fd, word, 1, word.is_owners_credit()),
+        Ok((_, Answer::Empty)) => {
+            table::give_credit(fd, word, 1, word.is_owners_credit());
+        }
         Ok((viewer, Answer::Attached(to))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);

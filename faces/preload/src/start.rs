@@ -13,7 +13,7 @@ use core::ptr::NonNull;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{kernel, opened, patch, process, real};
+use crate::{gone, kernel, opened, patch, process, real};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -25,6 +25,8 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
     let Some(place) = place.and_then(Place::parse) else { return };
+    // SAFETY: as above.
+    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     let Some((viewer, mapped)) = attach(&place) else { return };
     viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
     patch_library(&place);
@@ -46,7 +48,7 @@ fn patch_library(place: &Place) {
 ///
 /// # Safety
 /// `environment` is null or a list of strings that ends with null.
-unsafe fn find(environment: *const *const c_char, prefix: &[u8]) -> Option<&'static [u8]> {
+pub unsafe fn find(environment: *const *const c_char, prefix: &[u8]) -> Option<&'static [u8]> {
     if environment.is_null() {
         return None;
     }

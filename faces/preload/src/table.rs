@@ -431,10 +431,10 @@ fn give_back(handle: u64) {
 
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
 
-/// Gives a candidate a credit; `is_owners` if the owner did.
-pub fn give_credit(fd: i32, from: Word, bytes: u64, is_owners: bool) {
+/// Gives a candidate a credit; `is_owners` if the owner did. `false`: somebody was faster, and knew better.
+pub fn give_credit(fd: i32, from: Word, bytes: u64, is_owners: bool) -> bool {
     let owners = if is_owners { Word::OWNERS } else { 0 };
-    let _ = exchange(fd, from, Word(from.with_credit(bytes).0 | owners)); // who was faster knew better
+    exchange(fd, from, Word(from.with_credit(bytes).0 | owners)).is_ok()
 }
 
 /// Takes `bytes` off a candidate's credit; whether nobody was faster.

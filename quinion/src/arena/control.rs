@@ -66,12 +66,17 @@ pub struct Control {
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
+    /// Large files that were opened and read lately, by any viewer: what their identity hashes to, and how often in the
+    /// lowest byte. Two that share a place forget each other. Nothing but hints.
+    pub openings: [AtomicU64; OPENINGS_PLACES],
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
     /// Of these, those whose [`place_of`] this is.
     pub attached: [Tally; ATTACHED_PLACES],
 }
 
+/// Places of [`Control::openings`].
+pub const OPENINGS_PLACES: usize = 256;
 /// Places of [`Control::attached`].
 pub const ATTACHED_PLACES: usize = 2048;
 /// Places of [`ViewerPage::writing`].
@@ -168,6 +173,18 @@ impl Control {
     pub fn is_taken(&self, device: u64, inode: u64) -> bool {
         let (word, bit) = taken_bit(device, inode);
         self.taken[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Counts an opening of a file, by a process that reads it; how many there were before, up to 255, as far as that
+    /// is known.
+    pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
+        const COUNT: u64 = 0xff;
+        let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = &self.openings[(hash >> 56) as usize % OPENINGS_PLACES];
+        let known = place.load(Ordering::Relaxed);
+        let before = if (known ^ hash) & !COUNT == 0 { known & COUNT } else { 0 };
+        place.store(hash & !COUNT | (before + 1).min(COUNT), Ordering::Relaxed);
+        before
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.

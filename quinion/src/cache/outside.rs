@@ -431,6 +431,15 @@ impl Holder for Watch {
     fn look(&self) {
         self.confirm(&mut self.state.lock());
     }
+
+    fn give_up(&self) {
+        let mut state = self.state.lock();
+        if self.confirm(&mut state) {
+            let trust = if self.times_tell() { Trust::Looked } else { Trust::Kernel };
+            self.part(&mut state, trust);
+            (state.no_lease, state.again) = (NoLease::GivenUp, 0);
+        }
+    }
 }
 
 /// Of a [`File`]: what others do to it.

@@ -1,0 +1,160 @@
+//! Gone: programs that are started where the cache is no more, or cannot be reached, or would not have it; and a `run`
+//! that is stopped itself. Nobody says a word about it, and nobody waits for it.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+mod disk;
+use disk::{Ended, quinion, scratch};
+
+/// `quinion run` without a report.
+fn run(words: &[&str]) -> Command {
+    let mut command = quinion();
+    command.args(["run", "--memory", "64M", "--attach", "at-once", "--report", "none", "--"]).args(words);
+    command
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[track_caller]
+fn assert_silent(output: &Output, expected: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
+
+/// 1. A shell is started under `run`, and leaves another one behind that waits.
+/// 2. `run` ends, and the cache with it.
+/// 3. The other one starts programs: at once, by `posix_spawn` in one of them, and by way of another name. (One that is
+///    started at the very moment of the end may still complain: what is there when it is looked for may be gone when
+///    the linker opens it.)
+#[test]
+fn programs_that_are_started_when_the_cache_has_ended_say_nothing() {
+    let folder = scratch();
+    let script = "
+        ( exec </dev/null >out.new 2>/dev/null
+          while kill -0 $PARENT; do sleep 0.01; done
+          exec 2>said
+          echo one; cat text; python3 spawn.py; env cat text
+          mv out.new out ) &";
+    let spawn = "
+import os, sys
+sys.stdout.flush()
+os.waitpid(os.posix_spawnp('cat', ['cat', 'text'], os.environ), 0)
+";
+    std::fs::write(folder.path().join("text"), "two\n").expect("the disk has room");
+    std::fs::write(folder.path().join("spawn.py"), spawn).expect("the disk has room");
+    let script = format!("PARENT=$PPID; {script}");
+    let output = run(&["sh", "-c", &script]).current_dir(folder.path()).output().expect("it starts");
+    assert_silent(&output, "");
+    let [out, said] = ["out", "said"].map(|name| folder.path().join(name));
+    wait_for("the end", || out.exists());
+    assert_eq!(std::fs::read_to_string(&out).expect("it is there"), "one\ntwo\ntwo\ntwo\n");
+    assert_eq!(std::fs::read_to_string(&said).expect("it is there"), "");
+}
+
+/// The same for who may not open the object, or does not see it: another user, and another root.
+#[test]
+fn programs_that_cannot_reach_the_cache_say_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root becomes another user: not tried");
+        return;
+    }
+    let expected = std::fs::read_to_string("/etc/hostname").expect("it is there");
+    let nobody = ["setpriv", "--reuid=65534", "--clear-groups", "cat", "/etc/hostname"];
+    let apart = ["unshare", "--pid", "--fork", "--mount-proc", "cat", "/etc/hostname"];
+    for words in [&nobody[..], &apart[..]] {
+        // Where a container may not do this, it may not do it without us.
+        let alone = Command::new(words[0]).args(&words[1..]).output().expect("it is there");
+        if alone.status.success() {
+            assert_silent(&run(words).output().expect("it starts"), &expected);
+        }
+    }
+}
+
+/// Its runtime wants to be the first of all objects, and is not.
+#[test]
+fn a_program_that_watches_its_memory_runs_as_without_us() {
+    let folder = scratch();
+    let source = "
+        #include <stdio.h>
+        int main(int argc, char **argv) {
+            FILE *file = fopen(argv[1], \"r\");
+            char line[100];
+            while (fgets(line, sizeof line, file)) fputs(line, stdout);
+            return fclose(file);
+        }";
+    let [code, program, text] = ["watched.c", "watched", "text"].map(|name| folder.path().join(name));
+    std::fs::write(&code, source).expect("the disk has room");
+    std::fs::write(&text, "one\ntwo\n").expect("the disk has room");
+    let mut compiler = Command::new("cc");
+    let status = compiler.args(["-fsanitize=address", "-o"]).arg(&program).arg(&code).status();
+    assert!(status.expect("a C compiler named cc").success());
+    let [program, text] = [&program, &text].map(|path| path.to_str().expect("a plain name"));
+    assert_silent(&run(&[program, text]).output().expect("it starts"), "one\ntwo\n");
+    let child = format!("{program} {text}; true");
+    assert_silent(&run(&["sh", "-c", &child]).output().expect("it starts"), "one\ntwo\n");
+    let mut told = run(&[program, text]);
+    told.env("ASAN_OPTIONS", "detect_leaks=0:help=1");
+    let said = told.output().expect("it starts");
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("Available flags for AddressSanitizer"), "its user's options are heard: {said}");
+}
+
+/// 1. A program reads a file by a lease of the cache's.
+/// 2. Both are stopped, as by Ctrl-Z.
+/// 3. Somebody opens the file for writing, and does not wait for who is stopped.
+/// 4. They go on, and the program reads what was written.
+#[test]
+fn who_writes_does_not_wait_for_a_run_that_is_stopped() {
+    let folder = scratch();
+    let (path, ready) = (folder.path().join("file"), folder.path().join("ready"));
+    std::fs::write(&path, vec![b'a'; 1 << 20]).expect("the disk has room");
+    let program = "
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+first = os.pread(fd, 8, 5000)
+open(sys.argv[2], 'w').close()
+end = time.monotonic() + 20
+while os.pread(fd, 8, 5000) == first and time.monotonic() < end:
+    time.sleep(0.01)
+print(os.pread(fd, 8, 5000).decode())
+";
+    let [file, flag] = [&path, &ready].map(|path| path.to_str().expect("a plain name"));
+    let mut command = run(&["python3", "-c", program, file, flag]);
+    let child = command.process_group(0).stdout(Stdio::piped()).spawn().expect("it starts");
+    let (process, mut child) = (child.id(), Ended(child));
+    wait_for("the first read", || ready.exists());
+    let group = rustix::process::Pid::from_raw(process as i32).expect("it is a process");
+    let send = |signal| rustix::process::kill_process_group(group, signal).expect("it is our child");
+    send(rustix::process::Signal::TSTP);
+    wait_for("the stop", || state_of(process) == Some('T'));
+    let begun = Instant::now();
+    let mut writer = OpenOptions::new().write(true).open(&path).expect("it is ours");
+    let waited = begun.elapsed();
+    writer.write_all(&vec![b'b'; 1 << 20]).expect("the disk has room");
+    drop(writer);
+    send(rustix::process::Signal::CONT);
+    let mut said = String::new();
+    let mut out = child.0.stdout.take().expect("it is piped");
+    std::io::Read::read_to_string(&mut out, &mut said).expect("it is text");
+    assert_eq!((said.as_str(), child.wait().success()), ("bbbbbbbb\n", true));
+    // The kernel's time for those who do not answer is 45 seconds.
+    assert!(waited < Duration::from_secs(15), "who wrote waited for {waited:?}");
+}
+
+/// The letter of a process's state.
+fn state_of(process: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}

@@ -1,0 +1,104 @@
+//! Gone: programs that are started where our object cannot be reached any more.
+//!
+//! The dynamic linker is told of the object by `LD_PRELOAD`, as `/proc/PROCESS/fd/NUMBER`. Programs inherit that, and
+//! may be started when it leads nowhere: the owner has ended and they have not, somebody has become another user, or
+//! has another root or sees other processes. The linker would say on the program's standard error that it cannot
+//! load it, for each of them. So whoever is about to become another program looks whether he could open the object
+//! himself, and if not, takes its name out of the environment that he hands on.
+//!
+//! ```text
+//!   LD_PRELOAD=/proc/4711/fd/7:/usr/lib/other.so   becomes   LD_PRELOAD=::::::::::::::::/usr/lib/other.so
+//! ```
+//!
+//! The name is overwritten where it stands, since nothing here allocates: by a call of the kernel that fails, and does
+//! not end us, if those bytes may not be written. Then the linker says what it says. In a child that runs in its
+//! parent's memory the parent hands it on no more either; that is right if the owner has ended, and else costs the
+//! parent's later children the cache.
+//!
+//! What this does not see: programs that are started by ones that are not served, or by the C library itself where it is
+//! not patched.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_char;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::{kernel, start};
+
+/// The longest name: `/proc/`, ten digits, `/fd/`, ten digits.
+const NAME_MAX: usize = 30;
+
+struct Name(UnsafeCell<[u8; NAME_MAX + 1]>);
+// SAFETY: written before its length is, with Release, by the constructor; read after that.
+unsafe impl Sync for Name {}
+/// Our object's name and a zero.
+static NAME: Name = Name(UnsafeCell::new([0; NAME_MAX + 1]));
+/// How long it is; 0 if it is not known.
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// By whose rights this process could load it.
+static USER: AtomicU32 = AtomicU32::new(0);
+
+/// Notes our object's name, the first in the value of `LD_PRELOAD`. Called once, at the start.
+pub fn remember(preload: Option<&[u8]>) {
+    let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).next());
+    let Some(first) = first.filter(|name| name.starts_with(b"/proc/") && name.len() <= NAME_MAX) else {
+        return;
+    };
+    // SAFETY: nobody reads it before the length is there.
+    unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
+    USER.store(kernel::effective_user(), Ordering::Relaxed);
+    LENGTH.store(first.len(), Ordering::Release); // partner: the Acquire in `name`
+}
+
+/// Nothing is looked at any more: the calls that it takes may be forbidden from now on.
+pub fn look_no_more() {
+    LENGTH.store(0, Ordering::Relaxed);
+}
+
+/// The name with its zero, if it is known.
+fn name() -> Option<&'static [u8]> {
+    let length = LENGTH.load(Ordering::Acquire); // partner: the Release in `remember`
+    // SAFETY: it is not written any more.
+    (length > 0).then(|| unsafe { &(&(*NAME.0.get()))[..=length] })
+}
+
+fn is_separator(byte: u8) -> bool {
+    byte == b':' || byte == b' '
+}
+
+/// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached.
+///
+/// # Safety
+/// `environment` is null or a list of strings that ends with null.
+pub unsafe fn forget_in(environment: *const *const c_char) {
+    let Some(name) = name() else { return };
+    // SAFETY: the caller's promise.
+    let Some(value) = (unsafe { start::find(environment, b"LD_PRELOAD=") }) else { return };
+    let mut at = 0;
+    for part in value.split(|byte| is_separator(*byte)) {
+        if part == &name[..name.len() - 1] && !is_reachable(name) {
+            const NOTHING: [u8; NAME_MAX] = [b':'; NAME_MAX];
+            kernel::overwrite(value[at..].as_ptr(), &NOTHING[..part.len()]);
+        }
+        at += part.len() + 1;
+    }
+}
+
+/// Whether a program that is started now could load the object: it is there, it may be read, and it is a file without a
+/// name that nobody can change, as ours is, and not what another process has by that number. Where that cannot be
+/// told it is taken to be so. Who has become another user may have kept rights to open it that the program will not have.
+fn is_reachable(name: &[u8]) -> bool {
+    const ROOT: u32 = 0;
+    let user = kernel::effective_user();
+    if user != USER.load(Ordering::Relaxed) && user != ROOT {
+        return false;
+    }
+    match kernel::open(name, 0) {
+        Ok(fd) => {
+            let is_sealed = kernel::fcntl(fd, kernel::F_GET_SEALS).is_ok();
+            kernel::close(fd);
+            is_sealed
+        }
+        Err(error) => error.0 == kernel::EMFILE || error.0 == kernel::ENFILE,
+    }
+}

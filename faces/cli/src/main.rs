@@ -143,7 +143,7 @@ struct RunArguments {
     /// How to say at the end what was served, and what was left to the kernel and why.
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
-    /// Where to write that; standard error if not given.
+    /// Where to write that, `-` for standard output; standard error if not given.
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
     /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory

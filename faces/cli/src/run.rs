@@ -20,7 +20,8 @@
 //! it would without us, and the report says why.
 
 use std::ffi::OsString;
-use std::io;
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so
 pub struct RunOptions {
     /// Whether to report at the end, and how.
     pub report: Option<Form>,
-    /// Where to report; standard error if `None`.
+    /// Where to report; standard error if `None`, standard output if `-`.
     pub report_file: Option<PathBuf>,
     /// How the program's calls reach us.
     pub intercept: Intercept,
@@ -160,8 +161,9 @@ impl Ended {
 /// asked for the owner's numbers: afterwards, and while the program runs if somebody watches.
 ///
 /// # Errors
-/// If the owner's side cannot be set up, or the report cannot be written; where that is seen before, the program is
-/// not started. That a program cannot be started is said on standard error and in the result.
+/// If the owner's side cannot be set up, or it is seen before the start that the report cannot be written; the program
+/// is not started then. Afterwards nothing is worth the program's status: a report that cannot be written is said on
+/// standard error. That a program cannot be started is said there, too, and in the result.
 pub fn run(
     options: &RunOptions,
     planning: Planning,
@@ -194,7 +196,7 @@ pub fn run(
             modes: owner.modes(),
             kept: None,
         };
-        report.write(form, options.report_file.as_deref())?;
+        tell(&report, form, options.report_file.as_deref());
     }
     Ok(ended)
 }
@@ -202,7 +204,8 @@ pub fn run(
 /// Runs the program in the cache that is wanted and stays for others, to its end. It is started if it is not there.
 ///
 /// # Errors
-/// Those of [`Kept::join`]. The report cannot be written. If the cache is no more, the report says so.
+/// Those of [`Kept::join`]. It is seen before the start that the report cannot be written. If the cache is no more, the
+/// report says so.
 pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     options.check()?;
     let planning = Planning::begin(options);
@@ -234,9 +237,22 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
             modes,
             kept: Some(in_kept),
         };
-        report.write(form, options.report_file.as_deref())?;
+        tell(&report, form, options.report_file.as_deref());
     }
     Ok(ended)
+}
+
+/// Writes the report. That it cannot be written must not replace the program's status, or the signal that ended it; so
+/// it is only said, and if standard error takes nothing either, nobody is there to be told.
+fn tell(report: &RunReport<'_>, form: Form, file: Option<&Path>) {
+    if let Err(error) = report.write(form, file) {
+        complain(&error);
+    }
+}
+
+/// Says something on standard error; that nobody reads it is no reason to panic.
+fn complain(wrong: &dyn Display) {
+    let _ = writeln!(io::stderr(), "quinion: {wrong}");
 }
 
 /// A plan in the making, of what is to be patched in the program's C library: beside what else is to be done, such as
@@ -478,7 +494,7 @@ fn cannot_start(program: &[OsString], error: &io::Error) -> Ended {
         NOT_FOUND => "check the name, or give its path",
         _ => "check that it may be executed",
     };
-    eprintln!("quinion: cannot start {name}: {error}; {hint}");
+    complain(&format!("cannot start {name}: {error}; {hint}"));
     Ended::Status(status)
 }
 

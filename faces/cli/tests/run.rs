@@ -111,6 +111,11 @@ fn text(bytes: &[u8]) -> String {
 const TESTS: &[(&str, fn())] = &[
     ("the_programs_status_is_ours", the_programs_status_is_ours),
     ("a_program_that_cannot_be_started", a_program_that_cannot_be_started),
+    (
+        "a_report_that_cannot_be_written_replaces_no_status",
+        a_report_that_cannot_be_written_replaces_no_status,
+    ),
+    ("a_report_goes_where_it_is_wanted", a_report_goes_where_it_is_wanted),
     ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
     ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
@@ -146,6 +151,59 @@ fn a_program_that_cannot_be_started() {
         assert_eq!(output.status.code(), Some(126), "{output:?}");
     }
     assert_eq!(quinion(&[]).output().unwrap().status.code(), Some(125));
+}
+
+/// A pipe that nobody reads.
+fn pipe_without_reader() -> std::io::PipeWriter {
+    std::io::pipe().unwrap().1
+}
+
+fn reporting_to(script: &str, form: &str, file: Option<&Path>) -> Command {
+    let mut command = sh(script);
+    command.env("QUINION_TEST_REPORT", form);
+    if let Some(file) = file {
+        command.env("QUINION_TEST_REPORT_FILE", file);
+    }
+    command
+}
+
+fn a_report_that_cannot_be_written_replaces_no_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let full = Path::new("/dev/full");
+    for (file, why) in [(full, "No space left"), (&pipe, "a pipe that nobody reads")] {
+        let output = reporting_to("exit 7", "json", Some(file)).output().unwrap();
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        assert!(text(&output.stderr).contains(why), "{output:?}");
+        let output = reporting_to("kill -TERM $$", "text", Some(file)).output().unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{output:?}");
+    }
+    // Nobody can be told.
+    let full = std::fs::File::options().write(true).open(full).unwrap();
+    let status = reporting_to("exit 7", "text", None).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(7));
+    let status = reporting_to("kill -TERM $$", "text", None).stderr(pipe_without_reader()).status().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGTERM));
+    let status = quinion(&["no-such-program-anywhere"]).stderr(pipe_without_reader()).status().unwrap();
+    assert_eq!(status.code(), Some(127));
+}
+
+fn a_report_goes_where_it_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = reporting_to("echo out", "json", Some(Path::new("-")));
+    let output = command.current_dir(folder.path()).output().unwrap();
+    assert!(text(&output.stdout).starts_with("out\n{\"schema\":1,"), "{output:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file is named so");
+    // A pipe that somebody reads takes all of it; who opens it for both waits for nobody.
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let output = reporting_to("exit 0", "json", Some(&pipe)).output().unwrap();
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let mut bytes = vec![0; 64 << 10];
+    let count = reader.read(&mut bytes).unwrap();
+    assert!(text(&bytes[..count]).ends_with("}\n"));
 }
 
 /// Starts a program and waits for its first line.

@@ -35,6 +35,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quinion::ReadaheadUse;
@@ -42,6 +43,7 @@ use quinion::arena::ArenaStats;
 use quinion::arena::Trust;
 use quinion::arena::control::{Patching, Reason};
 use quinion::serve::{FileMode, ViewerTotals};
+use rustix::fs::OFlags;
 
 use super::keep::Name;
 use super::planned::Planned;
@@ -153,9 +155,15 @@ pub struct RunReport<'a> {
     pub kept: Option<InKept<'a>>,
 }
 
+/// The name that means standard output.
+const STDOUT: &str = "-";
+
 /// Whether a report can be written to `path`, as far as that is seen before the program starts: afterwards there is
 /// a status that must not be lost. What is no plain file is left alone until then.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
+    if path == Path::new(STDOUT) {
+        return Ok(());
+    }
     if path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
         return Ok(());
     }
@@ -169,6 +177,26 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
         error.kind(),
         format!("cannot write the report to {path}: {error}; name a file that can be written"),
     )
+}
+
+/// Writes all of `text` over what is at `path`. Nobody may read a pipe: that is an error, and nothing to wait for.
+fn write_over(path: &Path, text: &str) -> io::Result<()> {
+    let mut options = File::options();
+    let opened = options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let mut file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => io::Error::other("it is a pipe that nobody reads"),
+        _ => error,
+    })?;
+    // Somebody reads; for him it may take a while.
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    file.write_all(text.as_bytes())
+}
+
+/// Writes all of `text` to standard output.
+fn write_out(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// The name of a mode in reports.
@@ -190,16 +218,17 @@ pub(super) fn mode_of(name: &str) -> Option<Trust> {
 const MODES: [Trust; 4] = [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel];
 
 impl RunReport<'_> {
-    /// Writes the report to `file`, or to standard error.
+    /// Writes the report to `file`, to standard output if that is `-`, or to standard error.
     pub fn write(&self, form: Form, file: Option<&Path>) -> io::Result<()> {
         let text = match form {
             Form::Text => self.text(),
             Form::Json => self.json(),
         };
         match file {
-            Some(path) => File::create(path)
-                .and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| cannot_write(path, &error)),
+            Some(path) if path == Path::new(STDOUT) => {
+                write_out(&text).map_err(|error| cannot_write(Path::new("standard output"), &error))
+            }
+            Some(path) => write_over(path, &text).map_err(|error| cannot_write(path, &error)),
             None => io::stderr().lock().write_all(text.as_bytes()),
         }
     }

@@ -217,6 +217,19 @@ fn md5(path: &Path) -> String {
 
 // ---- what the next run finds --------------------------------------------------------------------
 
+/// Its first run joins it, and it ends with that.
+#[test]
+fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
+    let home = Home::new();
+    let path = home.file("short", 31);
+    let words = ["cat", path.to_str().expect("a plain path")];
+    let (read, report) = home.ran(&["--idle", "0s"], &words);
+    disk::assert_bytes("cat", &read, &fs::read(&path).expect("it is there"));
+    assert_eq!(report.served(), read.len() as u64, "{report:?}");
+    until(|| home.owners().is_empty());
+    assert!(home.left().is_empty(), "{:?}", home.left());
+}
+
 #[test]
 fn the_second_run_finds_what_the_first_has_read() {
     let home = Home::new();

@@ -16,8 +16,8 @@
 //! who asks.
 //!
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
-//! views it still, and so it stays. When it was unused for the time of `--idle` it ends; who has connected by then
-//! is served first, and who connects after the socket was removed hears the connection end, waits for the lock, and
+//! views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its first run
+//! had time to join, whatever `--idle` says; who has connected by then is served first, and who connects after the socket was removed hears the connection end, waits for the lock, and
 //! starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
 //! ends when it has no run.
 //!
@@ -39,6 +39,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use super::folder::{Folder, Lock};
+use super::line::PATIENCE;
 use super::message::{LINE_MAX, Message};
 use super::numbers::Numbers;
 use super::start::READY;
@@ -56,6 +57,8 @@ const CONNECTIONS_MAX: usize = 256;
 const LOOK: Duration = Duration::from_millis(500);
 /// The same, if it matters only whether anybody can find it.
 const LOOK_RARELY: Duration = Duration::from_secs(10);
+/// The same, if it may end at any moment: also with `--idle 0s` it does not look without end.
+const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::units::EXTENT_SIZE as u64;
 
@@ -310,9 +313,16 @@ impl Attendant {
             _ if self.runs() > 0 => None,
             Idle::Never => Some(LOOK_RARELY),
             Idle::For(time) => {
-                Some((self.use_.last + time).saturating_duration_since(Instant::now()).min(LOOK))
+                let end = self.use_.last + self.stays(time);
+                Some(end.saturating_duration_since(Instant::now()).clamp(LOOK_OFTEN, LOOK))
             }
         }
+    }
+
+    /// How long it stays unused if `--idle` says `time`. Who has started it waits so long for it to answer, and would
+    /// start one after the other if each ended before he can join.
+    fn stays(&self, time: Duration) -> Duration {
+        if self.use_.runs == 0 { time.max(PATIENCE) } else { time }
     }
 
     fn runs(&self) -> usize {
@@ -323,11 +333,12 @@ impl Attendant {
     fn has_been_unused(&mut self) -> bool {
         let viewers = self.session.totals().viewers;
         // Processes that came and went since the last look have used it, too.
-        if self.runs() > 0 || self.session.service.viewers() > 0 || viewers != self.use_.viewers {
+        let is_used = self.runs() > 0 || self.session.service.viewers() > 0 || viewers != self.use_.viewers;
+        self.use_.viewers = viewers;
+        if is_used {
             self.use_.last = Instant::now();
         }
-        self.use_.viewers = viewers;
-        matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= time)
+        !is_used && matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= self.stays(time))
     }
 
     // ---- who connects ---------------------------------------------------------------------------

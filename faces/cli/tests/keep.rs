@@ -231,6 +231,18 @@ fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
 }
 
 #[test]
+fn who_only_looks_makes_no_folder() {
+    let home = Home::new();
+    assert!(home.keeps().contains("\"kept\":[]"), "{}", home.keeps());
+    for words in [&["stop", "--all"][..], &["stop"], &["stop", "none"]] {
+        let output = home.quinion(words).output().expect("our own command starts");
+        let is_wanted = output.status.success() == (words == ["stop", "--all"]);
+        assert!(is_wanted && !text(&output.stderr).contains("cannot"), "{words:?}: {output:?}");
+    }
+    assert_eq!(fs::read_dir(home.runtime.path()).expect("it is ours").count(), 0);
+}
+
+#[test]
 fn the_second_run_finds_what_the_first_has_read() {
     let home = Home::new();
     let path = home.file("file", 1);

@@ -291,7 +291,8 @@ pub enum Stopped {
 /// # Errors
 /// It cannot be reached, or not be killed.
 pub fn stop(name: &Name) -> io::Result<Stopped> {
-    let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
+    let Some(folder) = Folder::of_user_if_any()? else { return Ok(Stopped::NotThere) };
+    let until = Instant::now() + PATIENCE;
     loop {
         if let Some(line) = Line::to(&folder, name)? {
             let stopped = stop_owner(line)?;
@@ -341,12 +342,24 @@ enum Tidied {
     Locked,
 }
 
-/// Removes what an owner that was killed has left.
+/// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is nobody either.
 fn tidy(folder: &Folder, name: &Name) -> io::Result<Tidied> {
-    match folder.try_lock(name)? {
-        Some(lock) => folder.remove_all(lock, name).map(|()| Tidied::All),
-        None => Ok(Tidied::Locked),
+    if !folder.has(name)? {
+        return Ok(Tidied::All);
     }
+    let tidied = match folder.try_lock(name) {
+        Ok(Some(lock)) => folder.remove_all(lock, name).map(|()| Tidied::All),
+        Ok(None) => Ok(Tidied::Locked),
+        Err(error) => Err(error),
+    };
+    match tidied {
+        Err(error) if is_read_only(&error) => Ok(Tidied::All),
+        tidied => tidied,
+    }
+}
+
+fn is_read_only(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
 /// A kept cache as it is seen from outside.
@@ -427,9 +440,9 @@ pub fn files_max() -> usize {
     (descriptors.unwrap_or(u64::MAX) / 2).min(FILES_MAX) as usize
 }
 
-/// All kept caches of the user, by name. What was left by some that were killed is removed.
+/// All kept caches of the user, by name. What was left by some that were killed is removed; the folder is not made.
 pub fn list() -> io::Result<Vec<Seen>> {
-    let folder = Folder::of_user()?;
+    let Some(folder) = Folder::of_user_if_any()? else { return Ok(Vec::new()) };
     let mut seen = Vec::new();
     for name in folder.names()? {
         match Line::to(&folder, &name) {

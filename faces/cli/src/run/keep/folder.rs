@@ -53,6 +53,18 @@ impl Folder {
         }
     }
 
+    /// The user's folder, if it is there: for who only looks.
+    ///
+    /// # Errors
+    /// It is not the user's alone.
+    pub fn of_user_if_any() -> io::Result<Option<Self>> {
+        let path = place();
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Self::open(&path).map(Some),
+        }
+    }
+
     /// The folder at `path`, if it is one that nobody else can change.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
@@ -96,6 +108,15 @@ impl Folder {
                 Ok(()) if self.is_named(&descriptor, &file)? => return Ok(Some(Lock(descriptor))),
                 Ok(()) => {} // whoever had it has removed it meanwhile
             }
+        }
+    }
+
+    /// Whether there is a lock of `name`, held or left.
+    pub fn has(&self, name: &Name) -> io::Result<bool> {
+        match rustix::fs::statat(&self.descriptor, format!("{name}{LOCK}"), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -525,6 +525,7 @@ fn wait(
         }
         if let Some(signal) = signals.next()?
             && signal.is_for_us_alone(process)
+            && !signals.was_for_group(&signal, process)
         {
             signals::send(process, signal.number);
         }

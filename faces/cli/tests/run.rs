@@ -117,6 +117,7 @@ const TESTS: &[(&str, fn())] = &[
     ),
     ("a_report_goes_where_it_is_wanted", a_report_goes_where_it_is_wanted),
     ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
+    ("a_signal_to_the_whole_group_comes_once", a_signal_to_the_whole_group_comes_once),
     ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
     ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
@@ -243,6 +244,38 @@ fn signals_sent_to_us_reach_the_program() {
         kill(&child, signal);
         assert_eq!(rest(lines), format!("{name}\n"));
         assert_eq!(child.wait().unwrap().code(), Some(3));
+    }
+}
+
+/// Counts the interrupts it gets, until none came for a while.
+const COUNTS: &str = "import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); print('ready', flush=True); n = 0
+while signal.sigtimedwait([signal.SIGINT], 0.5 if n else 20): n += 1
+print(n)
+";
+
+/// Starts what its arguments say, in a group of both, and interrupts it: it alone, or the group after it, as timeout(1)
+/// does; ignoring that itself from the start, or not.
+const INTERRUPTS: &str = "import os, signal, subprocess, sys
+os.setpgid(0, 0)
+default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+if 'ignoring' in sys.argv[1]: signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, preexec_fn=default, text=True)
+assert child.stdout.readline() == 'ready\\n'
+os.kill(child.pid, signal.SIGINT)
+if 'group' in sys.argv[1]: signal.signal(signal.SIGINT, signal.SIG_IGN); os.killpg(0, signal.SIGINT)
+print(child.stdout.read().strip(), child.wait())
+";
+
+fn a_signal_to_the_whole_group_comes_once() {
+    let run = std::env::current_exe().unwrap();
+    for how in ["alone", "alone, ignoring", "group"] {
+        for _ in 0..3 {
+            let mut command = Command::new("python3");
+            command.args(["-c", INTERRUPTS, how]).arg(&run).args(["python3", "-c", COUNTS]);
+            let output = command.env("QUINION_TEST_RUN", "1").output().unwrap();
+            assert_eq!(text(&output.stdout), "1 0\n", "{how}: {output:?}");
+        }
     }
 }
 

@@ -3,8 +3,15 @@
 //! ```text
 //!   ctrl-C             the terminal tells the whole group: the program has it already    not passed on
 //!   kill US            somebody means the program and knows only us                      passed on
+//!   timeout(1)         tells us, and then the whole group, where it is itself            not passed on
 //!   the program stops  we stop too, so that the shell notices; when we go on, so does it
 //! ```
+//!
+//! A signal to a group looks to each of its processes as one that was meant for it alone. But who tells a group in
+//! which it is itself must not mind that signal: it ignores it by then. So what an ancestor of our group sends, that did not
+//! ignore it when we were started and ignores it now, was for the group, and the program has it already. That is so of
+//! `timeout`, and of scripts that say `trap '' TERM; kill 0`. Who tells our group from outside it is not seen by that
+//! (`kill -- -GROUP`): the program gets that signal twice, as one too many is better than none.
 //!
 //! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
 //! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
@@ -13,6 +20,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 /// The signal that stops who writes to a terminal from the background, where that is asked for.
 pub const BACKGROUND_WRITE: i32 = libc::SIGTTOU;
@@ -50,6 +58,12 @@ pub struct Signal {
     sender: u32,
 }
 
+/// How long who tells us, and then our group, may take between the two.
+const BETWEEN: Duration = Duration::from_millis(5);
+
+/// How many ancestors are looked at.
+const ANCESTORS_MAX: usize = 16;
+
 const SIGNAL_BYTES: usize = size_of::<Signal>();
 
 impl Signal {
@@ -60,6 +74,10 @@ impl Signal {
     /// Whether it asks a process without a program to end.
     pub fn ends(&self) -> bool {
         matches!(self.number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT)
+    }
+    /// Its bit in the kernel's sets of signals.
+    fn bit(&self) -> u64 {
+        u32::try_from(self.number - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0)
     }
     fn from_bytes(bytes: [u8; SIGNAL_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -84,6 +102,15 @@ pub struct Signals {
     reader: OwnedFd,
     writer: OwnedFd,
     before: Vec<(i32, Action)>,
+    ancestors: Vec<Ancestor>,
+}
+
+/// A process above us, in our group.
+#[derive(Clone, Copy, Debug)]
+struct Ancestor {
+    process: u32,
+    /// What it ignored when we began to catch.
+    ignored: u64,
 }
 
 struct Action(libc::sigaction);
@@ -102,7 +129,7 @@ impl Signals {
         // The handler must never wait. The reader may.
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
         PIPE.store(writer.as_raw_fd(), Ordering::Relaxed);
-        let mut signals = Self { reader, writer, before: Vec::new() };
+        let mut signals = Self { reader, writer, before: Vec::new(), ancestors: ancestors() };
         for number in CAUGHT {
             signals.catch_one(number)?;
         }
@@ -125,6 +152,18 @@ impl Signals {
             self.before.push((number, Action(before)));
         }
         Ok(())
+    }
+
+    /// Whether `signal` was for our group, and so for the program, too, as far as that is known: see the head of this
+    /// file.
+    pub fn was_for_group(&self, signal: &Signal, program: u32) -> bool {
+        let sender = self.ancestors.iter().find(|ancestor| ancestor.process == signal.sender);
+        let Some(sender) = sender.filter(|sender| sender.ignored & signal.bit() == 0) else { return false };
+        if [sender.process, program].into_iter().any(|process| !is_of_our_group(process)) {
+            return false;
+        }
+        std::thread::sleep(BETWEEN);
+        status(sender.process).is_some_and(|(_, ignored)| ignored & signal.bit() != 0)
     }
 
     /// Waits for the next signal. `None` if it was overtaken by something else; look around and call again.
@@ -168,6 +207,30 @@ extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
         libc::write(pipe, bytes.as_ptr().cast(), SIGNAL_BYTES);
         *libc::__errno_location() = errno;
     }
+}
+
+/// Those above us that are of our group, the nearest first.
+fn ancestors() -> Vec<Ancestor> {
+    let mut found = Vec::new();
+    let mut next = std::os::unix::process::parent_id();
+    while found.len() < ANCESTORS_MAX && next != 0 && is_of_our_group(next) {
+        let Some((parent, ignored)) = status(next) else { break };
+        found.push(Ancestor { process: next, ignored });
+        next = parent;
+    }
+    found
+}
+
+fn is_of_our_group(process: u32) -> bool {
+    // SAFETY: numbers only.
+    unsafe { libc::getpgid(process as i32) == libc::getpgrp() }
+}
+
+/// The parent of a process, and the signals that it ignores.
+fn status(process: u32) -> Option<(u32, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    Some((field("PPid:")?.parse().ok()?, u64::from_str_radix(field("SigIgn:")?, 16).ok()?))
 }
 
 fn check(answer: i32) -> io::Result<()> {

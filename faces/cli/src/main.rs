@@ -281,6 +281,9 @@ fn run_alone(
     tuning: quinion::Tuning,
     attach: Attach,
 ) -> Result<Ended, String> {
+    if let Err(ended) = quinion_cli::run::look_first(options) {
+        return Ok(ended);
+    }
     let planning = Planning::begin(options);
     let owner = attach.owner(&build_tuned(memory, tuning)?);
     let numbers = Watched(Arc::clone(&owner));

@@ -52,7 +52,7 @@ use live::{Live, Look};
 pub use live::{MEND, mend};
 use plan::Plan;
 pub use planned::Planned;
-pub use program::{Kind, chain_of, look_at};
+pub use program::{Kind, Obstacle, chain_of, look_at, obstacle};
 use remembered::Remembered;
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
@@ -180,7 +180,10 @@ pub fn run(
         hottest: numbers.hottest(files),
     };
     let before_stop = || session.owner.about_to_stop();
-    let (ended, kind) = run_program(options, |command| session.point_to(command), look, before_stop)?;
+    let (ended, kind) = match run_program(options, |command| session.point_to(command), look, before_stop)? {
+        Ran::ToItsEnd(ended, kind) => (ended, kind),
+        Ran::Not(ended) => return Ok(ended),
+    };
     let (stats, owner) = (session.stats(), Arc::clone(&session.owner));
     let totals = session.stop();
     if let Some(form) = options.report {
@@ -207,6 +210,9 @@ pub fn run(
 /// Those of [`Kept::join`]. It is seen before the start that the report cannot be written. If the cache is no more, the
 /// report says so.
 pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
+    if let Err(ended) = look_first(options) {
+        return Ok(ended);
+    }
     options.check()?;
     let planning = Planning::begin(options);
     let mut kept = Kept::join(wanted)?;
@@ -218,7 +224,10 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
         Look { totals, stats, owner, hottest: Vec::new() }
     };
     // Who has the cache is not stopped with us.
-    let (ended, kind) = run_program(options, |command| lock(&kept).point_to(command), look, || ())?;
+    let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
+        Ran::ToItsEnd(ended, kind) => (ended, kind),
+        Ran::Not(ended) => return Ok(ended),
+    };
     if let Some(form) = options.report {
         let numbers = numbers();
         let is_gone = numbers.is_none();
@@ -284,6 +293,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Looks whether the program can be started, before anything is made for it. If it is seen that it cannot, that is said
+/// on standard error, and the error is how the command ends.
+pub fn look_first(options: &RunOptions) -> Result<(), Ended> {
+    let program = &options.program;
+    let found = program::obstacle(program).or_else(|| program::linker_missing(program));
+    found.map_or(Ok(()), |found| Err(cannot_start(program, &found)))
+}
+
+/// What became of a program.
+enum Ran {
+    /// It was started, and ended.
+    ToItsEnd(Ended, Kind),
+    /// It could not be started, which was said; there is nothing to report.
+    Not(Ended),
+}
+
 /// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
 /// that is wanted. Whenever the program is stopped we stop with it, and do what is to be done `before_stop`.
 fn run_program(
@@ -291,7 +316,7 @@ fn run_program(
     point: impl FnOnce(&mut Command),
     look: impl Fn(usize) -> Look + Send + Sync,
     before_stop: impl Fn(),
-) -> io::Result<(Ended, Kind)> {
+) -> io::Result<Ran> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
@@ -303,17 +328,19 @@ fn run_program(
     if kind.may_be_told() && options.intercept != Intercept::Off {
         point(&mut command);
     }
-    let ended = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
         match command.spawn() {
-            Ok(child) => wait(child, &signals, live.as_ref(), &before_stop).map(Ended::of),
+            Ok(child) => {
+                let ended = wait(child, &signals, live.as_ref(), &before_stop)?;
+                Ok(Ran::ToItsEnd(Ended::of(ended), kind))
+            }
             Err(error) => {
                 drop(live); // the message stays
-                Ok(cannot_start(&options.program, &error))
+                Ok(Ran::Not(cannot_start(&options.program, &Obstacle::of(&options.program, &error))))
             }
         }
-    })?;
-    Ok((ended, kind))
+    })
 }
 
 /// The dynamic linker of programs that were not looked at.
@@ -480,22 +507,10 @@ fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-fn cannot_start(program: &[OsString], error: &io::Error) -> Ended {
-    let name = program[0].to_string_lossy();
-    let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_START };
-    let hint = match status {
-        // What is no option of ours is taken for the program.
-        NOT_FOUND if name.starts_with('-') => {
-            "it is no option of `quinion run` either; see `quinion run --help`"
-        }
-        NOT_FOUND if program.get(1).is_some_and(|word| word == "--") => {
-            "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
-        }
-        NOT_FOUND => "check the name, or give its path",
-        _ => "check that it may be executed",
-    };
-    complain(&format!("cannot start {name}: {error}; {hint}"));
-    Ended::Status(status)
+fn cannot_start(program: &[OsString], found: &Obstacle) -> Ended {
+    let Obstacle { status, wrong, remedy } = found;
+    complain(&format!("cannot start {}: {wrong}; {remedy}", program[0].to_string_lossy()));
+    Ended::Status(*status)
 }
 
 /// The program and its arguments on one line.

@@ -230,6 +230,36 @@ fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
     assert!(home.left().is_empty(), "{:?}", home.left());
 }
 
+/// The error alone: no cache is started, no report replaces an older one.
+#[test]
+fn for_a_program_that_is_not_there_nothing_is_started_or_written() {
+    let home = Home::new();
+    let report = home.report_of("default");
+    fs::write(&report, "an older one").expect("the disk has room");
+    let script = home.files.path().join("script");
+    fs::write(&script, "#!/no/such/interpreter\n").expect("the disk has room");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let script = script.to_str().expect("a plain path");
+    for (program, status, wrong) in [
+        ("no-such-program-anywhere", 127, "there is no such program"),
+        (script, 126, "its interpreter /no/such/interpreter is missing"),
+    ] {
+        let output = home.run(&[program]).output().expect("our own command starts");
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.lines().count() == 1 && said.contains(wrong), "{said}");
+        assert_eq!(home.owners(), [0; 0]);
+        assert_eq!(fs::read(&report).expect("it is there"), b"an older one");
+    }
+    let plain = home.files.path().join("plain");
+    fs::copy(script, &plain).and_then(|_| fs::write(&plain, "echo hello\n")).expect("the disk has room");
+    let plain = plain.to_str().expect("a plain path");
+    let output = home.quinion(&["run", "--", plain]).output().expect("our own command starts");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(126), "{output:?}");
+    assert!(said.lines().count() == 1 && said.contains("run -- sh SCRIPT"), "{said}");
+}
+
 #[test]
 fn who_only_looks_makes_no_folder() {
     let home = Home::new();

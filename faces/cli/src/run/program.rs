@@ -3,14 +3,21 @@
 //! The dynamic linker is told by an environment variable. A program without one
 //! is not told; a set-uid program is not allowed to listen; a program of
 //! another machine or C library would only complain. A script is judged by its
-//! interpreter.
+//! interpreter; one that is run by `env NAME`, by what NAME means.
+//!
+//! What would keep it from being started at all is seen here too, before anything is set up for it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+use rustix::io::Errno;
+
+use super::{CANNOT_START, NOT_FOUND};
 
 /// What kind of program it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,25 +60,120 @@ const SCRIPTS_MAX: u32 = 5;
 
 /// Looks at the program that `name` means.
 pub fn look_at(name: &OsStr) -> Kind {
-    find(name).map_or(Kind::Unknown, |path| look_at_file(path, SCRIPTS_MAX))
+    chain_of(name).pop().map_or(Kind::Unknown, look_at_file)
 }
 
 /// The dynamic linker of the program that `name` means, or of its interpreter's.
 pub fn linker_of(name: &OsStr) -> Option<PathBuf> {
-    let mut path = find(name)?;
-    for _ in 0..=SCRIPTS_MAX {
-        let file = File::open(&path).ok()?;
-        let mut start = Vec::new();
-        (&file).take(4096).read_to_end(&mut start).ok()?;
-        match start.strip_prefix(b"#!") {
-            Some(line) => path = interpreter(line),
-            None if start.starts_with(b"\x7fELF") && start.len() >= 64 => {
-                return dynamic_linker(&file, &start).map(PathBuf::from);
-            }
-            None => return None,
+    linker_of_file(&chain_of(name).pop()?)
+}
+
+fn linker_of_file(path: &Path) -> Option<PathBuf> {
+    let (file, start) = open(path)?;
+    match is_ours(&start).then(|| linking(&file, &start))? {
+        Linking::By(linker) => Some(linker.into()),
+        Linking::Static | Linking::Broken => None,
+    }
+}
+
+/// Why a program cannot be started.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Obstacle {
+    /// The status of who was to start it.
+    pub status: i32,
+    /// What is wrong.
+    pub wrong: String,
+    /// What to do about it.
+    pub remedy: &'static str,
+}
+
+impl Obstacle {
+    /// What the kernel says when `program` is started.
+    pub fn of(program: &[OsString], error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => not_there(program),
+            Some(libc::ENOEXEC) => Self::new(
+                CANNOT_START,
+                "it is no program of this machine, and no script that says in its first line what runs it",
+                "name that first, as in `quinion run -- sh SCRIPT`, or begin the script with `#!/bin/sh`",
+            ),
+            _ => Self::new(CANNOT_START, error.to_string(), "check that it may be executed"),
         }
     }
-    None
+
+    fn new(status: i32, wrong: impl Into<String>, remedy: &'static str) -> Self {
+        Self { status, wrong: wrong.into(), remedy }
+    }
+}
+
+/// What keeps `program`, a name and its arguments, from being started, as far as that is seen before. What is not seen
+/// is said by who tries.
+pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
+    let name = program.first()?;
+    let Some(path) = find(name) else {
+        let is_there = candidates(name).any(|path| path.is_file());
+        return Some(if is_there { not_executable() } else { not_there(program) });
+    };
+    match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(not_there(program)),
+        Err(error) => {
+            return Some(Obstacle::new(CANNOT_START, error.to_string(), "check the path, and who may go it"));
+        }
+        Ok(data) if data.is_dir() => {
+            return Some(Obstacle::new(CANNOT_START, "it is a folder", "name a program in it"));
+        }
+        Ok(_) => {}
+    }
+    if rustix::fs::access(&path, Access::EXEC_OK) == Err(Errno::ACCESS) {
+        return Some(not_executable());
+    }
+    missing(&chain_of(name))
+}
+
+fn not_there(program: &[OsString]) -> Obstacle {
+    let remedy = match program {
+        // What is no option of ours is taken for the program.
+        [name, ..] if name.as_bytes().starts_with(b"-") => {
+            "it is no option of `quinion run` either; see `quinion run --help`"
+        }
+        [_, next, ..] if next == "--" => {
+            "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
+        }
+        _ => "check the name, or give its path",
+    };
+    Obstacle::new(NOT_FOUND, "there is no such program", remedy)
+}
+
+fn not_executable() -> Obstacle {
+    let remedy = "allow it (chmod +x), unless its file system does not (noexec), or name what runs it first";
+    Obstacle::new(CANNOT_START, "it may not be executed", remedy)
+}
+
+/// What is missing of all that a script is run by. What `env` does not find it says by itself.
+fn missing(chain: &[PathBuf]) -> Option<Obstacle> {
+    let path = chain.iter().skip(1).find(|path| path.is_absolute() && is_missing(path))?;
+    let remedy = match path.as_os_str().as_bytes() {
+        [.., b'\r'] => "its lines end in CR LF: write them with LF",
+        _ => "install that, or name another in the script's first line",
+    };
+    Some(Obstacle::new(CANNOT_START, format!("its interpreter {} is missing", shown(path)), remedy))
+}
+
+/// What is missing if its dynamic linker is. Apart from the rest: of a program for another C library there is more to
+/// say than that this one is not here.
+pub fn linker_missing(program: &[OsString]) -> Option<Obstacle> {
+    let linker = linker_of(program.first()?).filter(|linker| is_missing(linker))?;
+    let remedy = "install the C library it is made for, or use a build for this one";
+    Some(Obstacle::new(CANNOT_START, format!("its dynamic linker {} is missing", shown(&linker)), remedy))
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A path whose letters can all be seen.
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().escape_debug().to_string()
 }
 
 /// The file a name means: a path, or the first match in PATH.
@@ -79,66 +181,103 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name));
     }
+    candidates(name).find(|path| is_executable(path))
+}
+
+/// The files a name may mean that is no path.
+fn candidates(name: &OsStr) -> impl Iterator<Item = PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
-    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| is_executable(path))
+    let folders: Vec<PathBuf> = std::env::split_paths(&folders).filter(|_| !name.is_empty()).collect();
+    folders.into_iter().map(move |folder| folder.join(name))
 }
 
 /// The file that `name` means and, if it is a script, its interpreter, and so on. Empty if there is no such program.
 pub fn chain_of(name: &OsStr) -> Vec<PathBuf> {
     let mut chain: Vec<PathBuf> = find(name).filter(|path| path.is_file()).into_iter().collect();
     while let Some(path) = chain.last().filter(|_| chain.len() <= SCRIPTS_MAX as usize) {
-        let mut start = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut start));
-        match start.strip_prefix(b"#!") {
-            Some(line) if read.is_ok() => chain.push(interpreter(line)),
-            _ => break,
+        let Some((_, start)) = open(path) else { break };
+        let Some(line) = start.strip_prefix(b"#!") else { break };
+        let (interpreter, argument) = first_line(line);
+        let named = named_to_env(&interpreter, argument);
+        chain.push(interpreter);
+        let Some(named) = named else { continue };
+        match find(&named) {
+            Some(path) => chain.push(path),
+            None => {
+                chain.push(named.into());
+                break;
+            }
         }
     }
     chain
+}
+
+/// A file, and how it begins; `None` if it cannot be read.
+fn open(path: &Path) -> Option<(File, Vec<u8>)> {
+    let file = File::open(path).ok()?;
+    let mut start = Vec::with_capacity(4096);
+    (&file).take(4096).read_to_end(&mut start).ok()?;
+    Some((file, start))
 }
 
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
-fn look_at_file(path: PathBuf, scripts_left: u32) -> Kind {
-    let Ok(file) = File::open(&path) else { return Kind::Unknown };
-    let mut start = Vec::with_capacity(4096);
-    if (&file).take(4096).read_to_end(&mut start).is_err() {
-        return Kind::Unknown;
-    }
-    match start.strip_prefix(b"#!") {
-        Some(line) if scripts_left > 0 => look_at_file(interpreter(line), scripts_left - 1),
-        Some(_) => Kind::Unknown,
-        None => look_at_elf(path, &file, &start),
-    }
+fn look_at_file(path: PathBuf) -> Kind {
+    open(&path).map_or(Kind::Unknown, |(file, start)| look_at_elf(path, &file, &start))
 }
 
-/// The interpreter in a script's first line.
-fn interpreter(line: &[u8]) -> PathBuf {
+/// The interpreter in a script's first line, and what it is given before the script's name.
+fn first_line(line: &[u8]) -> (PathBuf, &[u8]) {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii_start();
     let end = line.iter().position(|&byte| byte == b' ' || byte == b'\t').unwrap_or(line.len());
-    PathBuf::from(OsString::from_vec(line[..end].to_vec()))
+    (PathBuf::from(OsString::from_vec(line[..end].to_vec())), line[end..].trim_ascii())
+}
+
+/// The program that a script names to `env`, if that is its interpreter and it is told no more than that: the script is
+/// run by this one. Its words are one to the kernel, unless `-S` splits them.
+fn named_to_env(interpreter: &Path, argument: &[u8]) -> Option<OsString> {
+    if interpreter.file_name()? != "env" {
+        return None;
+    }
+    let named = match argument.strip_prefix(b"-S") {
+        Some(words) => words.trim_ascii_start().split(u8::is_ascii_whitespace).next()?,
+        None => argument,
+    };
+    let is_plain = !named.is_empty() && !named.starts_with(b"-") && !named.contains(&b'=');
+    is_plain.then(|| OsString::from_vec(named.to_vec()))
+}
+
+/// Whether it begins as an ELF program for this machine: 64 bits, little-endian, x86-64.
+fn is_ours(start: &[u8]) -> bool {
+    is_elf(start) && start[4..6] == [2, 1] && start[18..20] == [62, 0]
+}
+
+fn is_elf(start: &[u8]) -> bool {
+    start.starts_with(b"\x7fELF") && start.len() >= 64
 }
 
 fn look_at_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
     const SET_ID: u32 = 0o6000;
-    if !start.starts_with(b"\x7fELF") || start.len() < 64 {
+    if !is_elf(start) {
         return Kind::Unknown;
     }
-    // 64 bits, little-endian, x86-64.
-    if start[4..6] != [2, 1] || start[18..20] != [62, 0] {
+    if !is_ours(start) {
         return Kind::Foreign(path, "made for another machine".into());
     }
-    match dynamic_linker(file, start) {
-        None => Kind::Static(path),
-        Some(linker) if !linker.ends_with("/ld-linux-x86-64.so.2") => {
+    match linking(file, start) {
+        Linking::Broken => Kind::Unknown,
+        Linking::Static => Kind::Static(path),
+        Linking::By(linker) if !linker.ends_with("/ld-linux-x86-64.so.2") => {
             Kind::Foreign(path, format!("linked by {linker}, which our object is not made for"))
         }
-        Some(_) if file.metadata().is_ok_and(|data| data.mode() & SET_ID != 0 && changes_rights(&data)) => {
+        Linking::By(_)
+            if file.metadata().is_ok_and(|data| data.mode() & SET_ID != 0 && changes_rights(&data)) =>
+        {
             Kind::SetId(path)
         }
-        Some(_) => Kind::Served,
+        Linking::By(_) => Kind::Served,
     }
 }
 
@@ -149,25 +288,47 @@ fn changes_rights(data: &std::fs::Metadata) -> bool {
     (bits & 0o4000 != 0 && data.uid() != user) || (bits & 0o2000 != 0 && data.gid() != group)
 }
 
-/// The path in the program header that names a dynamic linker.
-fn dynamic_linker(file: &File, start: &[u8]) -> Option<String> {
-    const INTERPRETER: u32 = 3;
+/// How a program is linked.
+enum Linking {
+    /// By the dynamic linker at this path.
+    By(String),
+    /// It names none.
+    Static,
+    /// Its headers are not all there, or it has none.
+    Broken,
+}
+
+/// What the program headers say of a dynamic linker.
+fn linking(file: &File, start: &[u8]) -> Linking {
     const HEADERS_MAX: u64 = 128;
-    let number =
-        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     let short = |at: usize| u64::from(u16::from_le_bytes([start[at], start[at + 1]]));
     let (table, size, count) = (number(start, 32), short(54), short(56));
-    for i in 0..count.min(HEADERS_MAX) {
-        let mut header = [0u8; 56];
-        file.read_exact_at(&mut header, table.checked_add(i * size)?).ok()?;
-        if header[..4] == INTERPRETER.to_le_bytes() {
-            let mut name = vec![0u8; number(&header, 32).min(4096) as usize];
-            file.read_exact_at(&mut name, number(&header, 8)).ok()?;
-            let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-            return String::from_utf8(name[..end].to_vec()).ok();
-        }
+    let at = |i: u64| table.checked_add(i * size);
+    let mut headers = (0..count.min(HEADERS_MAX)).map(|i| interpreter(file, at(i)?));
+    match headers.find(|named| !matches!(named, Some(None))) {
+        Some(Some(Some(linker))) => Linking::By(linker),
+        Some(_) => Linking::Broken,
+        None if count == 0 => Linking::Broken,
+        None => Linking::Static,
     }
-    None
+}
+
+/// The path in the program header at `at`, if it is the one that names a dynamic linker. `None` if that cannot be read.
+fn interpreter(file: &File, at: u64) -> Option<Option<String>> {
+    const INTERPRETER: u32 = 3;
+    let mut header = [0u8; 56];
+    file.read_exact_at(&mut header, at).ok()?;
+    if header[..4] != INTERPRETER.to_le_bytes() {
+        return Some(None);
+    }
+    let mut name = vec![0u8; number(&header, 32).min(4096) as usize];
+    file.read_exact_at(&mut name, number(&header, 8)).ok()?;
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    String::from_utf8(name[..end].to_vec()).ok().map(Some)
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]
@@ -176,9 +337,40 @@ mod tests {
 
     #[test]
     fn a_script_is_judged_by_its_interpreter() {
-        assert_eq!(interpreter(b" /bin/sh -e\nrest"), Path::new("/bin/sh"));
-        assert_eq!(interpreter(b"/usr/bin/env python3\n"), Path::new("/usr/bin/env"));
-        assert_eq!(interpreter(b"/bin/sh"), Path::new("/bin/sh"));
+        let read = |line: &'static [u8]| first_line(line);
+        assert_eq!(read(b" /bin/sh -e\nrest"), (PathBuf::from("/bin/sh"), &b"-e"[..]));
+        assert_eq!(read(b"/usr/bin/env python3\n"), (PathBuf::from("/usr/bin/env"), &b"python3"[..]));
+        assert_eq!(read(b"/bin/sh"), (PathBuf::from("/bin/sh"), &b""[..]));
+    }
+
+    #[test]
+    fn what_env_is_told_to_run_is_run() {
+        let named = |argument: &str| named_to_env(Path::new("/usr/bin/env"), argument.as_bytes());
+        assert_eq!(named("python3"), Some("python3".into()));
+        assert_eq!(named("-S python3 -u"), Some("python3".into()));
+        assert_eq!(named("python3 -u"), Some("python3 -u".into()), "one word to the kernel");
+        for argument in ["", "-i sh", "A=1 sh", "-S A=1 sh", "-S"] {
+            assert_eq!(named(argument), None, "{argument}");
+        }
+        assert_eq!(named_to_env(Path::new("/bin/sh"), b"python3"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_told_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        let told = |path: &Path| obstacle(&[path.into()]).map(|found| (found.status, found.wrong));
+        assert_eq!(told(Path::new("cat")), None);
+        assert_eq!(told(Path::new("no-such-program-anywhere")).unwrap().0, NOT_FOUND);
+        assert_eq!(told(&path).unwrap().0, NOT_FOUND);
+        assert!(told(folder.path()).unwrap().1.contains("a folder"));
+        std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
+        assert!(told(&path).unwrap().1.contains("may not be executed"));
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, executable).unwrap();
+        assert_eq!(told(&path), Some((126, "its interpreter /no/such/interpreter is missing".into())));
+        std::fs::write(&path, "#!/bin/sh\r\n").unwrap();
+        assert!(obstacle(&[path.into()]).unwrap().remedy.contains("CR LF"));
     }
 
     #[test]
@@ -204,5 +396,8 @@ mod tests {
         elf[18] = 183;
         std::fs::write(&path, &elf).unwrap();
         assert!(!look_at(path.as_os_str()).may_be_told());
+        elf[18] = 62;
+        std::fs::write(&path, &elf[..100]).unwrap();
+        assert_eq!(look_at(path.as_os_str()), Kind::Unknown, "its headers are cut off");
     }
 }

@@ -180,11 +180,31 @@ fn fio_is_served_as_any_other() {
 }
 
 #[test]
-fn no_program_is_an_error_that_says_what_to_do() {
-    for (name, wrong) in
-        [("no-such-program-anywhere", "check the name"), ("/etc/passwd", "neither a script nor")]
-    {
-        let output = quinion(&["doctor", name]);
+fn a_script_run_by_env_is_told_by_what_env_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    executable(&script, b"#!/usr/bin/env cat\n");
+    let (said, code) = asked(&script);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("\"interpreters\":[\"/usr/bin/env\",\"/") && said.contains("/cat\"]"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_run_is_an_error_that_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cut, junk, lost] = ["cut", "junk", "lost"].map(|name| folder.path().join(name));
+    executable(&cut, &std::fs::read(cat()).unwrap()[..100]);
+    executable(&junk, b"echo no script says what runs it\n");
+    executable(&lost, b"#!/no/such/interpreter\n");
+    for (path, wrong) in [
+        (Path::new("no-such-program-anywhere"), "check the name"),
+        (Path::new("/etc/passwd"), "may not be executed"),
+        (folder.path(), "it is a folder; name a program in it"),
+        (&cut, "is cut short"),
+        (&junk, "neither a script nor"),
+        (&lost, "its interpreter /no/such/interpreter is missing"),
+    ] {
+        let output = quinion(&["doctor", path.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains(wrong), "{output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");

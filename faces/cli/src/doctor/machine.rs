@@ -23,7 +23,7 @@ pub fn report(folders: &[impl AsRef<Path>]) -> Report {
         .add("io_uring", "io_uring", tried(io_uring(), "reads go by a pool of threads instead"))
         .add("huge_pages_shared", "2 MiB pages, shared", huge_pages())
         .add("memlock_bytes", "memory one may lock", memlock())
-        .add("memory_bytes", "memory we may use", Value::Bytes(quinion::process_limit()))
+        .add("memory_bytes", "memory we may use", bytes_or(quinion::process_limit(), Value::Unknown))
         .add("cgroup_limit_bytes", "limit of our group", cgroup_limit())
         .add("ptrace_scope", "ptrace", ptrace())
         .add("userfaultfd", "userfaultfd", userfaultfd())
@@ -76,15 +76,28 @@ fn memlock() -> Value {
     getrlimit(Resource::Memlock).current.map_or(Value::Text("unlimited".into()), Value::Bytes)
 }
 
-/// The limit of the control group we are in, the narrowest on the way up.
+/// So many bytes, or `none` if the number means that there is no bound; version 1 of control groups says so by the
+/// largest number of whole pages.
+fn bytes_or(bytes: u64, none: Value) -> Value {
+    const NO_BOUND: u64 = 1 << 62;
+    if bytes < NO_BOUND { Value::Bytes(bytes) } else { none }
+}
+
+/// The limit of the control groups we are in, the narrowest on the way up, as the library finds them.
 fn cgroup_limit() -> Value {
-    let Some(groups) = text("/proc/self/cgroup") else { return Value::Unknown };
-    let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::")) else { return Value::Unknown };
-    let limits = Path::new(own).ancestors().filter_map(|group| {
-        let relative = group.strip_prefix("/").unwrap_or(group);
-        text(Path::new("/sys/fs/cgroup").join(relative).join("memory.max").to_str()?)?.parse().ok()
-    });
-    limits.min().map_or(Value::Text("none".into()), Value::Bytes)
+    if text("/proc/self/cgroup").is_none() {
+        return Value::Unknown;
+    }
+    let groups = quinion::arena::memory_groups();
+    let files =
+        groups.iter().flat_map(|(version, group)| version.files().iter().map(|file| group.join(file)));
+    narrowest(files.filter_map(|file| fs::read_to_string(file).ok()))
+}
+
+/// The least of the limits in these texts; what is no number is none.
+fn narrowest(texts: impl Iterator<Item = String>) -> Value {
+    let limit = texts.filter_map(|text| text.trim().parse().ok()).min();
+    bytes_or(limit.unwrap_or(u64::MAX), Value::Text("none".into()))
 }
 
 fn ptrace() -> Value {
@@ -201,6 +214,20 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_both_versions_are_read_and_none_is_no_number() {
+        let shown = |texts: &[&str]| {
+            let mut report = Report::new();
+            report.add("limit", "limit", narrowest(texts.iter().map(|&text| text.to_owned())));
+            report.printed(crate::report::Form::Json)
+        };
+        assert_eq!(shown(&["max\n", "1073741824\n", "9223372036854771712\n"]), "{\"limit\":1073741824}\n");
+        for texts in [&["max\n"][..], &["9223372036854771712\n"], &[]] {
+            assert_eq!(shown(texts), "{\"limit\":\"none\"}\n", "{texts:?}");
+        }
+        assert!(matches!(bytes_or(u64::MAX, Value::Unknown), Value::Unknown));
+    }
 
     #[test]
     fn a_folder_that_can_be_written_is_tried_and_another_says_why_not() {

@@ -12,8 +12,8 @@
 //!
 //! | exit code | means |
 //! |---|---|
-//! | 0 | the machine was looked at, and of the program something can be served |
-//! | 1 | there is no such program, or it cannot be read |
+//! | 0 | the machine was looked at, and of the program something can be served, or that is not known before it runs |
+//! | 1 | there is no such program, or it cannot be run |
 //! | 3 | nothing of the program can be served |
 
 mod libraries;
@@ -34,10 +34,10 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// A folder whose file system is tried; this one and the temporary one if none is given.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     folder: Vec<PathBuf>,
     /// The program that `run` would be given.
-    #[arg(value_name = "PROGRAM")]
+    #[arg(value_name = "PROGRAM", value_hint = clap::ValueHint::CommandName)]
     program: Option<OsString>,
 }
 
@@ -56,7 +56,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
             Ok(looked) => looked,
             Err(wrong) => return complain(&wrong),
         };
-        if !looked.is_served() {
+        if looked.is_served() == Some(false) {
             code = ExitCode::from(EXIT_NOT_SERVED);
         }
         report.add("program", "program", Value::Group(looked.report()));

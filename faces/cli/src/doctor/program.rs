@@ -10,6 +10,8 @@
 //! scan for system calls, so the two cannot disagree about a file.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use quinion::arena::control::Conduct;
@@ -44,23 +46,40 @@ struct Linked {
 /// # Errors
 /// If there is none, or it cannot be read; in words.
 pub fn look(name: &OsStr) -> Result<Looked, String> {
-    let chain = run::chain_of(name);
     let shown = name.display().to_string();
+    if let Some(found) = run::obstacle(&[name.to_owned()]) {
+        return Err(format!("{shown} cannot be run: {}; {}", found.wrong, found.remedy));
+    }
+    let chain = run::chain_of(name);
     let Some(path) = chain.last() else {
-        return Err(format!("there is no program {shown}; check the name, or give its path"));
+        return Err(format!("{shown} is no file; name a program that can be run"));
     };
     let kind = run::look_at(name);
-    if kind == Kind::Unknown {
-        let wrong = std::fs::File::open(path).err();
-        let wrong =
-            wrong.map_or("it is neither a script nor an ELF program".to_owned(), |error| error.to_string());
+    if kind == Kind::Unknown && !is_unreadable(path) {
+        let path = path.display();
         return Err(format!(
-            "{} cannot be looked at: {wrong}; name a program that can be run",
-            path.display()
+            "{path} cannot be looked at: {}; name a program that can be run",
+            wrong_with(&chain)
         ));
     }
     let linked = (kind == Kind::Served).then(|| look_at_linked(path)).flatten();
     Ok(Looked { name: shown, chain, kind, linked })
+}
+
+/// Whether it may be run, which was looked at before, and not be read.
+fn is_unreadable(path: &Path) -> bool {
+    File::open(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
+/// What is wrong with the last of a chain, of which nothing is known.
+fn wrong_with(chain: &[PathBuf]) -> String {
+    let mut start = [0; 4];
+    let read = chain.last().map(|path| File::open(path)?.read_exact(&mut start));
+    match read {
+        Some(Ok(())) if start == *b"\x7fELF" => "it begins as an ELF program, and is cut short".into(),
+        Some(Err(error)) if error.kind() != ErrorKind::UnexpectedEof => error.to_string(),
+        _ => "it is neither a script nor an ELF program".into(),
+    }
 }
 
 fn look_at_linked(path: &Path) -> Option<Linked> {
@@ -121,9 +140,9 @@ const TELLING: &[(&str, &[&str], &str)] = &[
 ];
 
 impl Looked {
-    /// Whether anything of it can be served.
-    pub fn is_served(&self) -> bool {
-        self.linked.is_some()
+    /// Whether anything of it can be served; `None` if that is not known because it cannot be read.
+    pub fn is_served(&self) -> Option<bool> {
+        (self.kind != Kind::Unknown).then_some(self.linked.is_some())
     }
 
     /// What was found.
@@ -149,7 +168,7 @@ impl Looked {
             Kind::Static(_) => "statically".into(),
             Kind::SetId(_) => "dynamically; set-uid or set-gid".into(),
             Kind::Foreign(_, what) => what.clone(),
-            Kind::Unknown => "unknown".into(),
+            Kind::Unknown => "unknown: it may be run, and not be read".into(),
         }
     }
 
@@ -158,13 +177,16 @@ impl Looked {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {
             Some(linked) => linked.judge(&mut will, &mut will_not, &mut advice),
+            None if self.is_served().is_none() => {
+                advice.push("run it: the report of `quinion run` says what was served of it".into());
+            }
             None => {
                 will_not.push("anything: it runs as it would without us".into());
                 advice.push(self.remedy().to_owned());
             }
         }
         let mut report = Report::new();
-        report.add("served", "something is served", Value::Truth(self.is_served()));
+        report.add("served", "something is served", self.is_served().map_or(Value::Unknown, Value::Truth));
         for (key, label, lines) in [
             ("will_serve", "serves", will),
             ("will_not_serve", "does not serve", will_not),

@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long)]
     uncached: bool,
     /// The files, in the order in which they are written.
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
 }
 

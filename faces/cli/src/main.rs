@@ -144,7 +144,7 @@ struct RunArguments {
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     report: RunReport,
     /// Where to write that, `-` for standard output; standard error if not given.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     report_file: Option<PathBuf>,
     /// Show in the terminal's last rows, while the program runs, what the cache does for it: hits, throughput, memory
     /// and the files that are read most. The program's output scrolls above. Nothing is shown if standard error is no
@@ -152,7 +152,8 @@ struct RunArguments {
     #[arg(long)]
     live: bool,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM",
+          value_hint = clap::ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
 }
 

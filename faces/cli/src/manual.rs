@@ -6,9 +6,10 @@
 //!   quinion completions SHELL      what the shell wants to read
 //! ```
 //!
-//! Both say what `--help` says, so they cannot say anything else. Packages are made with them
-//! (`cargo xtask package`).
+//! Both say what `--help` says, so they cannot say anything else. The page of `run` has sections besides, on what is no
+//! option. Verbs that are for ourselves are in neither. Packages are made with them (`cargo xtask package`).
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ pub struct ManArguments {
     #[arg(value_name = "VERB", conflicts_with = "out")]
     verb: Option<String>,
     /// Write all pages into this folder, which is made if it is not there.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     out: Option<PathBuf>,
 }
 
@@ -51,8 +52,15 @@ pub fn man(arguments: ManArguments) -> ExitCode {
 /// Prints completions.
 pub fn completions(arguments: CompletionsArguments) -> ExitCode {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut CommandLine::command(), "quinion", &mut script);
+    clap_complete::generate(arguments.shell, &mut without_secrets(), "quinion", &mut script);
     print(&String::from_utf8_lossy(&script)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+/// The command without the verbs that are a secret: what makes completions offers them otherwise.
+fn without_secrets() -> clap::Command {
+    let command = CommandLine::command();
+    let plain = clap::Command::new("quinion").version(env!("CARGO_PKG_VERSION"));
+    plain.about(command.get_about().cloned().unwrap_or_default()).subcommands(verbs(&command).cloned())
 }
 
 /// The command with every verb named as its page is: quinion-run.
@@ -83,8 +91,70 @@ fn page_of(verb: Option<&str>) -> Result<String, String> {
 fn page(command: &clap::Command) -> io::Result<String> {
     let mut page = Vec::new();
     let source = concat!("quinion ", env!("CARGO_PKG_VERSION"));
-    clap_mangen::Man::new(command.clone()).source(source).render(&mut page)?;
-    Ok(String::from_utf8_lossy(&page).into_owned())
+    // What is said behind the options is in lines that stay as they are.
+    let behind = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
+    let command_alone = command.clone().after_help(None::<&str>).after_long_help(None::<&str>);
+    clap_mangen::Man::new(command_alone).source(source).render(&mut page)?;
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    if command.get_name() == "run" {
+        RUN_SECTIONS.iter().for_each(|(title, lines)| add_section(&mut page, title, lines));
+    }
+    if let Some(lines) = behind {
+        add_section(&mut page, "NOTES", &lines);
+    }
+    Ok(page)
+}
+
+/// What the page of `run` says besides.
+const RUN_SECTIONS: [(&str, &str); 4] = [
+    (
+        "EXIT STATUS",
+        "\
+That of the program. If a signal ended it, that signal ends quinion, too (a shell says 128 + its number).
+1    the cache could not be made, or the report could not be written, which is seen before the program
+     is started; a report that cannot be written afterwards is said, and changes no status
+2    the command line was not understood
+126  the program, or what runs it, cannot be run
+127  there is no such program",
+    ),
+    (
+        "ENVIRONMENT",
+        "\
+PATH             where the program is looked for
+QUINION_IO       `threads` reads without io_uring, `ring` with it where the system lets us
+XDG_RUNTIME_DIR  where the folder of caches that stay is, if it is a folder of yours
+The program gets all of the environment. LD_PRELOAD, whose objects stay, and QUINION_VIEW and QUINION_RUN are
+set for it; --intercept off sets none.",
+    ),
+    (
+        "FILES",
+        "\
+$XDG_RUNTIME_DIR/quinion, or /tmp/quinion-UID
+     NAME.lock, NAME.socket   a cache that stays (--keep)
+     plan-*, objects-*        what runs found out about the files of programs; may be removed at any time",
+    ),
+    (
+        "EXAMPLES",
+        "\
+quinion run -- grep -c the FILE
+quinion run --memory 512M --attach at-once -- ./prog --its-own-option
+quinion run --report json --report-file r.json -- PROGRAM
+quinion run --report json --report-file - -- PROGRAM
+quinion run --keep -- PROGRAM
+quinion doctor PROGRAM                 what run would serve of it",
+    ),
+];
+
+/// Adds a section of lines that stay as they are.
+fn add_section(page: &mut String, title: &str, lines: &str) {
+    write!(page, ".SH \"{title}\"\n.nf\n").expect("a string takes it");
+    for line in lines.lines() {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        // A line that begins so would be a command.
+        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+        writeln!(page, "{guard}{line}").expect("a string takes it");
+    }
+    page.push_str(".fi\n");
 }
 
 /// "quinion-run" of the verb "run".
@@ -125,6 +195,35 @@ mod tests {
         assert!(page.contains(".TH quinion-run 1"), "{page}");
         assert!(page.contains("quinion run") && page.contains(env!("CARGO_PKG_VERSION")), "{page}");
         assert!(page.contains("\\-\\-memory") && page.contains("\\-\\-live"), "{page}");
+    }
+
+    #[test]
+    fn lists_stay_lists_and_run_says_what_is_no_option() {
+        let page = page_of(Some("run")).unwrap();
+        for title in ["EXIT STATUS", "ENVIRONMENT", "FILES", "EXAMPLES", "NOTES"] {
+            assert!(page.contains(&format!(".SH \"{title}\"\n.nf\n")), "{title}: {page}");
+        }
+        assert!(!page.contains("EXTRA"), "{page}");
+        assert!(page.contains("\n127  there is no such program\n.fi\n"), "{page}");
+        let mut page = String::new();
+        add_section(&mut page, "A", ".b \\c -d");
+        assert_eq!(page, ".SH \"A\"\n.nf\n\\&.b \\ec \\-d\n.fi\n");
+    }
+
+    #[test]
+    fn completions_offer_no_secrets_and_know_what_a_word_is() {
+        let script = |shell: clap_complete::Shell| {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut without_secrets(), "quinion", &mut script);
+            String::from_utf8(script).unwrap()
+        };
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let script = script(shell);
+            assert!(script.contains("doctor") && script.contains("report-file"), "{script}");
+            assert!(!script.contains("keep-owner") && !script.contains("mend-terminal"), "{script}");
+        }
+        let zsh = script(clap_complete::Shell::Zsh);
+        assert!(zsh.contains("_cmdambivalent") && zsh.contains("_files -/"), "{zsh}");
     }
 
     #[test]

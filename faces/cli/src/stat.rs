@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// The files.
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
 }
 

@@ -65,7 +65,7 @@ written; 2 the command line is wrong."#;
 #[command(after_long_help = MORE)]
 pub struct Arguments {
     /// The file with the VMs' memory.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
     /// Where VMMs connect: a socket, which only you can use. It is made; one that nobody listens to any more is
     /// replaced.
@@ -76,10 +76,10 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
     /// Write to this file, at the end, in which order the snapshot was wanted, for `--replay`.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     record: Option<PathBuf>,
     /// Give VMs what such a file says before they ask for it. It must be of the same snapshot, or of a copy of it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     replay: Option<PathBuf>,
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
     /// (with port 0, one that is free).

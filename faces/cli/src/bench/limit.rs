@@ -9,6 +9,9 @@
 //! it. A group is a folder, and swept away as all of our folders are, whoever
 //! kills us. It takes root, or a group that was handed over to us.
 //!
+//! Whom the kernel ended because it wanted more, is counted by the group: that is said of the way that was measured,
+//! and is no failure of the others.
+//!
 //! Not an invariant: that nothing else limits us. The group lies in our own, whose limits hold too.
 
 use std::fs;
@@ -17,9 +20,13 @@ use std::path::{Path, PathBuf};
 use super::folder::{GROUP_FILE, ScratchFolder};
 use super::harness::Unmeasured;
 
+/// Where a group counts whom the kernel has ended in it for want of memory, in version 1 and in version 2.
+const COUNTS: [&str; 2] = ["memory.oom_control", "memory.events"];
+
 /// A group with a limit; gone when this is dropped.
 pub struct Limit {
     folder: ScratchFolder,
+    bytes: u64,
 }
 
 impl Limit {
@@ -27,7 +34,7 @@ impl Limit {
     pub fn new(bytes: u64) -> Result<Self, Unmeasured> {
         let (parent, file) = place()?;
         let folder = ScratchFolder::new(&parent).map_err(|why| missing(&parent, &why.to_string()))?;
-        let limit = Self { folder };
+        let limit = Self { folder, bytes };
         let written = fs::write(limit.folder.path().join(file), bytes.to_string());
         written.map_err(|error| missing(&parent, &format!("{file} cannot be written: {error}")))?;
         Ok(limit)
@@ -42,6 +49,31 @@ impl Limit {
     pub fn door(&self) -> PathBuf {
         self.folder.path().join(GROUP_FILE)
     }
+
+    /// `ended` as it came, but if it failed because the kernel ended the process for want of memory: then that is
+    /// what is missing.
+    pub fn judge<T>(&self, ended: Result<T, Unmeasured>) -> Result<T, Unmeasured> {
+        match ended {
+            Err(Unmeasured::Failed(_)) if self.has_killed() => Err(Unmeasured::Missing(format!(
+                "it took more than the {} MiB of memory that everybody has here, and the kernel ended it; measure it \
+                 without --quick if this is a quick run, where there is more",
+                self.bytes >> 20
+            ))),
+            ended => ended,
+        }
+    }
+
+    /// Whether the kernel has ended a process of the group for want of memory.
+    fn has_killed(&self) -> bool {
+        let text = |name| fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
+        COUNTS.iter().any(|name| killed(&text(*name)) > 0)
+    }
+}
+
+/// How many a group has lost, by its own count.
+fn killed(counts: &str) -> u64 {
+    let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+    counts.lines().find_map(count).unwrap_or(0)
 }
 
 fn missing(parent: &Path, why: &str) -> Unmeasured {
@@ -102,6 +134,13 @@ mod tests {
     const FIRST: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
     const CPU: &str = "34 31 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
     const SECOND: &str = "36 31 0:33 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn who_was_killed_is_counted_in_either_version() {
+        assert_eq!(killed("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);
+        assert_eq!(killed("low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!([killed("oom_kill_disable 1\n"), killed("")], [0, 0]);
+    }
 
     #[test]
     fn our_group_is_found_in_either_version() {

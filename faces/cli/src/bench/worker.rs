@@ -111,12 +111,9 @@ impl Errand {
 
     /// Has it done by a worker that may use `limit` bytes of memory, if there is one.
     pub fn run(self, limit: Option<u64>) -> Result<Answer, Unmeasured> {
-        let limit = limit.map(Limit::new).transpose()?;
-        let errand = match &limit {
-            Some(limit) => self.with(GROUP, limit.door().display()),
-            None => self,
-        };
-        errand.run_by(&[])
+        let Some(limit) = limit.map(Limit::new).transpose()? else { return self.run_by(&[]) };
+        let ended = self.with(GROUP, limit.door().display()).run_by(&[]);
+        limit.judge(ended)
     }
 
     /// Has it done by a worker that this command starts by `words`, such as those of `run`.

@@ -21,7 +21,8 @@
 //!  2. A ratio above 1 means that the first of a comparison is better, whatever the metric.
 //!
 //! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
-//! metric. What could not be measured is not a number, and shows as such.
+//! metric. What could not be measured is not a number, and shows as such. Where that is so in some repetitions only,
+//! the others are what counts, and [`Excuse`] says how many were left out.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -29,7 +30,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::db_bench::Options;
-use super::rows::{Row, Standing};
+use super::rows::{Row, Series, Standing};
 use super::statistics::Quartiles;
 
 /// How much is measured.
@@ -123,8 +124,36 @@ pub struct Experiment {
     pub question: &'static str,
     /// From what.
     pub starts: Starts,
+    /// How long.
+    pub takes: Takes,
     /// The situations.
     pub cases: fn(&Settings) -> Vec<Case>,
+}
+
+/// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and one repetition of all its
+/// cases together. Rough: it is for who waits. That a case takes as long as another is as rough.
+#[derive(Clone, Copy, Debug)]
+pub struct Takes {
+    /// Of a quick run.
+    pub quick: [f64; 2],
+    /// And of a full one.
+    pub full: [f64; 2],
+}
+
+impl Experiment {
+    /// Seconds until it is ready, and for one repetition of one of so many cases.
+    pub fn takes_of(&self, settings: &Settings, cases: usize) -> [f64; 2] {
+        let [ready, all] = settings.pick(self.takes.quick, self.takes.full);
+        [ready, all / cases.max(1) as f64]
+    }
+
+    /// Seconds that all of it takes.
+    pub fn expected(&self, settings: &Settings) -> f64 {
+        let cases = (self.cases)(settings);
+        let [ready, each] = self.takes_of(settings, cases.len());
+        let repetitions: usize = cases.iter().map(|case| case.repetitions(settings)).sum();
+        ready + each * repetitions as f64
+    }
 }
 
 /// Which of two values is the better one.
@@ -165,35 +194,32 @@ pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
-    series: Option<(&'static str, Series)>,
-    /// Why it could not be measured, if it could not.
-    excuse: Rc<RefCell<Option<String>>>,
+    series: Option<(&'static str, LastSeries)>,
+    /// How many metrics are not numbers where this machine cannot do it; `None` if it is no way at all then.
+    excused: Option<usize>,
 }
 
-/// How the last run of an alternative went, interval by interval. The run writes it.
-pub type Series = Rc<RefCell<Vec<f64>>>;
+/// How the last run of an alternative went. The run writes it.
+pub type LastSeries = Rc<RefCell<Series>>;
 
 impl Alternative {
     /// `run` is given the number of the repetition, to seed what is random with.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
-        Self { name, run: Box::new(run), series: None, excuse: Rc::default() }
+        Self { name, run: Box::new(run), series: None, excused: None }
     }
 
-    /// What this machine cannot do is said once, and is no number then: the other ways of the case go on. For a way
-    /// that answers so many metrics.
+    /// What this machine cannot do is no number, and said: the other ways of the case go on. For a way that answers so
+    /// many metrics.
     pub fn excused(self, metrics: usize) -> Self {
-        let Self { name, mut run, series, excuse } = self;
-        let noted = Rc::clone(&excuse);
-        let run = move |repetition| match run(repetition) {
-            Err(Unmeasured::Missing(why)) => {
-                if noted.borrow_mut().replace(why.clone()).is_none() {
-                    eprintln!("quinion: {name} was not measured: {why}");
-                }
-                Ok(vec![f64::NAN; metrics])
-            }
-            ended => ended,
-        };
-        Self { name, run: Box::new(run), series, excuse }
+        Self { excused: Some(metrics), ..self }
+    }
+
+    /// Its values, and why they are none if it is excused.
+    fn turn(&mut self, repetition: u64) -> Result<(Vec<f64>, Option<String>), Unmeasured> {
+        match ((self.run)(repetition), self.excused) {
+            (Err(Unmeasured::Missing(why)), Some(metrics)) => Ok((vec![f64::NAN; metrics], Some(why))),
+            (ended, _) => Ok((ended?, None)),
+        }
     }
 
     /// One run, not counted.
@@ -203,7 +229,7 @@ impl Alternative {
     }
 
     /// How the last run went in `metric`, which its rows of that without a peer tell.
-    pub fn with_series(self, metric: &'static str, series: Series) -> Self {
+    pub fn with_series(self, metric: &'static str, series: LastSeries) -> Self {
         Self { series: Some((metric, series)), ..self }
     }
 }
@@ -337,37 +363,86 @@ impl Case {
         self.warm_ups + counted.min(self.repeat_max)
     }
 
-    /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows.
+    /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows, and whose
+    /// repetitions are missing in them.
     pub fn measure(
         self,
         experiment: &'static str,
         settings: &Settings,
         mut passed: impl FnMut(),
-    ) -> Result<Vec<Row>, Unmeasured> {
+    ) -> Result<(Vec<Row>, Vec<Excuse>), Unmeasured> {
         let repetitions = self.repetitions(settings);
         let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
         let mut taken: Vec<Taken> = prepare()?.into_iter().map(Taken::nothing).collect();
         for repetition in 0..repetitions {
             run_all(&mut taken, repetition)?;
             if repetition + 1 == warm_ups {
-                taken.iter_mut().for_each(|taken| taken.values.clear());
+                taken.iter_mut().for_each(Taken::forget);
             }
             passed();
         }
         let row = |comparison: &Comparison| comparison.row(experiment, &name, &metrics, &taken);
-        Ok(comparisons.iter().map(row).collect())
+        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(Taken::excuse).collect()))
     }
+}
+
+/// Why a way could not be measured, or not in all repetitions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Excuse {
+    /// Which way.
+    pub of: &'static str,
+    /// In how many of how many repetitions.
+    pub missed: usize,
+    /// Of how many.
+    pub repetitions: usize,
+    /// Why, the last time.
+    pub why: String,
+}
+
+impl Excuse {
+    /// Why, and which part is missing if some is there.
+    pub fn reason(&self) -> String {
+        let Self { missed, repetitions, why, .. } = self;
+        if missed == repetitions {
+            return why.clone();
+        }
+        format!("{why} ({missed} of {repetitions} repetitions are left out of its numbers for that)")
+    }
+}
+
+/// Excuses as sentences, one for each reason, with all ways that have it.
+pub fn sentences(excuses: &[Excuse]) -> Vec<String> {
+    let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
+    for excuse in excuses {
+        let (name, reason) = (format!("`{}`", excuse.of), excuse.reason());
+        match by_reason.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => by_reason.push((reason, vec![name])),
+        }
+    }
+    let verb = |names: &[String]| if names.len() == 1 { "was" } else { "were" };
+    let sentence = |(reason, names): (String, Vec<String>)| {
+        format!("{} {} not measured: {reason}", names.join(", "), verb(&names))
+    };
+    by_reason.into_iter().map(sentence).collect()
 }
 
 /// An alternative and what its runs answered.
 struct Taken {
     alternative: Alternative,
     values: Vec<Vec<f64>>,
+    /// Why repetitions are missing.
+    whys: Vec<String>,
 }
 
 impl Taken {
     fn nothing(alternative: Alternative) -> Self {
-        Self { alternative, values: Vec::new() }
+        Self { alternative, values: Vec::new(), whys: Vec::new() }
+    }
+
+    fn forget(&mut self) {
+        self.values.clear();
+        self.whys.clear();
     }
 
     fn is_one_of(&self, ours: &str, peer: Option<&str>) -> bool {
@@ -375,8 +450,10 @@ impl Taken {
     }
 
     /// Why it could not be measured, if it could not.
-    fn excuse(&self) -> Option<(&'static str, String)> {
-        Some((self.alternative.name, self.alternative.excuse.borrow().clone()?))
+    fn excuse(&self) -> Option<Excuse> {
+        let why = self.whys.last()?.clone();
+        let (missed, repetitions) = (self.whys.len(), self.values.len());
+        Some(Excuse { of: self.alternative.name, missed, repetitions, why })
     }
 
     /// What each repetition answered for one metric.
@@ -391,8 +468,9 @@ fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
     for turn in 0..alternatives {
         let step = if repetition.is_multiple_of(2) { turn } else { alternatives - turn };
         let taken = &mut taken[(repetition + step) % alternatives];
-        let values = (taken.alternative.run)(repetition as u64)?;
+        let (values, why) = taken.alternative.turn(repetition as u64)?;
         taken.values.push(values);
+        taken.whys.extend(why);
     }
     Ok(())
 }
@@ -408,6 +486,7 @@ impl Comparison {
         let ours = values(self.ours);
         let excuses =
             taken.iter().filter(|taken| taken.is_one_of(self.ours, self.peer)).filter_map(Taken::excuse);
+        let excuses = excuses.map(|excuse| (excuse.of, excuse.reason()));
         let series = || {
             let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
             let (metric, series) = taken.alternative.series.as_ref()?;
@@ -416,7 +495,7 @@ impl Comparison {
         let peer = self.peer.map(values);
         let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
         let ratio = ratios.map(|ratios| ratios.median);
-        let (quinion, peer) = (Quartiles::of(&ours), peer.and_then(|peer| Quartiles::of(&peer)));
+        let (quinion, peer) = (middle(&ours), peer.and_then(|peer| middle(&peer)));
         let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
         let (peer, peer_spread) = (peer.map(|peer| peer.median), peer.map(ends));
         let nearly =
@@ -449,7 +528,13 @@ fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
         Better::Less => peer / ours,
         Better::More => ours / peer,
     };
-    Quartiles::of(&ours.iter().zip(peer).map(ratio).collect::<Vec<_>>())
+    let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
+    Quartiles::of(&both.map(ratio).collect::<Vec<_>>())
+}
+
+/// Of the repetitions that have a number.
+fn middle(values: &[f64]) -> Option<Quartiles> {
+    Quartiles::of(&values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -489,7 +574,7 @@ mod tests {
         let rows = case.compare("time", "a", "b", None).measure("e", &settings(3), || passes += 1);
         assert_eq!(*seen.borrow(), "abcbaccabacb");
         assert_eq!(passes, 4);
-        assert_eq!(rows.expect("it runs")[0].quinion, Some(1.0));
+        assert_eq!(rows.expect("it runs").0[0].quinion, Some(1.0));
     }
 
     #[test]
@@ -507,7 +592,7 @@ mod tests {
             Ok(vec![fixed("ours", [2.0, 6.0]), fixed("peer", [8.0, 3.0])])
         });
         let case = case.compare("time", "ours", "peer", Some(4.0)).compare("rate", "ours", "peer", Some(2.5));
-        let rows = case.measure("e", &settings(3), || {}).expect("it runs");
+        let (rows, _) = case.measure("e", &settings(3), || {}).expect("it runs");
         let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
         assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
     }
@@ -520,7 +605,7 @@ mod tests {
                 Ok(vec![fixed("ours", ours), fixed("peer", 40.0), fixed("nothing", 0.0)])
             });
             let case = case.within("rate", "ours", "peer", 1.0).within("rate", "ours", "nothing", 1.0);
-            let rows = case.measure("e", &settings(1), || {}).expect("it runs");
+            let (rows, _) = case.measure("e", &settings(1), || {}).expect("it runs");
             rows.iter().map(|row| (row.goal, row.met)).collect::<Vec<_>>()
         };
         assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
@@ -530,17 +615,18 @@ mod tests {
     #[test]
     fn a_row_without_a_peer_tells_how_the_last_run_went() {
         let case = Case::new("x", &[RATE], || {
-            let series = Series::default();
+            let series = LastSeries::default();
             let seen = Rc::clone(&series);
             let run = move |repetition| {
-                *seen.borrow_mut() = vec![repetition as f64; 2];
+                let (seconds, values) = (vec![0.5, 1.0], vec![repetition as f64; 2]);
+                *seen.borrow_mut() = Series { unit: "MB/s", seconds, values };
                 Ok(vec![6.0])
             };
             Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
         });
-        let rows = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        let (rows, _) = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
-        assert_eq!(rows[0].series.as_deref(), Some([3.0, 3.0].as_slice()));
+        assert_eq!(rows[0].series.as_ref().map(|series| &series.values[..]), Some(&[3.0, 3.0][..]));
     }
 
     #[test]
@@ -552,10 +638,36 @@ mod tests {
             });
             case.compare("time", "ours", "peer", None).measure("e", &settings(2), || {})
         };
-        let rows = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
+        let (rows, excuses) = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
         assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
         assert_eq!(rows[0].excuses, [("peer", "no such thing".to_owned())]);
+        assert_eq!(sentences(&excuses), ["`peer` was not measured: no such thing"]);
         assert!(run(Unmeasured::Failed("wrong".to_owned())).is_err());
+    }
+
+    #[test]
+    fn a_repetition_without_a_number_is_left_out_and_that_is_said() {
+        let case = Case::new("x", &[TIME], || {
+            let missing = || Err(Unmeasured::Missing("not just now".to_owned()));
+            let sometimes = move |repetition| if repetition == 2 { missing() } else { Ok(vec![6.0]) };
+            let ours =
+                Alternative::new("ours", |repetition| Ok(vec![if repetition == 2 { 9.0 } else { 2.0 }]));
+            Ok(vec![ours, Alternative::new("peer", sometimes).excused(1)])
+        });
+        let case = case.compare("time", "ours", "peer", None);
+        let (rows, excuses) = case.measure("e", &settings(2), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].peer, rows[0].ratio), (Some(5.5), Some(6.0), Some(3.0)));
+        assert_eq!((excuses.len(), excuses[0].missed, excuses[0].repetitions), (1, 1, 2));
+        assert!(rows[0].excuses[0].1.contains("1 of 2 repetitions"), "{:?}", rows[0].excuses);
+    }
+
+    #[test]
+    fn a_reason_is_said_once_with_all_who_have_it() {
+        let excuse = |of, missed, why: &str| Excuse { of, missed, repetitions: 3, why: why.to_owned() };
+        let said =
+            sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
+        assert_eq!(said, ["`a`, `c` were not measured: no root", "`b` was not measured: no disk"]);
+        assert!(sentences(&[]).is_empty());
     }
 
     #[test]
@@ -565,7 +677,7 @@ mod tests {
             Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
         });
         let rows = case.compare("time", "ours", "peer", Some(1.0)).measure("e", &settings(2), || {});
-        let row = &rows.expect("it runs")[0];
+        let row = &rows.expect("it runs").0[0];
         assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   DIR/rows.jsonl     the lines of `--json`, of all experiments
+//!   DIR/series.jsonl   how repetitions went, interval by interval; empty if no experiment of the run tells
 //!   DIR/machine.txt    what the numbers depend on besides the code
 //!   DIR/index.html     the same as one page
 //! ```
@@ -14,8 +15,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::page::{Section, page};
+use super::rows::Row;
 
 const LINES: &str = "rows.jsonl";
+const SERIES: &str = "series.jsonl";
 const MACHINE: &str = "machine.txt";
 const PAGE: &str = "index.html";
 
@@ -49,9 +52,9 @@ impl Kept {
     /// # Errors
     /// One of them cannot be written.
     pub fn write(&self, machine: &str) -> Result<PathBuf, String> {
-        let lines: String =
-            self.sections.iter().flat_map(|section| &section.rows).map(|row| row.json()).collect();
-        self.write_file(LINES, &lines)?;
+        let rows = || self.sections.iter().flat_map(|section| &section.rows);
+        self.write_file(LINES, &rows().map(Row::json).collect::<String>())?;
+        self.write_file(SERIES, &rows().filter_map(Row::series_json).collect::<String>())?;
         self.write_file(MACHINE, machine)?;
         self.write_file(PAGE, &page(machine, &self.sections))
     }

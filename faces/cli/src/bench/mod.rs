@@ -16,6 +16,7 @@
 //!   kept         what --out keeps: lines, and           page      one page that shows them
 //!   places       numbers that look random           store     files in memory, as the kernel has them
 //!   values       caches of values, our peers
+//!   bar          how far it is, for who watches
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
 //!   programs  evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```
@@ -28,6 +29,7 @@
 //!  2. A run that is interrupted leaves no file: those of the experiments have no name, or are swept away.
 //!  3. What could not be measured is said on standard error, with what would help.
 
+mod bar;
 mod caches;
 mod callgrind;
 mod cold;
@@ -68,17 +70,15 @@ mod values;
 mod worker;
 mod write;
 
-use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::PossibleValuesParser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
 use crate::EXIT_FAILED;
 use crate::report::Form;
+use bar::Bar;
 use caches::Drops;
-use harness::{Experiment, Extent, Repeat, Settings, Starts, Unmeasured};
+use clap::builder::PossibleValuesParser;
+use harness::{Excuse, Experiment, Extent, Repeat, Settings, Starts, Takes, Unmeasured, sentences};
 use kept::Kept;
 use page::Section;
 use rows::Row;
@@ -89,97 +89,113 @@ const EXPERIMENTS: [Experiment; 15] = [
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [1.5, 1.5], full: [15.0, 33.0] },
         cases: hit::cases,
     },
     Experiment {
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.1, 0.1], full: [1.0, 1.3] },
         cases: insert::cases,
     },
     Experiment {
         name: "split",
         question: "split: what does it cost to insert into a larger shadow?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.02, 0.03], full: [0.2, 0.4] },
         cases: split::cases,
     },
     Experiment {
         name: "readbatch",
         question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [11.0, 0.8], full: [11.0, 0.8] },
         cases: readbatch::cases,
     },
     Experiment {
         name: "cold",
         question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
         starts: Starts::Cold,
+        takes: Takes { quick: [1.0, 4.0], full: [10.0, 55.0] },
         cases: cold::cases,
     },
     Experiment {
         name: "readseq",
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
         starts: Starts::Cold,
+        takes: Takes { quick: [1.0, 1.3], full: [30.0, 30.0] },
         cases: readseq::cases,
     },
     Experiment {
         name: "programs",
         question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
         starts: Starts::Cold,
+        takes: Takes { quick: [8.0, 13.0], full: [60.0, 200.0] },
         cases: programs::cases,
     },
     Experiment {
         name: "evict",
         question: "evict: what does it cost to put a new page into a full cache, data included?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.1, 0.1], full: [2.5, 0.3] },
         cases: evict::cases,
     },
     Experiment {
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.3, 0.9], full: [10.0, 45.0] },
         cases: thrash::cases,
     },
     Experiment {
         name: "stream",
         question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
         starts: Starts::Cold,
+        takes: Takes { quick: [0.6, 3.0], full: [20.0, 300.0] },
         cases: stream::cases,
     },
     Experiment {
         name: "write",
         question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.2, 1.5], full: [7.0, 12.0] },
         cases: write::cases,
     },
     Experiment {
         name: "memfile",
         question: "memfile: what does a read of a file in memory cost, beside tmpfs?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.1, 0.4], full: [2.0, 4.0] },
         cases: memfile::cases,
     },
     Experiment {
         name: "populate",
         question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.5, 4.0], full: [10.0, 45.0] },
         cases: populate::cases,
     },
     Experiment {
         name: "restore",
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
         starts: Starts::Cold,
+        takes: Takes { quick: [2.0, 9.0], full: [20.0, 110.0] },
         cases: restore::cases,
     },
     Experiment {
         name: ratio::NAME,
         question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
         starts: Starts::Anyhow,
+        takes: Takes { quick: [0.1, 0.4], full: [5.0, 15.0] },
         cases: ratio::cases,
     },
 ];
 
-/// Repetitions that are counted, if not told otherwise.
+/// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
+/// will do: two of `restore`, one of `stream`.
 const REPEAT_QUICK: usize = 3;
-const REPEAT_FULL: usize = 9;
+const REPEAT_FULL: usize = 5;
 
 /// Measure Quinion beside its peers, on this machine.
 #[derive(clap::Args, Debug)]
@@ -190,11 +206,13 @@ pub struct Arguments {
     /// Print one object of JSON a line for each row; a ratio above 1 means that Quinion is better.
     #[arg(long)]
     json: bool,
-    /// Counted repetitions of each case; 9 if not given, 3 or 5 where one takes long, 3 in a quick run.
+    /// Counted repetitions of each case; 5 if not given, 1 to 3 where one takes long, 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
-    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, the
-    /// machine as machine.txt, and index.html, one page with bars and curves that needs no other file and no network.
+    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, how streams
+    /// went as series.jsonl, the machine as machine.txt, and index.html, one page with bars and curves that needs no
+    /// other file and no network. An older run in there is replaced as a whole, when this one is over, by what this
+    /// one measured.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Where experiments make their files, which are gone when this ends, however it ends.
@@ -285,37 +303,35 @@ struct Bench {
     settings: Settings,
     form: Form,
     kept: Option<Kept>,
-    bar: ProgressBar,
+    bar: Bar,
     lost: String,
     code: ExitCode,
 }
 
 impl Bench {
     fn new(experiments: &[&Experiment], settings: Settings, form: Form, kept: Option<Kept>) -> Self {
-        let cases = experiments.iter().flat_map(|experiment| (experiment.cases)(&settings));
-        let repetitions: usize = cases.map(|case| case.repetitions(&settings)).sum();
-        let bar = bar(repetitions as u64);
+        let bar = Bar::new(experiments.iter().map(|experiment| experiment.expected(&settings)).sum());
         Self { settings, form, kept, bar, lost: String::new(), code: ExitCode::SUCCESS }
     }
 
     fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
         let is_cold = experiments.iter().any(|experiment| experiment.starts == Starts::Cold);
         if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
-            eprintln!("quinion: {note}");
+            self.bar.aside(|| eprintln!("quinion: {note}"));
         }
         let machine = machine::described(&self.settings);
         if self.form == Form::Text {
-            crate::print(&machine)?;
+            self.bar.aside(|| crate::print(&machine))?;
         }
         for experiment in experiments {
             let section = self.measure(experiment);
-            self.bar.suspend(|| self.print(experiment, &section.rows))?;
+            self.bar.aside(|| self.print(experiment, &section.rows))?;
             self.lost.push_str(&rows::losses(&section.rows));
             if let Some(kept) = &mut self.kept {
                 kept.add(section);
             }
         }
-        self.bar.finish_and_clear();
+        self.bar.finish();
         if let Some(kept) = &self.kept {
             let page = kept.write(&machine).map_err(|why| crate::complain(&why))?;
             eprintln!("quinion: the page is {}", page.display());
@@ -330,18 +346,35 @@ impl Bench {
     fn measure(&mut self, experiment: &Experiment) -> Section {
         let Experiment { name, question, .. } = *experiment;
         let mut section = Section { name, question, rows: Vec::new(), unmeasured: Vec::new() };
-        for case in (experiment.cases)(&self.settings) {
-            let name = case.name().to_owned();
-            self.bar.set_message(format!("{}: {name}", experiment.name));
-            match case.measure(experiment.name, &self.settings, || self.bar.inc(1)) {
-                Ok(measured) => section.rows.extend(measured),
+        let cases = (experiment.cases)(&self.settings);
+        let [mut ready, each] = experiment.takes_of(&self.settings, cases.len());
+        for case in cases {
+            let (case_name, mut expected) = (case.name().to_owned(), case.repetitions(&self.settings));
+            self.bar.tell(format!("{name}: {case_name}"));
+            let ended = case.measure(name, &self.settings, || {
+                expected -= 1;
+                self.bar.passed(each + std::mem::take(&mut ready));
+            });
+            self.bar.skipped(each * expected as f64);
+            match ended {
+                Ok((measured, excuses)) => {
+                    self.say(experiment, &case_name, &excuses);
+                    section.rows.extend(measured);
+                }
                 Err(why) => {
-                    self.complain(experiment, &name, &why);
-                    section.unmeasured.push((name, why.to_string()));
+                    self.complain(experiment, &case_name, &why);
+                    section.unmeasured.push((case_name, why.to_string()));
                 }
             }
         }
         section
+    }
+
+    /// Which ways of a case are missing, or missing in a part.
+    fn say(&self, experiment: &Experiment, case: &str, excuses: &[Excuse]) {
+        for sentence in sentences(excuses) {
+            self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.name));
+        }
     }
 
     fn complain(&mut self, experiment: &Experiment, case: &str, why: &Unmeasured) {
@@ -349,7 +382,7 @@ impl Bench {
             Unmeasured::Missing(_) => "was not measured",
             Unmeasured::Failed(_) => "failed",
         };
-        self.bar.suspend(|| eprintln!("quinion: {}: {case} {what}: {why}", experiment.name));
+        self.bar.aside(|| eprintln!("quinion: {}: {case} {what}: {why}", experiment.name));
         if matches!(why, Unmeasured::Failed(_)) {
             self.code = ExitCode::from(EXIT_FAILED);
         }
@@ -366,11 +399,28 @@ impl Bench {
     }
 }
 
-/// How far it is and how long it takes yet, for who watches standard error.
-fn bar(repetitions: u64) -> ProgressBar {
-    let target =
-        if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let template = "[{bar:30}]  {elapsed} gone, {eta} left  {msg}";
-    let style = ProgressStyle::with_template(template).expect("the template is a constant");
-    ProgressBar::with_draw_target(Some(repetitions), target).with_style(style.progress_chars("=> "))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a full run is expected to take, by the numbers of [`EXPERIMENTS`], is what its user has to wait.
+    #[test]
+    fn a_full_run_is_expected_to_take_less_than_forty_minutes() {
+        let settings = Settings {
+            extent: Extent::Full,
+            repeat: Repeat::Usual(REPEAT_FULL),
+            folder: ".".into(),
+            db_bench: Default::default(),
+            ratio: Default::default(),
+            programs: Default::default(),
+        };
+        let of = |experiment: &Experiment| (experiment.name, experiment.expected(&settings) / 60.0);
+        let minutes = EXPERIMENTS.each_ref().map(of);
+        let all: f64 = minutes.iter().map(|(_, minutes)| minutes).sum();
+        assert!((30.0..40.0).contains(&all), "{all} minutes: {minutes:?}");
+        // What one asks for is what one gets.
+        let told = Settings { repeat: Repeat::Told(9), ..settings };
+        let repetitions = |case: harness::Case| case.repetitions(&told);
+        assert!(stream::cases(&told).into_iter().map(repetitions).all(|repetitions| repetitions == 9));
+    }
 }

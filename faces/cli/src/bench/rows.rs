@@ -3,7 +3,10 @@
 //! ```text
 //!   {"experiment":"insert","case":"index alone, order 0, 1 thread: batches of 32","metric":"time",
 //!    "unit":"ns/folio","quinion":7.1,"peer":31.2,"peer_name":"one at a time","ratio":4.4,
-//!    "spread":[4.3,4.5],"goal":4.0,"met":true,"series":null}
+//!    "spread":[4.3,4.5],"goal":4.0,"met":true}
+//!
+//!   {"experiment":"stream","case":"64 KiB, 1 job, hot read once before: kernel buffered","metric":"throughput",
+//!    "unit":"MB/s","seconds":[0.5,1.0,1.5],"values":[812.4,790.1,805.9]}
 //! ```
 //!
 //! | key | is |
@@ -12,7 +15,9 @@
 //! | `ratio` | the median of the repetitions' ratios; above 1 Quinion is better, whatever the metric |
 //! | `spread` | the quartiles of these ratios, or of the values where there is no peer |
 //! | `goal`, `met` | the ratio that is wanted at least, and whether it is reached; null without a goal |
-//! | `series` | how the last repetition went, interval by interval, where that is asked; else null |
+//!
+//! The second kind is [`Series`]: how the last repetition went, interval by interval, each with the second at which it
+//! ended, in a unit of its own. They are not among the rows, but beside them, in a file that `--out` makes.
 //!
 //! Invariant: the table has the rows that the lines have, and says nothing else
 //! but the machine and, at the end, where we lose.
@@ -28,6 +33,17 @@ pub enum Standing {
     Peer,
     /// What nothing can be better than, or nothing.
     Bound,
+}
+
+/// How a repetition went, interval by interval.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Series {
+    /// In what the values are, which need not be the row's unit.
+    pub unit: &'static str,
+    /// When each interval ended, in seconds from the beginning.
+    pub seconds: Vec<f64>,
+    /// What was measured in it.
+    pub values: Vec<f64>,
 }
 
 /// One number beside another.
@@ -61,8 +77,8 @@ pub struct Row {
     pub goal: Option<f64>,
     /// Whether it is reached.
     pub met: Option<bool>,
-    /// How the last repetition went, interval by interval. Not in the table.
-    pub series: Option<Vec<f64>>,
+    /// How the last repetition went. Neither in the lines nor in the table.
+    pub series: Option<Series>,
     /// Which of the two could not be measured, and why. In the page only; standard error has said it.
     pub excuses: Vec<(&'static str, String)>,
 }
@@ -78,7 +94,6 @@ impl Row {
         let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
         let text = |text: &str| Value::Text(text.to_owned());
         let spread = |spread: [f64; 2]| Value::List(spread.map(Value::Real).to_vec());
-        let series = |series: &[f64]| Value::List(series.iter().copied().map(Value::Real).collect());
         let mut line = Report::new();
         line.add("experiment", "experiment", text(self.experiment))
             .add("case", "case", text(&self.case))
@@ -90,9 +105,23 @@ impl Row {
             .add("ratio", "ratio", number(self.ratio))
             .add("spread", "spread", self.spread.map_or(Value::Unknown, spread))
             .add("goal", "goal", number(self.goal))
-            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth))
-            .add("series", "series", self.series.as_deref().map_or(Value::Unknown, series));
+            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth));
         line.printed(Form::Json)
+    }
+
+    /// How its last repetition went as a line of JSON, if it tells.
+    pub fn series_json(&self) -> Option<String> {
+        let Series { unit, seconds, values } = self.series.as_ref()?;
+        let text = |text: &str| Value::Text(text.to_owned());
+        let list = |numbers: &[f64]| Value::List(numbers.iter().copied().map(Value::Real).collect());
+        let mut line = Report::new();
+        line.add("experiment", "experiment", text(self.experiment))
+            .add("case", "case", text(&self.case))
+            .add("metric", "metric", text(self.metric))
+            .add("unit", "unit", text(unit))
+            .add("seconds", "seconds", list(seconds))
+            .add("values", "values", list(values));
+        Some(line.printed(Form::Json))
     }
 
     /// Whether the other is better, or a goal is missed.
@@ -191,7 +220,7 @@ mod tests {
         let expected = "{\"experiment\":\"insert\",\"case\":\"one thread: batches\",\"metric\":\"time\",\
                         \"unit\":\"ns/folio\",\"quinion\":10.00,\"peer\":50.00,\
                         \"peer_name\":\"one at a time\",\"ratio\":5.000,\"spread\":[5.000,5.000],\
-                        \"goal\":4.000,\"met\":true,\"series\":null}\n";
+                        \"goal\":4.000,\"met\":true}\n";
         assert_eq!(row(5.0, Some(4.0)).json(), expected);
     }
 
@@ -200,9 +229,18 @@ mod tests {
         let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
         let line = nothing.json();
         assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
-        assert!(line.ends_with("\"goal\":null,\"met\":null,\"series\":null}\n"), "{line}");
-        let told = Row { series: Some(vec![1.0, 2.5]), ..row(1.0, None) }.json();
-        assert!(told.ends_with("\"series\":[1.000,2.500]}\n"), "{told}");
+        assert!(line.ends_with("\"goal\":null,\"met\":null}\n"), "{line}");
+    }
+
+    #[test]
+    fn a_series_is_a_line_of_its_own_with_its_own_unit() {
+        let series = Series { unit: "MB/s", seconds: vec![0.5, 1.0], values: vec![1.0, 2.5] };
+        let row = Row { series: Some(series), ..row(1.0, None) };
+        assert!(!row.json().contains("MB/s") && !row.json().contains("series"), "{}", row.json());
+        let expected = "{\"experiment\":\"insert\",\"case\":\"one thread: batches\",\"metric\":\"time\",\
+                        \"unit\":\"MB/s\",\"seconds\":[0.5000,1.000],\"values\":[1.000,2.500]}\n";
+        assert_eq!(row.series_json().as_deref(), Some(expected));
+        assert_eq!(Row { series: None, ..row }.series_json(), None);
     }
 
     #[test]

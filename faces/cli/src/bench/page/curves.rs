@@ -3,7 +3,7 @@
 //! ```text
 //!   hit ratios      a chart for each trace: per cent against the size of the cache; sizes stand at equal distances,
 //!                   as they are: 1, 5, 10, 20 % would crowd at the left
-//!   time series     a chart for each situation: each way's intervals, one after another
+//!   time series     a chart for each situation: each way's intervals, at the seconds at which they ended
 //!   latencies       a chart for each situation: each way's P50, P75, P99 .., on a scale of powers of ten
 //! ```
 //!
@@ -13,14 +13,14 @@
 use super::bars::grouped;
 use super::{Section, escaped};
 use crate::bench::ratio;
-use crate::bench::rows::{Row, Standing};
+use crate::bench::rows::{Row, Series, Standing};
 use crate::report::digits;
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 56.0;
 const RIGHT: f64 = 410.0;
-const TOP: f64 = 14.0;
+const TOP: f64 = 26.0;
 const BOTTOM: f64 = 212.0;
 /// Lines of a grid from zero, at most and about.
 const GRID_STEPS: f64 = 5.0;
@@ -30,7 +30,7 @@ const COLOURS: usize = 8;
 /// One drawing.
 struct Chart {
     title: String,
-    /// Below each place of the x axis; empty where there would be too many.
+    /// Below each place of the x axis; empty where it is one of seconds.
     places: Vec<String>,
     x_name: &'static str,
     y_name: String,
@@ -49,6 +49,8 @@ enum Scale {
 /// One line; a place without a number is left out.
 struct Curve {
     name: String,
+    /// Where its values stand on an axis of seconds; empty where they stand at the places.
+    seconds: Vec<f64>,
     values: Vec<f64>,
     kind: Kind,
 }
@@ -58,6 +60,12 @@ enum Kind {
     Ours,
     Peer,
     Bound,
+}
+
+impl Curve {
+    fn at_places(name: &str, values: Vec<f64>, kind: Kind) -> Self {
+        Self { name: name.to_owned(), seconds: Vec::new(), values, kind }
+    }
 }
 
 /// The charts of an experiment, if it has any.
@@ -91,7 +99,7 @@ fn hit_ratios(rows: &[Row]) -> Vec<Chart> {
                 ratio::OPTIMUM => Kind::Bound,
                 _ => Kind::Peer,
             };
-            let curve = |name: &str| Curve { name: name.to_owned(), values: Vec::new(), kind: kind(name) };
+            let curve = |name: &str| Curve::at_places(name, Vec::new(), kind(name));
             charts.push(Chart {
                 title: trace.to_owned(),
                 places: Vec::new(),
@@ -113,18 +121,20 @@ fn hit_ratios(rows: &[Row]) -> Vec<Chart> {
 
 /// How the last repetition went, of each way that tells.
 fn series(situation: &[&Row]) -> Option<Chart> {
-    let told: Vec<&&Row> = situation.iter().filter(|row| row.series.is_some()).collect();
-    let first = told.first()?;
-    let curve = |(number, row): (usize, &&&Row)| Curve {
+    let told: Vec<(&Row, &Series)> =
+        situation.iter().filter_map(|row| Some((*row, row.series.as_ref()?))).collect();
+    let (first, course) = *told.first()?;
+    let curve = |(number, (row, series)): (usize, &(&Row, &Series))| Curve {
         name: row.situation().1.to_owned(),
-        values: row.series.clone().unwrap_or_default(),
+        seconds: series.seconds.clone(),
+        values: series.values.clone(),
         kind: if number == 0 { Kind::Ours } else { Kind::Peer },
     };
     Some(Chart {
         title: format!("{}: {}, the last repetition", first.situation().0, first.metric),
         places: Vec::new(),
-        x_name: "intervals of the run, one after another",
-        y_name: "in each".to_owned(),
+        x_name: "seconds from the beginning",
+        y_name: course.unit.to_owned(),
         scale: Scale::Linear,
         curves: told.iter().enumerate().map(curve).collect(),
     })
@@ -154,7 +164,7 @@ fn latencies(situation: &[&Row]) -> Option<Chart> {
     let mut curves: Vec<Curve> = Vec::new();
     let mut note = |name: &str, kind, metric: &str, value: Option<f64>| {
         if curves.iter().all(|curve| curve.name != name) {
-            curves.push(Curve { name: name.to_owned(), values: vec![f64::NAN; metrics.len()], kind });
+            curves.push(Curve::at_places(name, vec![f64::NAN; metrics.len()], kind));
         }
         let curve = curves.iter_mut().find(|curve| curve.name == name).expect("it was put there");
         let at = metrics.iter().position(|known| *known == metric).expect("it is one of them");
@@ -196,6 +206,13 @@ fn ends(chart: &Chart) -> (f64, f64) {
     }
 }
 
+/// Where an axis of seconds ends; `None` if the chart has none.
+fn seconds_end(chart: &Chart) -> Option<f64> {
+    let last = chart.curves.iter().flat_map(|curve| &curve.seconds).copied().reduce(f64::max)?;
+    let step = rounded_up(last / GRID_STEPS);
+    (last > 0.0).then(|| step * (last / step).ceil())
+}
+
 fn is_drawn(chart: &Chart, value: f64) -> bool {
     value.is_finite() && (chart.scale == Scale::Linear || value > 0.0)
 }
@@ -225,6 +242,8 @@ fn put_chart(html: &mut String, chart: &Chart) {
     let ends = ends(chart);
     let places = chart.curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0).max(1);
     let x = |place: usize| LEFT + (RIGHT - LEFT) * (place as f64 + 0.5) / places as f64;
+    let last = seconds_end(chart);
+    let after = |seconds: f64| LEFT + (RIGHT - LEFT) * seconds / last.unwrap_or(1.0);
     let y = |value: f64| {
         let share = match chart.scale {
             Scale::Linear => value / ends.1,
@@ -238,6 +257,7 @@ fn put_chart(html: &mut String, chart: &Chart) {
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
         escaped(&chart.title)
     );
+    put!(html, "<text x=\"2\" y=\"{}\">{}</text>\n", TOP - 14.0, escaped(&chart.y_name));
     for value in grid(chart.scale, ends) {
         let at = y(value);
         put!(html, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{RIGHT}\"/>");
@@ -253,10 +273,15 @@ fn put_chart(html: &mut String, chart: &Chart) {
         let (at, below) = (x(place), BOTTOM + 18.0);
         put!(html, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>\n", escaped(label));
     }
+    for seconds in last.map_or(Vec::new(), |last| grid(Scale::Linear, (0.0, last))) {
+        let (at, below) = (after(seconds), BOTTOM + 18.0);
+        put!(html, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>\n", short(seconds));
+    }
     // Ours last, so that it lies on top.
     for (number, curve) in chart.curves.iter().enumerate().rev() {
+        let place = |at: usize| curve.seconds.get(at).map_or_else(|| x(at), |seconds| after(*seconds));
         let points = curve.values.iter().enumerate().filter(|(_, value)| is_drawn(chart, **value));
-        let points: Vec<_> = points.map(|(at, value)| format!("{:.1},{:.1}", x(at), y(*value))).collect();
+        let points: Vec<_> = points.map(|(at, value)| format!("{:.1},{:.1}", place(at), y(*value))).collect();
         put!(html, "<polyline class=\"{}\" points=\"{}\"/>\n", class(number, curve.kind), points.join(" "));
     }
     let middle = (LEFT + RIGHT) / 2.0;
@@ -266,7 +291,7 @@ fn put_chart(html: &mut String, chart: &Chart) {
         HEIGHT - 8.0,
         chart.x_name
     );
-    put!(html, "<div class=\"legend\"><span class=\"dim\">{}:</span>", escaped(&chart.y_name));
+    html.push_str("<div class=\"legend\">");
     for (number, curve) in chart.curves.iter().enumerate() {
         let class = class(number, curve.kind);
         put!(html, "<span><svg viewBox=\"0 0 24 8\"><path class=\"{class}\" d=\"M0 4h24\"/></svg>");
@@ -351,7 +376,7 @@ mod tests {
             programs: Default::default(),
         };
         let case = ratio::cases(&settings).into_iter().next().expect("there is a trace");
-        let rows = case.measure(ratio::NAME, &settings, || {}).expect("it is only computing");
+        let (rows, _) = case.measure(ratio::NAME, &settings, || {}).expect("it is only computing");
         let charts = hit_ratios(&rows);
         assert_eq!((charts.len(), charts[0].places.len()), (1, 1));
         assert_eq!((charts[0].curves[0].name.as_str(), charts[0].curves[0].kind), (ratio::OURS, Kind::Ours));
@@ -364,11 +389,24 @@ mod tests {
 
     #[test]
     fn each_way_that_tells_is_a_line() {
-        let told = |case: &str| Row { series: Some(vec![1.0, 3.0]), ..row(case, "rate", 2.0, None) };
+        let series_of = |values: &[f64]| Series {
+            unit: "MB/s",
+            seconds: (1..=values.len()).map(|second| second as f64).collect(),
+            values: values.to_vec(),
+        };
+        let told = |case: &str| Row { series: Some(series_of(&[1.0, 3.0])), ..row(case, "rate", 2.0, None) };
         let rows = [told("s: ours"), told("s: kernel"), row("s: ours", "cpu", 1.0, None)];
         let chart = series(&rows.iter().collect::<Vec<_>>()).expect("two tell");
         assert_eq!(chart.curves.len(), 2);
-        assert_eq!(ends(&chart), (0.0, 3.0));
+        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 3.0), Some(2.0)));
+        let mut html = String::new();
+        put_chart(&mut html, &chart);
+        // The last interval ends where the axis does, and half as far is half of it.
+        assert!(
+            html.contains(">MB/s</text>") && html.contains(">seconds from the beginning</text>"),
+            "{html}"
+        );
+        assert!(html.contains("points=\"233.0,150.0 410.0,26.0\""), "{html}");
         assert!(series(&[&rows[2]]).is_none());
     }
 }

@@ -147,7 +147,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::rows::Standing;
+    use crate::bench::rows::{Series, Standing};
 
     pub(super) fn row(case: &str, metric: &'static str, ours: f64, peer: Option<(&'static str, f64)>) -> Row {
         let ratio = peer.map(|(_, peer)| peer / ours);
@@ -189,8 +189,8 @@ mod tests {
         let mut excused = row("one thread: batches", "time", 10.0, Some(("<other>", f64::NAN)));
         (excused.peer, excused.ratio, excused.spread) = (None, None, None);
         excused.excuses = vec![("<other>", "there is no \"other\" & so on".to_owned())];
-        let series =
-            Row { series: Some(vec![1.0, 2.0, 1.5]), ..row("a stream: batches", "rate", 10.0, None) };
+        let told = Series { unit: "MB/s", seconds: vec![0.5, 1.0, 1.5], values: vec![1.0, 2.0, 1.5] };
+        let series = Row { series: Some(told), ..row("a stream: batches", "rate", 10.0, None) };
         let p50 = row("a stream: batches", "P50", 10.0, Some(("single", 5.0)));
         let p99 = row("a stream: batches", "P99", 100.0, Some(("single", 50.0)));
         let rows = vec![met, missed, excused, series, p50, p99];

@@ -28,7 +28,7 @@ pub use peers::{faults_of, timed};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];
 /// A full run's repetitions: one takes most of a minute.
-const REPEAT: usize = 5;
+const REPEAT: usize = 2;
 
 /// What is wanted of ours at least, of the kernel's best: in a cache that has just been built, by one thread
 /// and by two, and in one that had as much memory before.

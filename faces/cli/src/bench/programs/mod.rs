@@ -57,7 +57,7 @@ const KERNEL: &str = "kernel";
 /// Nothing may take more than 1.05 times as long.
 const NOT_WORSE: f64 = 1.0 / 1.05;
 /// Counted repetitions of a full run: there are many cases.
-const REPEAT: usize = 3;
+const REPEAT: usize = 2;
 
 /// The word for every program.
 const ALL: &str = "all";

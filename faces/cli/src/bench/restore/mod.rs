@@ -23,7 +23,7 @@ use super::harness::{Case, Settings};
 pub use clones::{JOB, work};
 
 /// A full run's repetitions: one takes up to a minute.
-const REPEAT: usize = 5;
+const REPEAT: usize = 2;
 
 /// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {

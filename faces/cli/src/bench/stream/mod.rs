@@ -23,8 +23,8 @@
 //! A job does not know that its part ends before the file does: what was read ahead at its end is read once more
 //! by the next. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
 //!
-//! Evenness is the slowest interval of a run beside the middle one. All of a run's intervals are
-//! told in the JSON, of the last repetition, in MB/s, where the throughput of each stands alone.
+//! Evenness is the slowest interval of a run beside the middle one. All intervals of the last repetition are told with
+//! the throughput of each way, in MB/s: a curve on the page of `--out`, and a line of its `series.jsonl`.
 
 mod way;
 mod work;
@@ -37,8 +37,9 @@ use std::rc::Rc;
 
 use super::caches::Drops;
 use super::disk::Disk;
-use super::harness::{Alternative, Case, Metric, Series, Settings, Unmeasured};
+use super::harness::{Alternative, Case, LastSeries, Metric, Settings, Unmeasured};
 use super::limit::Limit;
+use super::rows::Series;
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::worker::{Answer, CPU, Errand, FROM_DEVICE, KERNEL, KSWAPD, SECONDS};
@@ -77,7 +78,7 @@ const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
 /// A full run's repetitions: one takes minutes.
-const REPEAT: usize = 3;
+const REPEAT: usize = 1;
 
 /// When the hot file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -221,11 +222,12 @@ fn wanted() -> Alternative {
 }
 
 fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative {
-    let (files, series) = (Rc::clone(files), Series::default());
+    let (files, series) = (Rc::clone(files), LastSeries::default());
     let last = Rc::clone(&series);
     let alternative = Alternative::new(way.name(), move |_| {
         let answer = files.measure(situation, way)?;
-        *last.borrow_mut() = answer.list(work::SERIES);
+        let (seconds, series) = (answer.list(work::SERIES_SECONDS), answer.list(work::SERIES));
+        *last.borrow_mut() = Series { unit: "MB/s", seconds, values: series };
         Ok(values(&answer, files.bytes()))
     });
     alternative.excused(METRICS.len()).with_series(THROUGHPUT, series)

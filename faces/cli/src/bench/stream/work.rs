@@ -27,9 +27,10 @@ use crate::sys::HugeMemory;
 
 /// What the worker calls it.
 pub const JOB: &str = "stream";
-/// Keys of the answer: MB/s of each whole interval; what our cache says it has read; of the hot file, the part that is
+/// Keys of the answer: MB/s of each whole interval, and the seconds from the start at which they ended; what our cache says it has read; of the hot file, the part that is
 /// kept, and nanoseconds that reads of its pages took.
 pub const SERIES: &str = "series";
+pub const SERIES_SECONDS: &str = "series-seconds";
 pub const FROM_DEVICE_BY_CACHE: &str = "from-device-by-cache";
 pub const HOT_KEPT: &str = "hot-kept";
 pub const HOT_P50: &str = "hot-p50";
@@ -122,7 +123,9 @@ fn stream(
         is_over.store(true, Ordering::Relaxed);
         noting.thread().unpark();
         let read = by_cache().zip(before).map(|(after, before)| after - before);
-        let answer = answer.with(SERIES, noting.join().expect("it does not panic"));
+        let (seconds, series): (Vec<_>, Vec<_>) =
+            noting.join().expect("it does not panic").into_iter().unzip();
+        let answer = answer.with(SERIES, series).with(SERIES_SECONDS, seconds);
         let answer = answer.with(FROM_DEVICE_BY_CACHE, read.map_or(Vec::new(), |bytes| vec![bytes]));
         let waits = hot.map(|hot| hot.join().expect("it does not panic")).transpose()?;
         ended.into_iter().collect::<Result<(), Unmeasured>>()?;
@@ -132,9 +135,10 @@ fn stream(
     })
 }
 
-/// MB/s of each whole interval until it is over.
-fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<f64> {
-    let (mut series, mut last, mut before) = (Vec::new(), Instant::now(), far.load(Ordering::Relaxed));
+/// The end in seconds, and the MB/s, of each whole interval until it is over.
+fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<(f64, f64)> {
+    let (mut series, start, mut before) = (Vec::new(), Instant::now(), far.load(Ordering::Relaxed));
+    let mut last = start;
     loop {
         while last.elapsed() < interval && !is_over.load(Ordering::Relaxed) {
             thread::park_timeout(interval - last.elapsed().min(interval));
@@ -143,7 +147,8 @@ fn note(far: &AtomicU64, is_over: &AtomicBool, interval: Duration) -> Vec<f64> {
             return series;
         }
         let (now, bytes) = (Instant::now(), far.load(Ordering::Relaxed));
-        series.push((bytes - before) as f64 / 1e6 / (now - last).as_secs_f64());
+        let rate = (bytes - before) as f64 / 1e6 / (now - last).as_secs_f64();
+        series.push(((now - start).as_secs_f64(), rate));
         (last, before) = (now, bytes);
     }
 }
@@ -216,6 +221,8 @@ mod tests {
                         !way.is_ours() || kept == 1.0,
                         "an uncached stream took what was hot: {answer:?}"
                     );
+                    let (seconds, series) = (answer.list(SERIES_SECONDS), answer.list(SERIES));
+                    assert!(seconds.is_sorted() && seconds.len() == series.len(), "{answer:?}");
                     let read = answer.number(FROM_DEVICE_BY_CACHE);
                     assert_eq!(read.is_nan(), !way.is_ours(), "{read}");
                 }

@@ -44,7 +44,7 @@ const METRICS: [Metric; 7] = [
 const MMAP_GOAL: f64 = 2.0;
 const PREAD_GOAL: f64 = 1.4;
 /// A full run's repetitions: one takes a minute.
-const REPEAT: usize = 5;
+const REPEAT: usize = 2;
 /// Of so many reads one is timed.
 const TIMED: u64 = 16;
 

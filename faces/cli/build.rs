@@ -32,6 +32,7 @@ fn main() {
          it on or for Linux (--target x86_64-unknown-linux-gnu)"
     );
     println!("cargo::rustc-env=QUINION_COMPILER={}", compiler());
+    println!("cargo::rustc-env=QUINION_COMMIT={}", commit().unwrap_or_default());
     let out = PathBuf::from(variable("OUT_DIR"));
     let object = out.join("preload.so");
     if is_supported() {
@@ -48,6 +49,29 @@ fn compiler() -> String {
         |_| "unknown".to_owned(),
         |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     )
+}
+
+/// The commit that is built, for reports of measurements, marked if files differ from it; `None` if this is no clone of
+/// the repository.
+fn commit() -> Option<String> {
+    let git = |words: &[&str]| {
+        let mut git = Command::new("git");
+        let output = git.arg("-C").arg(variable("CARGO_MANIFEST_DIR")).args(words).output().ok()?;
+        let said = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| said.trim().to_owned())
+    };
+    // It may lie unpacked inside of some other repository.
+    let top = fs::canonicalize(git(&["rev-parse", "--show-toplevel"])?).ok()?;
+    let here = fs::canonicalize(variable("CARGO_MANIFEST_DIR")).ok()?;
+    if top.join("faces/cli") != here {
+        return None;
+    }
+    // Each commit, checkout and reset adds a line there.
+    if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    println!("cargo::rerun-if-changed=src");
+    git(&["describe", "--always", "--dirty=, changed", "--abbrev=12", "--exclude=*"])
 }
 
 /// The interposer knows one machine and one C library; elsewhere `run` says so.

@@ -1,12 +1,13 @@
 //! Machine: what a number depends on besides the code.
 //!
-//! Kernel, processor, memory, the file system and the device below it, whether
+//! Our own version, the time, kernel, processor, memory, the file system and the device below it, whether
 //! there are large pages, the compiler, and how busy the machine was. What
 //! cannot be found out is said to be unknown; nothing here is an error.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use quinion_cli::report::{Form, Report, Value};
 use rustix::fs::{major, minor};
@@ -29,6 +30,8 @@ pub fn described(settings: &Settings) -> String {
     let folder = settings.folder.as_path();
     let mut machine = Report::new();
     machine
+        .add("version", "quinion", Value::Text(version()))
+        .add("date", "date", known(date()))
         .add("kernel", "kernel", line("/proc/sys/kernel/osrelease"))
         .add("processor", "processor", known(processor()))
         .add("cores", "cores we may use", cores())
@@ -46,6 +49,42 @@ pub fn described(settings: &Settings) -> String {
         .add("load", "load at the start", line("/proc/loadavg"))
         .add("extent", "run", Value::Text(extent(settings.extent).to_owned()));
     machine.printed(Form::Text)
+}
+
+/// Our version, and of which commit this build is, if that was known.
+fn version() -> String {
+    let commit = match env!("QUINION_COMMIT") {
+        "" => "commit: none".to_owned(),
+        commit => format!("commit {commit}"),
+    };
+    format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
+}
+
+fn date() -> Option<String> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(date_after(now.as_secs()))
+}
+
+/// The date and time so many seconds after the beginning of 1970, in UTC.
+fn date_after(seconds: u64) -> String {
+    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
+    let mut year = 1970;
+    while days >= days_of(year).iter().sum() {
+        days -= days_of(year).iter().sum::<u64>();
+        year += 1;
+    }
+    let mut month = 0;
+    while days >= days_of(year)[month] {
+        days -= days_of(year)[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02} {:02}:{:02} UTC", month + 1, days + 1, minutes / 60, minutes % 60)
+}
+
+/// Days of each month of a year.
+fn days_of(year: u64) -> [u64; 12] {
+    let is_leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
 }
 
 fn known(text: Option<String>) -> Value {
@@ -185,6 +224,19 @@ mod tests {
     }
 
     #[test]
+    fn dates_are_those_of_the_calendar() {
+        let dates = [0, 951_782_400, 1_709_251_199, 1_735_689_599, 4_107_542_399].map(date_after);
+        let expected = [
+            "1970-01-01 00:00 UTC",
+            "2000-02-29 00:00 UTC",
+            "2024-02-29 23:59 UTC",
+            "2024-12-31 23:59 UTC",
+            "2100-02-28 23:59 UTC",
+        ];
+        assert_eq!(dates, expected);
+    }
+
+    #[test]
     fn every_line_says_something() {
         let settings = Settings {
             extent: Extent::Quick,
@@ -195,7 +247,12 @@ mod tests {
             programs: Default::default(),
         };
         let text = described(&settings);
-        assert!(text.starts_with("kernel") && text.contains("compiler"), "{text}");
+        assert!(
+            text.starts_with("quinion")
+                && text.contains(env!("CARGO_PKG_VERSION"))
+                && text.contains("compiler"),
+            "{text}"
+        );
         assert!(text.contains("quick: "), "{text}");
     }
 }

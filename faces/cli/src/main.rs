@@ -19,7 +19,7 @@
 //! | exit code | means |
 //! |---|---|
 //! | 0 | all went well |
-//! | 1 | a file could not be read, or a cache not be built; standard error says why |
+//! | 1 | a file could not be read, a cache not be built, or nothing be measured; standard error says why |
 //! | 2 | the command line was not understood |
 //! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
@@ -54,6 +54,8 @@ use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
 const EXIT_FAILED: u8 = 1;
+/// The command line says something that makes no sense.
+const EXIT_NOT_UNDERSTOOD: u8 = 2;
 /// A program cannot be served.
 const EXIT_NOT_SERVED: u8 = 3;
 /// Nobody reads what is written: 128 + SIGPIPE.
@@ -65,7 +67,7 @@ Environment:
 
 Exit codes:
   0    all went well
-  1    a file could not be read, or a cache not be built
+  1    a file could not be read, a cache not be built, or nothing be measured
   2    the command line was not understood
   3    doctor: nothing of the program can be served
   141  nobody reads the output any more

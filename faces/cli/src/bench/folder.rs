@@ -16,9 +16,11 @@
 //! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
 //! be removed once no process is in it any more: those that still are, are workers of ours, and are killed.
 //!
-//! Invariant: the sweeper removes only a folder whose name begins as ours do.
+//! Folders that were made for what a run leaves are not ours to empty: [`EmptyFolders`] go only if nothing is in them.
+//!
+//! Invariant: the sweeper removes only a folder whose name begins as ours do, or one that is empty.
 
-use std::fs::{create_dir, read_to_string, remove_dir, remove_dir_all};
+use std::fs::{create_dir, create_dir_all, read_to_string, remove_dir, remove_dir_all};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -76,6 +78,47 @@ impl Drop for ScratchFolder {
         // Whether it was removed shows in the folder; a sweeper that somebody killed is no reason to panic.
         let _ = self.sweeper.wait();
     }
+}
+
+/// Folders that we have made, which go with us if nothing has been put into them.
+#[derive(Debug)]
+pub struct EmptyFolders {
+    sweeper: Option<Child>,
+}
+
+impl EmptyFolders {
+    /// Makes `folder` and all above it that are not there.
+    pub fn make(folder: &Path) -> std::io::Result<Self> {
+        let folder = std::path::absolute(folder)?;
+        let is_missing = |path: &&Path| !path.exists();
+        let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+        let mut made = Self { sweeper: None };
+        if !missing.is_empty() {
+            let mut sweeper = Command::new(std::env::current_exe()?);
+            sweeper.args(["bench", "--sweep-empty"]).args(&missing).process_group(0);
+            sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            made.sweeper = Some(sweeper.spawn()?);
+        }
+        create_dir_all(&folder)?;
+        Ok(made)
+    }
+}
+
+impl Drop for EmptyFolders {
+    fn drop(&mut self) {
+        let Some(sweeper) = &mut self.sweeper else { return };
+        drop(sweeper.stdin.take());
+        // As above: whether they are gone shows.
+        let _ = sweeper.wait();
+    }
+}
+
+/// Waits for the end of standard input, and removes those of `folders`, the innermost first, that are empty.
+pub fn sweep_empty(folders: &[PathBuf]) -> Result<(), Unmeasured> {
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    // The first that has something in it keeps all around it.
+    let _ = folders.iter().try_for_each(remove_dir);
+    Ok(())
 }
 
 /// What the sweeper does: waits for the end of standard input, and removes `folder` and all that is in it.

@@ -8,12 +8,16 @@
 //! ```
 //!
 //! They are written when all is measured, each under another name first: a run that is interrupted leaves what was
-//! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be written is found out
-//! before anything is measured.
+//! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be made, and that there is
+//! room in it, is found out before anything is measured, by a file. Folders that were made for a run that leaves nothing
+//! in them go with it: by the sweeper of `folder.rs`, which removes what is empty and nothing else.
+//!
+//! Not an invariant: that there is still room when all is measured.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::folder::EmptyFolders;
 use super::page::{Section, page};
 use super::rows::Row;
 
@@ -21,25 +25,31 @@ const LINES: &str = "rows.jsonl";
 const SERIES: &str = "series.jsonl";
 const MACHINE: &str = "machine.txt";
 const PAGE: &str = "index.html";
+/// What is written to see whether there is room: more than most runs leave.
+const PROBE: &str = "probe";
+const PROBE_BYTES: usize = 1 << 20;
 
 /// A folder, and what is to be kept in it.
 #[derive(Debug)]
 pub struct Kept {
     folder: PathBuf,
     sections: Vec<Section>,
+    _made: EmptyFolders,
 }
 
 impl Kept {
     /// In `folder`, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, or not be written into.
+    /// It cannot be made, or not be written into, or there is no room in it.
     pub fn new(folder: &Path) -> Result<Self, String> {
-        let made = fs::create_dir_all(folder).and_then(|()| {
-            Ok(rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?)
-        });
-        made.map_err(|error| wrong(folder, &error))?;
-        Ok(Self { folder: folder.to_owned(), sections: Vec::new() })
+        let made = EmptyFolders::make(folder).map_err(|error| wrong(folder, &error))?;
+        let kept = Self { folder: folder.to_owned(), sections: Vec::new(), _made: made };
+        let probe = folder.join(format!(".{PROBE}.{}", std::process::id()));
+        let written = fs::write(&probe, vec![7; PROBE_BYTES]);
+        let removed = fs::remove_file(&probe);
+        written.and(removed).map_err(|error| wrong(folder, &error))?;
+        Ok(kept)
     }
 
     /// One more experiment is over.

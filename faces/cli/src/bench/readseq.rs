@@ -57,7 +57,7 @@ const COLD_GOAL: f64 = 1.0;
 const COLD_P99_GOAL: f64 = 2.0;
 const WARM_GOAL: f64 = 1.1;
 /// Repetitions of a full run: one takes minutes.
-const REPEAT: usize = 3;
+const REPEAT: usize = 2;
 
 /// What the program reads once before it is measured, in a shell that `run` started: the program's words are the
 /// shell's `$0` and the rest. Says what the owner, its parent, and the first reading have computed.

@@ -74,6 +74,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// That each word names a program.
+    pub fn check(&self) -> Result<(), String> {
+        let is_known = |word: &str| word == ALL || PROGRAMS.iter().any(|program| program.name.contains(word));
+        match self.only.iter().find(|word| !is_known(word)) {
+            None => Ok(()),
+            Some(word) => {
+                let names = PROGRAMS.each_ref().map(|program| program.name).join("; ");
+                Err(format!(
+                    "--only {word}: no program's name has that in it; there are: {names}; or `{ALL}`"
+                ))
+            }
+        }
+    }
+
     fn wants(&self, program: &Program, extent: Extent) -> bool {
         if self.only.is_empty() {
             return program.stands.is_some_and(|stands| stands == Extent::Quick || stands == extent);
@@ -254,6 +268,9 @@ mod tests {
         let count = |options: Options, extent| PROGRAMS.iter().filter(|p| options.wants(p, extent)).count();
         assert_eq!(count(options(&["fio", "git"]), Extent::Quick), 12);
         assert_eq!(count(options(&[ALL]), Extent::Quick), PROGRAMS.len());
+        assert!([&["fio", ALL][..], &[]].map(options).iter().all(|options| options.check().is_ok()));
+        let wrong = options(&["fio", "zzz"]).check().expect_err("there is none");
+        assert!(PROGRAMS.iter().all(|program| wrong.contains(program.name)), "{wrong}");
         let (quick, full) = (count(options(&[]), Extent::Quick), count(options(&[]), Extent::Full));
         assert!((6..12).contains(&quick) && (quick + 1..16).contains(&full), "{quick}, {full}");
     }

@@ -22,8 +22,8 @@ use super::harness::{Case, Settings};
 
 pub use clones::{JOB, work};
 
-/// A full run's repetitions: one takes up to a minute.
-const REPEAT: usize = 2;
+/// A full run's repetitions: one takes up to a minute, and there are as many cases.
+const REPEAT: usize = 1;
 
 /// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {

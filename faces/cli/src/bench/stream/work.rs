@@ -27,8 +27,8 @@ use crate::sys::HugeMemory;
 
 /// What the worker calls it.
 pub const JOB: &str = "stream";
-/// Keys of the answer: MB/s of each whole interval, and the seconds from the start at which they ended; what our cache says it has read; of the hot file, the part that is
-/// kept, and nanoseconds that reads of its pages took.
+/// Keys of the answer: MB/s of each whole interval, and the seconds from the start at which they ended; what our cache
+/// says it has read; of the hot file, the part that is kept, and nanoseconds that reads of its pages took.
 pub const SERIES: &str = "series";
 pub const SERIES_SECONDS: &str = "series-seconds";
 pub const FROM_DEVICE_BY_CACHE: &str = "from-device-by-cache";

@@ -415,9 +415,9 @@ impl Place {
     }
 }
 
-/// What a program that was built with AddressSanitizer is to be told besides its user's `options`. Its runtime ends it if
-/// any object was loaded before that, as ours is; in which order they come makes no difference to either. It may be a
-/// program that the one we start starts, so all are told.
+/// What a program that was built with AddressSanitizer is to be told besides its user's `options`. Its runtime ends it
+/// if any object was loaded before that, as ours is; in which order they come makes no difference to either. It may be
+/// a program that the one we start starts, so all are told.
 fn asan_options(options: Option<OsString>) -> OsString {
     let mut all = options.filter(|options| !options.is_empty()).unwrap_or_default();
     if !all.is_empty() {

@@ -1,5 +1,7 @@
 //! Gone: programs that are started where the cache is no more, or cannot be reached, or would not have it; and a `run`
-//! that is stopped itself. Nobody says a word about it, and nobody waits for it.
+//! that is stopped itself.
+//!
+//! Nobody says a word about it on a program's standard error, and nobody waits for it.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -15,8 +15,8 @@
 //! parent's memory the parent hands it on no more either; that is right if the owner has ended, and else costs the
 //! parent's later children the cache.
 //!
-//! What this does not see: programs that are started by ones that are not served, or by the C library itself where it is
-//! not patched.
+//! What this does not see: programs that are started by ones that are not served, or by the C library itself where it
+//! is not patched.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
@@ -86,7 +86,8 @@ pub unsafe fn forget_in(environment: *const *const c_char) {
 
 /// Whether a program that is started now could load the object: it is there, it may be read, and it is a file without a
 /// name that nobody can change, as ours is, and not what another process has by that number. Where that cannot be
-/// told it is taken to be so. Who has become another user may have kept rights to open it that the program will not have.
+/// told it is taken to be so. Who has become another user may have kept rights to open it that the program will not
+/// have.
 fn is_reachable(name: &[u8]) -> bool {
     const ROOT: u32 = 0;
     let user = kernel::effective_user();

@@ -524,8 +524,8 @@ impl Cache {
     }
 
     /// Gives up all read leases ([`Outside::Lease`](crate::Outside::Lease)); what is cached stays. For a process that
-    /// is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for it as
-    /// long as the system lets him, 45 seconds as a rule. Until the next read of a file gets its lease again the
+    /// is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for it
+    /// as long as the system lets him, 45 seconds as a rule. Until the next read of a file gets its lease again the
     /// file is looked at before each. Waits for nobody but holders of locks.
     pub fn give_up_leases(&self) {
         if !self.shared.process.is_forked() {

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! A signal to a group looks to each of its processes as one that was meant for it alone. But who tells a group in
-//! which it is itself must not mind that signal: it ignores it by then. So what an ancestor of our group sends, that did not
-//! ignore it when we were started and ignores it now, was for the group, and the program has it already. That is so of
+//! which it is itself must not mind that signal: it ignores it by then. So what an ancestor of our group sends, that
+//! did not ignore it when we were started and ignores it now, was for the group, and the program has it already.
+//! That is so of
 //! `timeout`, and of scripts that say `trap '' TERM; kill 0`. Who tells our group from outside it is not seen by that
 //! (`kill -- -GROUP`): the program gets that signal twice, as one too many is better than none.
 //!

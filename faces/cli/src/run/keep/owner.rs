@@ -17,8 +17,8 @@
 //!
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
 //! views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its first run
-//! had time to join, whatever `--idle` says; who has connected by then is served first, and who connects after the socket was removed hears the connection end, waits for the lock, and
-//! starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
+//! had time to join, whatever `--idle` says; who has connected by then is served first, and who connects after the
+//! socket was removed hears the connection end, waits for the lock, and starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
 //! ends when it has no run.
 //!
 //! Invariants:

@@ -15,11 +15,11 @@
 //! One thread does all that; the cache and its viewers have their own. It logs nowhere: what it has to say it says to
 //! who asks.
 //!
-//! The cache is **unused** while no run is connected and no process views it. A program that its runner has left behind
-//! views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its first run
-//! had time to join, whatever `--idle` says; who has connected by then is served first, and who connects after the
-//! socket was removed hears the connection end, waits for the lock, and starts another. One whose lock was removed from the folder, by who cleans up there, can be found by nobody: it
-//! ends when it has no run.
+//! The cache is **unused** while no run is connected and no process views it. A program that its runner has left
+//! behind views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its
+//! first run had time to join, whatever `--idle` says; who has connected by then is served first, and who connects
+//! after the socket was removed hears the connection end, waits for the lock, and starts another. One whose lock was
+//! removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
 //!
 //! Invariants:
 //!  1. Who connects is the same user, or hears nothing.

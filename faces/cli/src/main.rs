@@ -105,7 +105,7 @@ enum Command {
 const ABOUT_KEEPING: &str = "\
 A cache that stays (--keep):
   quinion run --keep -- PROGRAM          the first run starts the cache `default`, and leaves it behind
-  quinion run --keep -- PROGRAM          the next ones find what it has read
+  quinion run --keep -- PROGRAM          the next ones find what is in it
   quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
   quinion keeps                          which there are, and what they hold
   quinion stop [NAME...] [--all]         end them; programs that use them go on without
@@ -174,7 +174,8 @@ enum RunIntercept {
 /// When `run` takes a file over from the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Attach {
-    /// When they are read again and again: what is read once or twice the kernel reads as fast.
+    /// When they are read again and again, by one program or several: what is read once or twice the kernel reads as
+    /// fast.
     #[default]
     Auto,
     /// Every file at its first read.

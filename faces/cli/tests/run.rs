@@ -255,13 +255,15 @@ print(n)
 ";
 
 /// Starts what its arguments say, in a group of both, and interrupts it: it alone, or the group after it, as timeout(1)
-/// does; ignoring that itself from the start, or not.
+/// does, and by that name; ignoring that itself from the start, or by then, or not.
 const INTERRUPTS: &str = "import os, signal, subprocess, sys
 os.setpgid(0, 0)
 default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
 if 'ignoring' in sys.argv[1]: signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, preexec_fn=default, text=True)
 assert child.stdout.readline() == 'ready\\n'
+if 'later' in sys.argv[1]: signal.signal(signal.SIGINT, signal.SIG_IGN)
+if 'group' in sys.argv[1]: open('/proc/self/comm', 'w').write('timeout')
 os.kill(child.pid, signal.SIGINT)
 if 'group' in sys.argv[1]: signal.signal(signal.SIGINT, signal.SIG_IGN); os.killpg(0, signal.SIGINT)
 print(child.stdout.read().strip(), child.wait())
@@ -269,7 +271,7 @@ print(child.stdout.read().strip(), child.wait())
 
 fn a_signal_to_the_whole_group_comes_once() {
     let run = std::env::current_exe().unwrap();
-    for how in ["alone", "alone, ignoring", "group"] {
+    for how in ["alone", "alone, ignoring", "alone, later", "group"] {
         for _ in 0..3 {
             let mut command = Command::new("python3");
             command.args(["-c", INTERRUPTS, how]).arg(&run).args(["python3", "-c", COUNTS]);

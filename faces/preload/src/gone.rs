@@ -38,12 +38,12 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 /// By whose rights this process could load it.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// Notes our object's name, the first in the value of `LD_PRELOAD`. Called once, at the start.
-pub fn remember(preload: Option<&[u8]>) {
-    let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).next());
-    let Some(first) = first.filter(|name| name.starts_with(b"/proc/") && name.len() <= NAME_MAX) else {
-        return;
-    };
+/// Notes our object's name: the one in the value of `LD_PRELOAD` that is a descriptor of the process `owner`. Called once,
+/// at the start.
+pub fn remember(preload: Option<&[u8]>, owner: u64) {
+    let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && start::is_descriptor_of(name, owner);
+    let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).find(is_ours));
+    let Some(first) = first else { return };
     // SAFETY: nobody reads it before the length is there.
     unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
     USER.store(kernel::effective_user(), Ordering::Relaxed);
@@ -94,7 +94,8 @@ fn is_reachable(name: &[u8]) -> bool {
     if user != USER.load(Ordering::Relaxed) && user != ROOT {
         return false;
     }
-    match kernel::open(name, 0) {
+    // If it is something else by now that is opened for nothing, that is not to wait, and gives nobody a terminal.
+    match kernel::open(name, kernel::O_NONBLOCK | kernel::O_NOCTTY) {
         Ok(fd) => {
             let is_sealed = kernel::fcntl(fd, kernel::F_GET_SEALS).is_ok();
             kernel::close(fd);

@@ -473,18 +473,21 @@ extern "C" fn unshared(flags: usize) {
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: usize = 22;
     if option == SET_SECCOMP {
-        process::stop(Reason::Passed);
         gone::look_no_more();
+        process::stop(Reason::Passed);
     }
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
+    // The kernel takes the lower half of the register for the number.
+    let number = number as u32 as usize;
+    if matches!(number, number::PRCTL | number::SECCOMP) {
+        gone::look_no_more(); // the calls that it takes may be forbidden now
+    }
     if !process::is_on() {
         return;
     }
-    // The kernel takes the lower half of the register for the number.
-    let number = number as u32 as usize;
     match number {
         number if is_harmless(number as u32) => {}
         number::IO_SUBMIT => all_write(),

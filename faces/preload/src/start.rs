@@ -26,7 +26,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
     let Some(place) = place.and_then(Place::parse) else { return };
     // SAFETY: as above.
-    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
+    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") }, place.process);
     let Some((viewer, mapped)) = attach(&place) else { return };
     viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
     patch_library(&place);
@@ -145,6 +145,16 @@ fn write_path(path: &mut [u8; 64], process: u64, descriptor: u64) {
     decimal(process, &mut put);
     put(b"/fd/");
     decimal(descriptor, &mut put);
+}
+
+/// Whether `path` is `/proc/PROCESS/fd/` and a number.
+pub fn is_descriptor_of(path: &[u8], process: u64) -> bool {
+    let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
+    let mut parts = rest.split(|&byte| byte == b'/');
+    parts.next().and_then(|part| number(part, 10)) == Some(process)
+        && parts.next() == Some(b"fd")
+        && parts.next().and_then(|part| number(part, 10)).is_some()
+        && parts.next().is_none()
 }
 
 fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {

@@ -38,7 +38,7 @@ pub const CONTROL_BYTES: usize = 2 << 20;
 /// Added to its entry in [`Control::processes`] by a process that finds a page of its own from before its last exec.
 pub const ABANDONED: u32 = 1 << 31;
 
-/// The first page of a control file.
+/// The first two pages of a control file.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Control {

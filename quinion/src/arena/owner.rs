@@ -1878,7 +1878,9 @@ mod tests {
         // SAFETY: all of it is mapped until the end of this test.
         let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
         assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
-        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), base.addr().get() + PAGE_SIZE);
+        let first = base.addr().get() + size_of::<super::super::control::Control>();
+        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), first);
+        assert_eq!(first % PAGE_SIZE, 0);
         let last = VIEWERS_MAX - 1;
         view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
         assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);

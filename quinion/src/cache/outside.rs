@@ -435,9 +435,11 @@ impl Holder for Watch {
     fn give_up(&self) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            let trust = if self.times_tell() { Trust::Looked } else { Trust::Kernel };
-            self.part(&mut state, trust);
-            (state.no_lease, state.again) = (NoLease::GivenUp, 0);
+            // Who writes meanwhile is nobody we know, and times tell of him too late.
+            self.part(&mut state, Trust::Kernel);
+            // Not before we have been stopped.
+            state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
+            state.no_lease = NoLease::GivenUp;
         }
     }
 }

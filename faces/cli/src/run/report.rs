@@ -182,10 +182,13 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
 /// Writes all of `text` over what is at `path`. Nobody may read a pipe: that is an error, and nothing to wait for.
 fn write_over(path: &Path, text: &str) -> io::Result<()> {
     let mut options = File::options();
-    let opened = options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let mut file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENXIO) => io::Error::other("it is a pipe that nobody reads"),
-        _ => error,
+    options.write(true).create(true).truncate(true);
+    let opened = options.clone().custom_flags(libc::O_NONBLOCK).open(path);
+    let mut file = opened.or_else(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => Err(io::Error::other("it is a pipe that nobody reads")),
+        // Somebody has a lease on it, and gives it up now; perhaps our own cache.
+        Some(libc::EAGAIN) => options.open(path),
+        _ => Err(error),
     })?;
     // Somebody reads; for him it may take a while.
     let flags = rustix::fs::fcntl_getfl(&file)?;

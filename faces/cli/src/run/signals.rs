@@ -10,9 +10,9 @@
 //! A signal to a group looks to each of its processes as one that was meant for it alone. But who tells a group in
 //! which it is itself must not mind that signal: it ignores it by then. So what an ancestor of our group sends, that
 //! did not ignore it when we were started and ignores it now, was for the group, and the program has it already.
-//! That is so of
-//! `timeout`, and of scripts that say `trap '' TERM; kill 0`. Who tells our group from outside it is not seen by that
-//! (`kill -- -GROUP`): the program gets that signal twice, as one too many is better than none.
+//! A script that says `trap '' TERM; kill $US` looks the same and means us alone, so only `timeout` is believed. Of any
+//! other group (`kill -- -GROUP`, `trap '' TERM; kill 0`) the program gets the signal twice, as one too many is better
+//! than none.
 //!
 //! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
 //! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
@@ -160,6 +160,9 @@ impl Signals {
     pub fn was_for_group(&self, signal: &Signal, program: u32) -> bool {
         let sender = self.ancestors.iter().find(|ancestor| ancestor.process == signal.sender);
         let Some(sender) = sender.filter(|sender| sender.ignored & signal.bit() == 0) else { return false };
+        if !is_timeout(sender.process) {
+            return false;
+        }
         if [sender.process, program].into_iter().any(|process| !is_of_our_group(process)) {
             return false;
         }
@@ -195,6 +198,11 @@ impl Drop for Signals {
         let ours = self.writer.as_raw_fd();
         let _ = PIPE.compare_exchange(ours, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
+}
+
+/// Whether a process goes by the name of the one command that tells us and then its group.
+fn is_timeout(process: u32) -> bool {
+    std::fs::read(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim_ascii() == b"timeout")
 }
 
 /// Writes what arrived to the pipe. A full pipe loses it: the reader has plenty to look at then.

@@ -33,7 +33,17 @@ fn asked(program: &Path) -> (String, i32) {
 
 /// Whether `run` serves the program, by its own report.
 fn is_run_served(program: &Path, arguments: &[&str]) -> bool {
-    let words = ["run", "--memory", "16M", "--report", "json", "--", program.to_str().unwrap()];
+    let words = [
+        "run",
+        "--attach",
+        "at-once",
+        "--memory",
+        "16M",
+        "--report",
+        "json",
+        "--",
+        program.to_str().unwrap(),
+    ];
     let output = quinion(&[&words, arguments].concat());
     let report = text(&output.stderr);
     assert!(report.contains("\"processes\":"), "{report}");

@@ -745,73 +745,17 @@ fn growth() {
     });
 }
 
-/// A file that is cut and grows again around a hit: what was filled meanwhile, with zeroes behind the new end, is not
-/// shown by the size before it or after it. The reader looks at the size before its second look at the folio; after
-/// it, and the outcome `[1, 1]` is met.
-#[test]
-fn growth_after_a_cut() {
-    let outcomes =
-        &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)", "cut", "cut meanwhile"];
+/// A file that is cut and grows again around a reader: what was filled meanwhile, with zeroes behind the new end, is not
+/// shown by the size before it or after it. `read` is told how to look at the size, and accepts nothing but 2.
+fn growth_after_a_cut(outcomes: &[&str], read: fn(&Frames, &dyn Fn() -> bool) -> String) {
     explore_bounded(Some(3), outcomes, || {
         let frames = Frames::new();
         let size = Arc::new(AtomicU64::new(2));
         let known = size.clone();
-        let reader = spawn(&frames, move |frames| {
-            // Acquire, partner: the Release below.
-            if known.load(Ordering::Acquire) < 2 {
-                return "cut".into();
-            }
-            let ticket = match frames.descriptors[0].begin_read(ONE, PAGE_0) {
-                Err(reason) => return format!("Refused({reason:?})"),
-                Ok(ticket) => ticket,
-            };
-            let bytes = frames.bytes[0].copy();
-            fence(Ordering::Acquire); // partner: the Release fence of `before_bytes`
-            // Acquire, partner: the Release below.
-            match known.load(Ordering::Acquire) < 2 {
-                true => "cut meanwhile".into(),
-                false if frames.descriptors[0].end_read(ticket) => Read::Accepted(bytes).must_be(&[2]),
-                false => "Changed".into(),
-            }
-        });
-        frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, false);
-        frames.bytes[0].write(1);
-        size.store(1, Ordering::Relaxed);
-        frames.descriptors[0].complete(true);
-        frames.retire(0);
-        size.store(2, Ordering::Release); // partner: the Acquire above
-        frames.fill(0, ONE, PAGE_0, 2);
-        reader.join().unwrap()
-    });
-}
-
-/// The same for who holds the folio: it looks whether that has left the index, after the size.
-#[test]
-fn growth_after_a_cut_under_a_hold() {
-    let outcomes = &["Accepted([2, 2])", "Filling", "Mismatch", "cut", "cut meanwhile", "left"];
-    explore_bounded(Some(3), outcomes, || {
-        let frames = Frames::new();
-        let size = Arc::new(AtomicU64::new(2));
-        let known = size.clone();
-        let reader = spawn(&frames, move |frames| {
-            // Acquire, partner: the Release below.
-            if known.load(Ordering::Acquire) < 2 {
-                return "cut".into();
-            }
-            let ticket = match frames.descriptors[0].try_hold(ONE, PAGE_0) {
-                Err(reason) => return format!("{reason:?}"),
-                Ok(ticket) => ticket,
-            };
-            let bytes = frames.bytes[0].copy();
-            // Acquire, partner: the Release below.
-            let outcome = match known.load(Ordering::Acquire) < 2 {
-                true => "cut meanwhile".into(),
-                false if frames.descriptors[0].is_attached(ticket) => Read::Accepted(bytes).must_be(&[2]),
-                false => "left".into(),
-            };
-            frames.descriptors[0].put();
-            outcome
-        });
+        // Acquire, partner: the Release below.
+        let reaches = move || known.load(Ordering::Acquire) == 2;
+        let reader =
+            spawn(&frames, move |frames| if reaches() { read(frames, &reaches) } else { "cut".into() });
         frames.descriptors[0].prepare(ONE, PAGE_0, SMALL, false);
         frames.bytes[0].write(1);
         size.store(1, Ordering::Relaxed);
@@ -823,6 +767,46 @@ fn growth_after_a_cut_under_a_hold() {
             frames.fill(0, ONE, PAGE_0, 2);
         }
         reader.join().unwrap()
+    });
+}
+
+/// A hit looks at the size before its second look at the folio; after it, and the outcome `[1, 1]` is met.
+#[test]
+fn growth_after_a_cut_around_a_hit() {
+    let outcomes =
+        &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)", "cut", "cut meanwhile"];
+    growth_after_a_cut(outcomes, |frames, reaches| {
+        let ticket = match frames.descriptors[0].begin_read(ONE, PAGE_0) {
+            Err(reason) => return format!("Refused({reason:?})"),
+            Ok(ticket) => ticket,
+        };
+        let bytes = frames.bytes[0].copy();
+        fence(Ordering::Acquire); // partner: the Release fence of `before_bytes`
+        match () {
+            () if !reaches() => "cut meanwhile".into(),
+            () if frames.descriptors[0].end_read(ticket) => Read::Accepted(bytes).must_be(&[2]),
+            () => "Changed".into(),
+        }
+    });
+}
+
+/// Who holds the folio looks whether that has left the index, after the size.
+#[test]
+fn growth_after_a_cut_under_a_hold() {
+    let outcomes = &["Accepted([2, 2])", "Filling", "Mismatch", "cut", "cut meanwhile", "left"];
+    growth_after_a_cut(outcomes, |frames, reaches| {
+        let ticket = match frames.descriptors[0].try_hold(ONE, PAGE_0) {
+            Err(reason) => return format!("{reason:?}"),
+            Ok(ticket) => ticket,
+        };
+        let bytes = frames.bytes[0].copy();
+        let outcome = match () {
+            () if !reaches() => "cut meanwhile".into(),
+            () if frames.descriptors[0].is_attached(ticket) => Read::Accepted(bytes).must_be(&[2]),
+            () => "left".into(),
+        };
+        frames.descriptors[0].put();
+        outcome
     });
 }
 

@@ -123,8 +123,8 @@ That of the program. If a signal ended it, that signal ends quinion, too (a shel
 PATH             where the program is looked for
 QUINION_IO       `threads` reads without io_uring, `ring` with it where the system lets us
 XDG_RUNTIME_DIR  where the folder of caches that stay is, if it is a folder of yours
-The program gets all of the environment. LD_PRELOAD, whose objects stay, and QUINION_VIEW and QUINION_RUN are
-set for it; --intercept off sets none.",
+The program gets all of the environment. LD_PRELOAD and ASAN_OPTIONS, of which all stays that is there, and
+QUINION_VIEW and QUINION_RUN are set for it; --intercept off sets none.",
     ),
     (
         "FILES",

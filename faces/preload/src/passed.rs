@@ -473,20 +473,26 @@ extern "C" fn unshared(flags: usize) {
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: usize = 22;
     if option == SET_SECCOMP {
-        gone::look_no_more();
-        process::stop(Reason::Passed);
+        forbidden();
     }
+}
+
+/// The calls that we make besides the program's own may be forbidden from now on.
+fn forbidden() {
+    gone::look_no_more();
+    process::stop(Reason::Passed);
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
-    if matches!(number, number::PRCTL | number::SECCOMP) {
-        gone::look_no_more(); // the calls that it takes may be forbidden now
-    }
-    if !process::is_on() {
-        return;
+    match number {
+        // Also of a process that is not served.
+        number::PRCTL => return confined(a),
+        number::SECCOMP => return forbidden(),
+        _ if !process::is_on() => return,
+        _ => {}
     }
     match number {
         number if is_harmless(number as u32) => {}
@@ -503,8 +509,6 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
-        number::PRCTL => confined(a),
-        number::SECCOMP => process::stop(Reason::Passed),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),

@@ -237,7 +237,7 @@ pub fn openings_before(device: u64, inode: u64) -> u64 {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.openings_before(device, inode)
 }
 
-/// A reason why a descriptor is not served by what this process is asked for; as [`manners`].
+/// Counts why a descriptor is not served, if this process is a viewer.
 pub fn count_reason(reason: Reason) {
     if let Some(viewer) = viewer() {
         viewer.count_reason(reason);

@@ -176,13 +176,13 @@ fn look_at(fd: c_int, word: Word) -> Turn {
         return Turn::Ours;
     };
     let bytes = stat.size as u64;
-    let (device, inode) = (stat.device, stat.inode);
-    let credit = match bytes < manners.large_bytes {
-        true => manners.credit_bytes,
-        false if process::is_taken(device, inode) => return Turn::Ours,
-        false if process::openings_before(device, inode) >= OPENINGS_MAX => return Turn::Ours,
-        false => bytes.saturating_mul(2),
-    };
+    let (device, inode, is_large) = (stat.device, stat.inode, bytes >= manners.large_bytes);
+    let is_wanted =
+        || process::is_taken(device, inode) || process::openings_before(device, inode) >= OPENINGS_MAX;
+    if is_large && is_wanted() {
+        return Turn::Ours;
+    }
+    let credit = if is_large { bytes.saturating_mul(2) } else { manners.credit_bytes };
     if table::give_credit(fd, word, credit, false) {
         process::count_reason(Reason::Left);
     }

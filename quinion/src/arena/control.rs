@@ -125,10 +125,14 @@ impl Tally {
 /// Bits of [`Control::taken`].
 const TAKEN_BITS: usize = 8192;
 
+/// One step of a well-known multiplicative hash, of which the upper bits are the good ones.
+fn hash_of(device: u64, inode: u64) -> u64 {
+    (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// The word and the bit of a file in [`Control::taken`].
 fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
-    // One step of a well-known multiplicative hash, of which the upper bits are the good ones.
-    let place = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51;
+    let place = hash_of(device, inode) >> 51;
     (place as usize / 64, 1 << (place % 64))
 }
 const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
@@ -179,7 +183,7 @@ impl Control {
     /// is known.
     pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
         const COUNT: u64 = 0xff;
-        let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let hash = hash_of(device, inode);
         let place = &self.openings[(hash >> 56) as usize % OPENINGS_PLACES];
         let known = place.load(Ordering::Relaxed);
         let before = if (known ^ hash) & !COUNT == 0 { known & COUNT } else { 0 };

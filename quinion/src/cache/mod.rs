@@ -525,8 +525,9 @@ impl Cache {
 
     /// Gives up all read leases ([`Outside::Lease`](crate::Outside::Lease)); what is cached stays. For a process that
     /// is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for it
-    /// as long as the system lets him, 45 seconds as a rule. Until the next read of a file gets its lease again the
-    /// file is looked at before each. Waits for nobody but holders of locks.
+    /// as long as the system lets him, 45 seconds as a rule. No lease is asked for in the next second. Until there is
+    /// one again the file is looked at before each read of this process, and viewers leave what they have open of it to
+    /// the kernel. Waits for nobody but holders of locks.
     pub fn give_up_leases(&self) {
         if !self.shared.process.is_forked() {
             self.shared.leases.give_up_all();

@@ -12,10 +12,12 @@
 //!
 //! A file that is opened for **writing** is written the same way, but for its last page, if that is partial: direct
 //! I/O is of whole sectors, and nothing may be written behind the end, not even for a moment, because a crash would
-//! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, written back to
-//! the device at once, and dropped. Then the flush that brought it means what the others mean, its failure is its own
-//! and not the next sync's, and no page stays in the kernel to be invalidated by the next direct write.
-//! Its calls block: a thread of the pool makes them, or who waits for that page alone, on his own.
+//! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, and written back
+//! to the device at once. Then the flush that brought it means what the others mean, and its failure is its own and not
+//! the next sync's. Its calls block: a thread of the pool makes them, or who waits for that page alone, on his own.
+//! Clean, the page stays in the kernel's cache, since who appends a little comes again soon, and the kernel would read
+//! it from the device before it took a part of it. The next direct write there drops it, and so does the end of this
+//! backend: it is one page for a file.
 //! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
 //! cache holds the block around it as it was before would be undone by that. Where no second
 //! descriptor can be had, all of the file goes through the cache.
@@ -37,7 +39,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -307,7 +309,12 @@ pub(super) struct OpenFile {
 struct Writing {
     /// A second way to the file, through the kernel's cache, if the first may be direct.
     by_cache: Option<OwnedFd>,
+    /// Where the page begins, in bytes, that was written by it last, and stays in that cache; [`NO_TAIL`] if none.
+    tail: AtomicU64,
 }
+
+/// No byte of a file is so far from its start.
+const NO_TAIL: u64 = u64::MAX;
 
 /// What a descriptor's description is, and whose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -360,7 +367,7 @@ impl OpenFile {
         if by_cache.is_none() {
             file.fall_back();
         }
-        file.writing = Some(Writing { by_cache });
+        file.writing = Some(Writing { by_cache, tail: AtomicU64::new(NO_TAIL) });
         if options.start == Start::Emptied && file.kind == Kind::Regular {
             file.set_size(0)?;
         }
@@ -524,6 +531,14 @@ impl OpenFile {
     }
 }
 
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if let Some(writing) = &self.writing {
+            self.forget_tail(writing.tail.load(Ordering::Relaxed));
+        }
+    }
+}
+
 impl Source for OpenFile {
     fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.read_blocking(fill)
@@ -569,7 +584,7 @@ impl OpenFile {
         }
     }
 
-    /// Writes a flush through the kernel's cache, and has the kernel write it back and forget it.
+    /// Writes a flush through the kernel's cache, and has the kernel write it back. Its last page stays there.
     fn write_by_cache(&self, flush: &Flush) -> Result<(), FlushError> {
         let mut transfer = Transfer::new(flush.len(), 1);
         loop {
@@ -582,11 +597,14 @@ impl OpenFile {
             }
         }
         let failed = |error| FlushError { written: 0, error };
-        self.leave_cache(flush.position(), flush.len() as u64).map_err(failed)
+        let (position, bytes) = (flush.position(), flush.len() as u64);
+        self.write_back(position, bytes).map_err(failed)?;
+        self.keep_tail((position + bytes - 1) / PAGE_SIZE as u64 * PAGE_SIZE as u64);
+        Ok(())
     }
 
-    /// What was just written through the kernel's cache goes to the device and leaves that cache.
-    fn leave_cache(&self, position: u64, bytes: u64) -> io::Result<()> {
+    /// What was just written through the kernel's cache goes to the device.
+    fn write_back(&self, position: u64, bytes: u64) -> io::Result<()> {
         match crate::sys::io::write_back(self.by_cache(), position, bytes) {
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)) =>
@@ -596,9 +614,28 @@ impl OpenFile {
             }
             written => written?,
         }
-        // A hint: what stays is right, and costs a page and the next direct write an invalidation.
-        let _ = fadvise(self.by_cache(), position, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
         Ok(())
+    }
+
+    /// The page from byte `page` on stays in the kernel's cache, and the one before it, if it is another, leaves.
+    fn keep_tail(&self, page: u64) {
+        let Some(writing) = &self.writing else { return };
+        let before = writing.tail.swap(page, Ordering::Relaxed);
+        if before != page {
+            self.forget_tail(before);
+        }
+    }
+
+    /// A hint: what stays is right, and costs a page and the next direct write an invalidation.
+    fn forget_tail(&self, page: u64) {
+        if page != NO_TAIL && self.way() == Way::Direct {
+            self.leave_cache(page, PAGE_SIZE as u64);
+        }
+    }
+
+    /// What is clean of these bytes leaves the kernel's cache, unless somebody there uses it.
+    fn leave_cache(&self, position: u64, bytes: u64) {
+        let _ = fadvise(self.by_cache(), position, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
     }
 
     /// Always by one descriptor, whose description is told each failure of the kernel's write-back once.
@@ -638,7 +675,9 @@ impl OpenFile {
             // SAFETY: a slice is valid for reads.
             unsafe { crate::sys::io::pwrite(self.by_cache(), zeros.as_ptr(), zeros.len(), position) }
         })?;
-        self.leave_cache(range.start, range.end - range.start)
+        self.write_back(range.start, range.end - range.start)?;
+        self.leave_cache(range.start, range.end - range.start);
+        Ok(())
     }
 
     fn allocate(&self, range: Range<u64>) -> io::Result<()> {

@@ -6,7 +6,7 @@
 //! Tests that change their process (forbid a call, fork) run in one of their own.
 
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -947,4 +947,34 @@ proptest! {
             prop_assert_eq!(request.wait(&file).unwrap(), content(page * 4096, wanted as usize));
         }
     }
+}
+
+/// Who appends a little again and again finds the last page in the kernel's cache, and nothing stays of it.
+#[test]
+fn of_a_file_that_is_written_one_page_stays_in_the_kernels_cache_while_it_is_open() {
+    let folder = &folders()[0];
+    let path = folder.path().join("appended");
+    let cache = crate::Cache::builder().memory(crate::Cache::MEMORY_MIN).build().unwrap();
+    let options = || crate::OpenOptions::new().write(true);
+    let file = cache.open_with(&path, options().create(true)).unwrap();
+    let held = || {
+        let kernels = File::open(&path).unwrap();
+        crate::sys::io::kernel_holds(kernels.as_fd(), 1 << 20).unwrap()
+    };
+    let one_clean_page = crate::sys::io::KernelHolds { pages: 1, unwritten: 0 };
+    let (piece, mut written) = (content(0, 100), 0);
+    while written < 3 * PAGE_SIZE {
+        file.append(&piece).unwrap();
+        file.sync_data().unwrap();
+        written += piece.len();
+        let expected = if written.is_multiple_of(PAGE_SIZE) { 0..=1 } else { 1..=1 };
+        assert!(expected.contains(&held().pages) && held().unwritten == 0, "{:?} at {written}", held());
+    }
+    assert_eq!(held(), one_clean_page);
+    assert_eq!(fs::read(&path).unwrap(), piece.repeat(written / piece.len()));
+    drop(File::open(&path).map(|kernels| rustix::fs::fadvise(kernels, 0, None, rustix::fs::Advice::DontNeed)));
+    file.append(&piece).unwrap();
+    file.sync_data().unwrap();
+    drop((file, cache));
+    assert_eq!(held().pages, 0, "the end of the backend takes it along");
 }

@@ -725,7 +725,11 @@ impl<'a> MappingGuard<'a> {
         }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
-        tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {
+        let indices = || folios.iter().map(|(index, _)| index.0);
+        if folios.len() > 1 {
+            tree.approach(indices());
+        }
+        tree.revise(indices(), |nth, found| {
             let (_, frame) = folios[nth];
             if found != Entry::folio(frame.0) {
                 return Revision::Keep;

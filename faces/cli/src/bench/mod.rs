@@ -11,7 +11,7 @@
 //!   index        a tree by itself                       stage     a mapping by itself
 //!   ready        such a mapping, filled
 //!   counted      pieces of work                         callgrind counts their instructions
-//!   limit        a group with a memory limit            disk      files on a disk in memory
+//!   limit        a group with a memory limit, or count  disk      files on a disk in memory
 //!   worker       work in a process of its own           pages     a file that is nowhere
 //!   kept         what --out keeps: lines, and           page      one page that shows them
 //!   places       numbers that look random           store     files in memory, as the kernel has them
@@ -345,6 +345,9 @@ impl Bench {
         let is_cold = experiments.iter().any(|experiment| experiment.starts == Starts::Cold);
         if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
             self.bar.aside(|| eprintln!("quinion: {note}"));
+        }
+        if let Some(why) = is_cold.then(limit::why_no_peak).flatten() {
+            self.bar.aside(|| eprintln!("quinion: the most memory that was held is not told: {why}"));
         }
         let machine = machine::described(&self.settings);
         if self.form == Form::Text {

@@ -265,7 +265,7 @@ fn value_of(line: &str, key: &str) -> String {
 
 /// Which cases and peers of memory files, guest memory and restores there have to be: what the case's name has in it,
 /// and who stands beside ours in it.
-const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
+const MEMORY_ROWS: [(&str, &str, &[&str]); 12] = [
     ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
     ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
     ("memfile", "1 MiB, holes", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
@@ -309,6 +309,8 @@ const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
         &["COPY anon 4K, handler thread", "kernel: MAP_PRIVATE read"],
     ),
     ("restore", "cold: server, COPY", &["MAP_PRIVATE", "handler, COPY 4K", "eager, COPY 2M"]),
+    ("restore", "populated cold, folios of 2 MiB: batched", &["one by one"]),
+    ("restore", "populated warm, folios of 4 KiB: batched", &["one by one"]),
 ];
 
 #[test]

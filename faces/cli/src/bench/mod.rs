@@ -145,7 +145,7 @@ const EXPERIMENTS: [Experiment; 15] = [
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
         starts: Starts::Anyhow,
-        takes: Takes { quick: [0.3, 0.9], full: [10.0, 45.0] },
+        takes: Takes { quick: [0.3, 1.1], full: [10.0, 53.0] },
         cases: thrash::cases,
     },
     Experiment {
@@ -180,7 +180,8 @@ const EXPERIMENTS: [Experiment; 15] = [
         name: "restore",
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
         starts: Starts::Cold,
-        takes: Takes { quick: [2.0, 9.0], full: [30.0, 150.0] },
+        // Less than a repetition takes: the cases that take long are repeated least.
+        takes: Takes { quick: [2.0, 6.5], full: [30.0, 99.0] },
         cases: restore::cases,
     },
     Experiment {

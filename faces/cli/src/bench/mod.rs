@@ -145,7 +145,7 @@ const EXPERIMENTS: [Experiment; 15] = [
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
         starts: Starts::Anyhow,
-        takes: Takes { quick: [0.3, 1.1], full: [10.0, 53.0] },
+        takes: Takes { quick: [0.3, 1.1], full: [10.0, 45.0] },
         cases: thrash::cases,
     },
     Experiment {
@@ -181,7 +181,7 @@ const EXPERIMENTS: [Experiment; 15] = [
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
         starts: Starts::Cold,
         // Less than a repetition takes: the cases that take long are repeated least.
-        takes: Takes { quick: [2.0, 6.5], full: [30.0, 99.0] },
+        takes: Takes { quick: [2.0, 6.5], full: [30.0, 95.0] },
         cases: restore::cases,
     },
     Experiment {
@@ -194,7 +194,7 @@ const EXPERIMENTS: [Experiment; 15] = [
 ];
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
-/// will do: two of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes some 37 minutes
+/// will do: two of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes some 39 minutes
 /// on two cores.
 const REPEAT_QUICK: usize = 3;
 const REPEAT_FULL: usize = 5;

@@ -16,7 +16,8 @@
 //!
 //! Throughput and CPU seconds are both told, since one can be bought with the
 //! other. CPU is that of the whole process: the cache's threads, its making and
-//! its end count; with that of the kernel's threads it stands beside, as of the whole machine. Of what was read, everybody looks at the first word of each
+//! its end count. Beside it stands the same with what the kernel's threads compute,
+//! of the whole machine. Of what was read, everybody looks at the first word of each
 //! page, so that each page has been touched once by whoever does not copy.
 //!
 //! What the device read is told three times over:

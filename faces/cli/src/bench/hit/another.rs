@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   own process      File::read_at by the process that has the cache
-//!   viewer           this command again, with read-only maps of the same memory: what a process does that is served freely
+//!   viewer           this command again, with read-only maps of the same memory, as a process that is served freely
 //!   by run, careful  this command again under `quinion run`: its pread is answered out of the owner's memory
 //!   pread            the same process without `run`, by the kernel
 //! ```

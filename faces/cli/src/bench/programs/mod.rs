@@ -22,9 +22,9 @@
 //! kernel's with us: cold, as the report says. What programs map, or have the kernel read for them by a queue, is in
 //! neither.
 //!
-//! Memory is the most that all of these processes held, with the kernel's page cache for them (`limit`), and "device" what
-//! they had read from devices, both of the cold command as a whole. Warm and resident, memory is told of ours alone: the
-//! kernel's page cache was filled before.
+//! Memory is the most that all of these processes held, with the kernel's page cache for them (`limit`), and "device"
+//! what they had read from devices, both of the cold command as a whole. Warm and resident, memory is told of ours
+//! alone: the kernel's page cache was filled before.
 //!
 //! Invariant: both ways print the same, or the case fails. Of what prints times, all else is compared.
 

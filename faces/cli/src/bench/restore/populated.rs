@@ -8,8 +8,8 @@
 //!   one by one   a lookup, and a hold of the lock, for each
 //! ```
 //!
-//! The memory is a file in memory, in folios of a page as the kernel's guest memory has it, and in folios of up to 2 MiB
-//! as ours has it if nobody says otherwise. `populate` tells what the grabs alone are.
+//! The memory is a file in memory, in folios of a page as the kernel's guest memory has it, and in folios of up to 2
+//! MiB as ours has it if nobody says otherwise. `populate` tells what the grabs alone are.
 
 use std::cell::OnceCell;
 use std::fs::File as KernelFile;

@@ -2,9 +2,9 @@
 //! one that only counts how much that is.
 //!
 //! ```text
-//!                                                                            limit                   peak
-//!   /sys/fs/cgroup/memory/<our own group>/quinion-bench-PID-N    version 1   memory.limit_in_bytes   .max_usage_in_bytes
-//!   /sys/fs/cgroup/<our own group>/quinion-bench-PID-N           version 2   memory.max              memory.peak
+//!   /sys/fs/cgroup/memory/<our own group>/quinion-bench-PID-N     version 1: memory.limit_in_bytes,
+//!                                                                            memory.max_usage_in_bytes
+//!   /sys/fs/cgroup/<our own group>/quinion-bench-PID-N            version 2: memory.max, memory.peak
 //! ```
 //!
 //! Each measured process gets a group of its own, which begins with nothing in
@@ -79,8 +79,8 @@ impl Limit {
 }
 
 /// What `work` comes to, and the most bytes that this process and all that it starts take for it, the kernel's page
-/// cache for them included; not a number where no group counts them, which [`why_no_peak`] explains. All of this process
-/// is counted, so one at a time; what `work` started and did not wait for is killed.
+/// cache for them included; not a number where no group counts them, which [`why_no_peak`] explains. All of this
+/// process is counted, so one at a time; what `work` started and did not wait for is killed.
 pub fn peak_of<T>(work: impl FnOnce() -> Result<T, Unmeasured>) -> Result<(T, f64), Unmeasured> {
     let Ok(inside) = Inside::new() else { return Ok((work()?, f64::NAN)) };
     let done = work()?;

@@ -48,6 +48,10 @@ pub fn test() -> Vec<Step> {
             "peers",
             Action::Run(cargo("clippy -p quinion-cli --features peers --all-targets -- -D warnings")),
         ),
+        Step::new(
+            "peers-tests",
+            Action::Run(cargo("test -p quinion-cli --features peers --bin quinion bench::")),
+        ),
         apart("preload-fmt", "faces/preload", "fmt --check"),
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
         apart("fuzz-fmt", "fuzz", "fmt --check"),

@@ -5,6 +5,7 @@
 //!   ram_disk   a block device in memory, and file systems that only one process sees
 //!   region   memory as a virtual machine has it     uffd   who brings its pages
 //!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
+//!   viewed     a file in the cache of another process
 //! ```
 //!
 //! `cachestat` answers for a whole file at once, from kernel 6.5 on. Where it is
@@ -21,6 +22,7 @@ mod ram_disk;
 mod raw;
 mod region;
 mod uffd;
+mod viewed;
 
 pub use ending::Ending;
 pub use mapped::Mapped;
@@ -29,6 +31,7 @@ pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
 pub use region::{PageKind, Region};
 pub use uffd::{Absent, Uffd, Waiting};
+pub use viewed::{Viewed, place_of};
 
 use std::fs::File;
 use std::io;

@@ -131,6 +131,16 @@ fn several_experiments_come_in_their_order_with_every_peer() {
         let named = format!("\"peer_name\":\"{peer}\"");
         assert!(lines.contains(&named) || wrong.contains("not measured"), "no {peer} in\n{lines}{wrong}");
     }
+    // The kernel keeps the file of 256 MiB, and a cache of 64 MiB no more than that, with its process.
+    let memory = |line: &&str| value_of(line, "metric").starts_with("memory");
+    for line in lines.lines().filter(memory) {
+        let [ours, kernel] = ["quinion", "peer"].map(|key| value_of(line, key).parse::<f64>());
+        match (ours, kernel) {
+            (Ok(ours), Ok(kernel)) => assert!((20.0..100.0).contains(&ours) && kernel > 250.0, "{line}"),
+            _ => assert!(wrong.contains("memory that was held is not told"), "{line}\n{wrong}"),
+        }
+    }
+    assert!(wrong.contains("not measured") || lines.lines().any(|line| memory(&line)), "{lines}");
 }
 
 #[test]
@@ -255,7 +265,7 @@ fn value_of(line: &str, key: &str) -> String {
 
 /// Which cases and peers of memory files, guest memory and restores there have to be: what the case's name has in it,
 /// and who stands beside ours in it.
-const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
+const MEMORY_ROWS: [(&str, &str, &[&str]); 12] = [
     ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
     ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
     ("memfile", "1 MiB, holes", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
@@ -299,6 +309,8 @@ const MEMORY_ROWS: [(&str, &str, &[&str]); 10] = [
         &["COPY anon 4K, handler thread", "kernel: MAP_PRIVATE read"],
     ),
     ("restore", "cold: server, COPY", &["MAP_PRIVATE", "handler, COPY 4K", "eager, COPY 2M"]),
+    ("restore", "populated cold, folios of 2 MiB: batched", &["one by one"]),
+    ("restore", "populated warm, folios of 4 KiB: batched", &["one by one"]),
 ];
 
 #[test]

@@ -1,8 +1,10 @@
-//! Limit: a group of processes that may use no more than so much memory, the kernel's page cache for them included.
+//! Limit: a group of processes that may use no more than so much memory, the kernel's page cache for them included; or
+//! one that only counts how much that is.
 //!
 //! ```text
-//!   /sys/fs/cgroup/memory/<our own group>/quinion-bench-PID-N     version 1: memory.limit_in_bytes
-//!   /sys/fs/cgroup/<our own group>/quinion-bench-PID-N            version 2: memory.max
+//!   /sys/fs/cgroup/memory/<our own group>/quinion-bench-PID-N     version 1: memory.limit_in_bytes,
+//!                                                                            memory.max_usage_in_bytes
+//!   /sys/fs/cgroup/<our own group>/quinion-bench-PID-N            version 2: memory.max, memory.peak
 //! ```
 //!
 //! Each measured process gets a group of its own, which begins with nothing in
@@ -11,6 +13,10 @@
 //!
 //! Whom the kernel ended because it wanted more, is counted by the group: that is said of the way that was measured,
 //! and is no failure of the others.
+//!
+//! To be counted, this process goes into such a group itself for as long as something is measured, and whom it starts
+//! meanwhile is in it too. What it had before stays with the group that it came from; so the peak is what the measured
+//! work took: memory of processes, memory files, and pages of files that the kernel has read for it.
 //!
 //! Not an invariant: that nothing else limits us. The group lies in our own, whose limits hold too.
 
@@ -22,6 +28,8 @@ use super::harness::Unmeasured;
 
 /// Where a group counts whom the kernel has ended in it for want of memory, in version 1 and in version 2.
 const COUNTS: [&str; 2] = ["memory.oom_control", "memory.events"];
+/// Where a group says the most that it has held.
+const PEAKS: [&str; 2] = ["memory.max_usage_in_bytes", "memory.peak"];
 
 /// A group with a limit; gone when this is dropped.
 pub struct Limit {
@@ -70,6 +78,52 @@ impl Limit {
     }
 }
 
+/// What `work` comes to, and the most bytes that this process and all that it starts take for it, the kernel's page
+/// cache for them included; not a number where no group counts them, which [`why_no_peak`] explains. All of this
+/// process is counted, so one at a time; what `work` started and did not wait for is killed.
+pub fn peak_of<T>(work: impl FnOnce() -> Result<T, Unmeasured>) -> Result<(T, f64), Unmeasured> {
+    let Ok(inside) = Inside::new() else { return Ok((work()?, f64::NAN)) };
+    let done = work()?;
+    let peak = fs::read_to_string(&inside.peak)?.trim().parse().unwrap_or(f64::NAN);
+    Ok((done, peak))
+}
+
+/// Why the most memory that a piece of work takes cannot be told; `None` if it can.
+pub fn why_no_peak() -> Option<String> {
+    Inside::new().err().map(|why| why.to_string())
+}
+
+/// A group that this process is in, until this is dropped.
+struct Inside {
+    /// What says the most that the group has held.
+    peak: PathBuf,
+    /// What to write to, to be back where we were.
+    home: PathBuf,
+    /// Goes after we have left: whoever is in it then is killed.
+    _folder: ScratchFolder,
+}
+
+impl Inside {
+    fn new() -> Result<Self, Unmeasured> {
+        let (parent, _) = place()?;
+        let folder = ScratchFolder::new(&parent).map_err(|why| missing(&parent, &why.to_string()))?;
+        let peak = PEAKS.map(|name| folder.path().join(name)).into_iter().find(|file| file.exists());
+        let peak = peak.ok_or_else(|| missing(&parent, "it does not say the most that it has held"))?;
+        let door = folder.path().join(GROUP_FILE);
+        let inside = Self { peak, home: parent.join(GROUP_FILE), _folder: folder };
+        let entered = fs::write(door, std::process::id().to_string());
+        entered.map_err(|error| missing(&parent, &format!("it cannot be entered: {error}")))?;
+        Ok(inside)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let left = fs::write(&self.home, std::process::id().to_string());
+        left.expect("a group that a process came from takes it back");
+    }
+}
+
 /// How many a group has lost, by its own count.
 fn killed(counts: &str) -> u64 {
     let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
@@ -78,8 +132,8 @@ fn killed(counts: &str) -> u64 {
 
 fn missing(parent: &Path, why: &str) -> Unmeasured {
     Unmeasured::Missing(format!(
-        "the kernel's page cache cannot be limited by a group in {}: {why}; it takes root and the memory \
-         controller of cgroups",
+        "memory with the kernel's page cache cannot be limited or counted by a group in {}: {why}; it takes root and \
+         the memory controller of cgroups",
         parent.display()
     ))
 }
@@ -90,8 +144,8 @@ fn place() -> Result<(PathBuf, &'static str), Unmeasured> {
     let found = place_in(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
     found.ok_or_else(|| {
         Unmeasured::Missing(
-            "there is no memory controller of cgroups here, so the kernel's page cache cannot be limited; mount \
-             one, or use a machine that has it"
+            "there is no memory controller of cgroups here, so the kernel's page cache cannot be limited or counted; \
+             mount one, or use a machine that has it"
                 .to_owned(),
         )
     })

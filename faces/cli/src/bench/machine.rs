@@ -154,9 +154,21 @@ fn mounted(mounts: &str, device: &str) -> Option<String> {
 
 /// Bytes that the device below `folder` has read since it was there; `None` if there is no single one.
 pub fn device_bytes(folder: &Path) -> Option<u64> {
-    let text = fs::read_to_string(format!("/sys/dev/block/{}/stat", device(folder)?)).ok()?;
-    let sectors: u64 = text.split_whitespace().nth(2)?.parse().ok()?;
-    Some(sectors * 512)
+    sectors(&device_stat(folder)?, 2)
+}
+
+/// And that it has written.
+pub fn device_written(folder: &Path) -> Option<u64> {
+    sectors(&device_stat(folder)?, 6)
+}
+
+fn device_stat(folder: &Path) -> Option<String> {
+    fs::read_to_string(format!("/sys/dev/block/{}/stat", device(folder)?)).ok()
+}
+
+/// The bytes of a device's count of sectors, the one at `field`.
+fn sectors(stat: &str, field: usize) -> Option<u64> {
+    Some(stat.split_whitespace().nth(field)?.parse::<u64>().ok()? * 512)
 }
 
 /// Bytes that this process has had read from devices, and those of its children that have ended; `None` if
@@ -215,6 +227,8 @@ mod tests {
         assert_eq!(mounted(mounts, "9:9"), None);
         assert_eq!(read_bytes("rchar: 1\nread_bytes: 8192\nwrite_bytes: 4096\n"), Some(8192));
         assert_eq!(read_bytes("rchar: 1\n"), None);
+        let stat = "  10 1 80 3  20 2 160 4  0 5 6\n";
+        assert_eq!([sectors(stat, 2), sectors(stat, 6), sectors("", 2)], [Some(40960), Some(81920), None]);
         let stat = |name, flags| format!("9 ({name}) S 2 0 0 0 -1 {flags} 0 0 0 0 3 40 0 0 20 0 1 0 7");
         let thread = |is_kswapd| Some(KernelThread { is_kswapd, ticks: 43 });
         assert_eq!(kernel_thread(&stat("kswapd0", 0x0022_0840)), thread(true));

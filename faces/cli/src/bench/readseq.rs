@@ -19,6 +19,9 @@
 //! processes that were started for a run, the owner of the cache and its end
 //! included; in the warm runs, of all since the first reading was done.
 //!
+//! Memory is the most that a run's processes held, with the kernel's page cache for them (`limit`). In the warm runs it
+//! is ours alone, of both readings: the kernel had the databases before.
+//!
 //! Both are given enough memory for all of the databases. That our runs are ours
 //! is checked: afterwards the kernel must have nearly nothing of the databases.
 //! That the second run is warm for the kernel is checked before it.
@@ -32,19 +35,24 @@ use super::caches::{Drops, bytes, check_warm, kept_bytes};
 use super::db_bench::{self, Said, Shape};
 use super::folder::ScratchFolder;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::limit::peak_of;
 use super::machine::process_bytes;
 use super::shared::Shared;
 use crate::sys;
 
 const THROUGHPUT: &str = "throughput";
 const P99: &str = "P99";
+const P999: &str = "P99.9";
+const MEMORY: &str = "memory (peak, with page cache)";
 const DEVICE: &str = "device (process)";
-const METRICS: [Metric; 6] = [
+const METRICS: [Metric; 8] = [
     Metric::gain(THROUGHPUT, "1000 ops/s"),
     Metric::cost("P50", "us"),
     Metric::cost("P75", "us"),
     Metric::cost(P99, "us"),
+    Metric::cost(P999, "us"),
     Metric::cost("cpu", "s"),
+    Metric::cost(MEMORY, "MiB"),
     Metric::cost(DEVICE, "bytes per byte"),
 ];
 
@@ -86,7 +94,7 @@ fn cold(databases: &Shared<Databases>) -> Case {
         KERNEL,
         Some(COLD_P99_GOAL),
     );
-    let case = rows(case, KERNEL).compare(DEVICE, OURS, KERNEL, None);
+    let case = rows(case, KERNEL).compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None);
     let case = case.compare(THROUGHPUT, OURS, ONE_BY_ONE, None).compare(P99, OURS, ONE_BY_ONE, None);
     rows(case, ONE_BY_ONE).without_warm_up().usually(REPEAT)
 }
@@ -99,11 +107,11 @@ fn warm(databases: &Shared<Databases>) -> Case {
         Ok(vec![of(OURS, Databases::ours_warm), of(KERNEL, Databases::kernel_warm)])
     });
     let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(WARM_GOAL)).compare(P99, OURS, KERNEL, None);
-    rows(case, KERNEL).without_warm_up().usually(REPEAT)
+    rows(case, KERNEL).told(MEMORY, OURS).without_warm_up().usually(REPEAT)
 }
 
 fn rows(case: Case, peer: &'static str) -> Case {
-    ["P50", "P75", "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer, None))
+    ["P50", "P75", P999, "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer, None))
 }
 
 /// The databases.
@@ -120,6 +128,8 @@ type Run = fn(&Databases) -> Result<Measured, Unmeasured>;
 struct Measured {
     said: Said,
     cpu_seconds: f64,
+    /// Held at most; not a number where nobody counts.
+    memory_bytes: f64,
     /// Read from devices, if all of that was for what is measured.
     device_bytes: Option<u64>,
 }
@@ -147,11 +157,12 @@ impl Databases {
     fn alternative(self: &Rc<Self>, name: &'static str, run: Run) -> Alternative {
         let databases = Rc::clone(self);
         Alternative::new(name, move |_| {
-            let Measured { said, cpu_seconds, device_bytes } = run(&databases)?;
-            let [p50, p75, p99] = said.percentiles;
+            let Measured { said, cpu_seconds, memory_bytes, device_bytes } = run(&databases)?;
+            let [p50, p75, p99, p999] = said.percentiles;
             let device = device_bytes.map_or(f64::NAN, |device| device as f64);
             let device = device / bytes(&databases.files)? as f64;
-            Ok(vec![said.ops_per_second / 1e3, p50, p75, p99, cpu_seconds, device])
+            let memory = memory_bytes / f64::from(1 << 20);
+            Ok(vec![said.ops_per_second / 1e3, p50, p75, p99, p999, cpu_seconds, memory, device])
         })
     }
 
@@ -254,7 +265,7 @@ fn finish(mut command: Command) -> Result<Output, Unmeasured> {
 /// What `command` says and costs; less what it says itself that it had cost `before` it was to be measured.
 fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured, Unmeasured> {
     let (cpu, device) = (sys::children_cpu_ns(), process_bytes());
-    let output = finish(command)?;
+    let (output, memory_bytes) = peak_of(|| finish(command))?;
     let cpu_seconds = (sys::children_cpu_ns() - cpu) / 1e9;
     let device_bytes = process_bytes().zip(device).map(|(after, before)| after - before);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -262,7 +273,7 @@ fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured
         |what| Unmeasured::Failed(format!("{what} is not in what db_bench printed:\n{text}"));
     let said = db_bench::said(&text).ok_or_else(|| not_understood("a result"))?;
     let before = before(&text).ok_or_else(|| not_understood("what the first reading took"))?;
-    Ok(Measured { said, cpu_seconds: cpu_seconds - before, device_bytes })
+    Ok(Measured { said, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
 }
 
 /// CPU seconds of the owner and of the first reading, as [`TWICE`] prints them.

@@ -22,8 +22,11 @@ use super::timing::{Spent, alone};
 
 /// Orders of the folio and of the shadow.
 const PAIRS: [(u8, u8); 5] = [(0, 4), (0, 6), (0, 9), (4, 6), (4, 9)];
-const METRICS: [Metric; 2] =
-    [Metric::cost("time", "ns/insertion"), Metric::cost("descents", "per insertion")];
+const METRICS: [Metric; 3] = [
+    Metric::cost("time", "ns/insertion"),
+    Metric::cost("cpu", "ns/insertion"),
+    Metric::cost("descents", "per insertion"),
+];
 const SINGLE: &str = "single walk";
 const NAIVE: &str = "three public calls";
 
@@ -34,7 +37,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         let load = Load { folio, shadow, shadows, rounds };
         let name = format!("order {folio} into a shadow of order {shadow}");
         let case = Case::new(name, &METRICS, move || prepare(load));
-        case.compare("time", SINGLE, NAIVE, None).compare("descents", SINGLE, NAIVE, None)
+        METRICS.iter().fold(case, |case, metric| case.compare(metric.name, SINGLE, NAIVE, None))
     };
     PAIRS.into_iter().map(case).collect()
 }
@@ -70,7 +73,7 @@ fn prepare(load: Load) -> Result<Vec<Alternative>, Unmeasured> {
     Ok(vec![alternative(SINGLE, single_walk), alternative(NAIVE, public_calls)])
 }
 
-/// Nanoseconds and descents of each insertion.
+/// Nanoseconds, elapsed and computed, and descents of each insertion.
 fn run(index: &Index, load: Load, insert: fn(&mut Tree<'_>, u64, u8, u32)) -> Vec<f64> {
     let (mut spent, mut descents) = (Spent::default(), 0);
     for _ in 0..load.rounds {
@@ -85,10 +88,12 @@ fn run(index: &Index, load: Load, insert: fn(&mut Tree<'_>, u64, u8, u32)) -> Ve
             }
         });
         spent.elapsed_ns += round.elapsed_ns;
+        spent.cpu_ns += round.cpu_ns;
         descents += nodes.descents();
     }
     let insertions = load.shadows as usize * load.rounds;
-    vec![spent.elapsed_ns / insertions as f64, descents as f64 / insertions as f64]
+    let [time, cpu] = spent.each(insertions);
+    vec![time, cpu, descents as f64 / insertions as f64]
 }
 
 fn single_walk(tree: &mut Tree<'_>, index: u64, order: u8, folio: u32) {
@@ -115,7 +120,7 @@ mod tests {
             let load = Load { folio, shadow, shadows: 64, rounds: 1 };
             let after = |insert| {
                 let index = Index::new(folio, 32 << 20).expect("there is memory");
-                let descents = run(&index, load, insert)[1];
+                let descents = run(&index, load, insert)[2];
                 (index.content(0, load.pages()), descents)
             };
             let ((single, one), (naive, three)) = (after(single_walk), after(public_calls));

@@ -16,7 +16,8 @@
 //!
 //! Throughput and CPU seconds are both told, since one can be bought with the
 //! other. CPU is that of the whole process: the cache's threads, its making and
-//! its end count. Of what was read, everybody looks at the first word of each
+//! its end count. Beside it stands the same with what the kernel's threads compute,
+//! of the whole machine. Of what was read, everybody looks at the first word of each
 //! page, so that each page has been touched once by whoever does not copy.
 //!
 //! What the device read is told three times over:
@@ -26,6 +27,8 @@
 //! | device (disk) | the block device | what others read from it at the same time |
 //! | device (process) | the kernel, for this process (`read_bytes` of `/proc/self/io`) | what describes the file |
 //! | device (cache) | our cache | nothing |
+//!
+//! Memory is the most that was held meanwhile, by processes and in the kernel's pages of the file (`limit`).
 //!
 //! Not measured: interrupts, which whoever computes just then pays for, and the
 //! host's own cache below a virtual disk, which all of them meet in turn.

@@ -59,7 +59,7 @@ fn alternative(target: &Rc<Target>, name: &'static str, reads: usize, run: Run) 
     Alternative::new(name, move |repetition| {
         let places = Places::new(target.scratch.bytes() / PAGE as u64, reads, repetition);
         let cost = target.measure(process_cpu_ns, || run(&target, places))?;
-        let Cost { seconds, cpu_seconds, device_bytes } = cost;
+        let Cost { seconds, cpu_seconds, device_bytes, .. } = cost;
         let (reads, bytes) = (reads as f64, (reads * PAGE) as f64);
         let device = device_bytes.map(|device| device / bytes);
         Ok([reads / 1e3 / seconds, cpu_seconds * 1e6 / reads].into_iter().chain(device).collect())

@@ -17,9 +17,13 @@ use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{self, HugeMemory, Mapped, RawReader};
 
-const METRICS: [Metric; 5] = [
+const CPU_ALL: &str = "cpu (with kernel threads)";
+const MEMORY: &str = "memory (peak, with page cache)";
+const METRICS: [Metric; 7] = [
     Metric::gain("throughput", "GiB/s"),
     Metric::cost("cpu", "s/GiB"),
+    Metric::cost(CPU_ALL, "s/GiB"),
+    Metric::cost(MEMORY, "MiB"),
     per_byte(DISK),
     per_byte(PROCESS),
     per_byte(CACHE),
@@ -80,6 +84,8 @@ fn rows(case: Case, (ours, kernel): (&'static str, &'static str)) -> Case {
 fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
     case.compare("throughput", ours, kernel, Some(THROUGHPUT_GOAL))
         .compare("cpu", ours, kernel, Some(CPU_GOAL))
+        .compare(CPU_ALL, ours, kernel, None)
+        .compare(MEMORY, ours, kernel, None)
         .compare(DISK, ours, kernel, None)
 }
 
@@ -102,17 +108,21 @@ pub fn commands(source: &Shared<Target>) -> Case {
 fn alternative(target: &Rc<Target>, name: &'static str, cpu_ns: fn() -> f64, run: Run) -> Alternative {
     let target = Rc::clone(target);
     Alternative::new(name, move |_| {
-        let Cost { seconds, cpu_seconds, device_bytes } = target.measure(cpu_ns, || run(&target))?;
+        let cost = target.measure(cpu_ns, || run(&target))?;
+        let Cost { seconds, cpu_seconds, kernel_seconds, memory_bytes, device_bytes } = cost;
         let bytes = target.scratch.bytes() as f64;
         let (gib, device) = (bytes / f64::from(1 << 30), device_bytes.map(|device| device / bytes));
-        Ok([gib / seconds, cpu_seconds / gib].into_iter().chain(device).collect())
+        let cpu = [cpu_seconds, cpu_seconds + kernel_seconds].map(|seconds| seconds / gib);
+        let rest = [gib / seconds, cpu[0], cpu[1], memory_bytes / f64::from(1 << 20)];
+        Ok(rest.into_iter().chain(device).collect())
     })
     .excused(METRICS.len())
 }
 
 /// What was asked for: it takes no time, and each byte comes once.
 fn asked() -> Alternative {
-    Alternative::new(ASKED, |_| Ok(vec![f64::NAN, f64::NAN, 1.0, 1.0, 1.0]))
+    let none = [f64::NAN; METRICS.len() - 3];
+    Alternative::new(ASKED, move |_| Ok(none.into_iter().chain([1.0; 3]).collect()))
 }
 
 fn read_at(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {

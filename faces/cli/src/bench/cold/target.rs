@@ -2,7 +2,7 @@
 //!
 //! The clock and the counters run from the opening of the file to the end of
 //! whatever was built to read it; what is done before, to make the file cold,
-//! does not count.
+//! does not count. The most memory that was held is asked for the same time (`limit`).
 
 use std::fs::File as KernelFile;
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ use quinion::{Cache, File};
 
 use crate::bench::caches::Drops;
 use crate::bench::harness::{Settings, Unmeasured};
-use crate::bench::machine::{device_bytes, process_bytes};
+use crate::bench::limit::peak_of;
+use crate::bench::machine::{device_bytes, kernel_thread_seconds, process_bytes};
 use crate::bench::scratch::Scratch;
 
 /// The file that is read, and with how much memory.
@@ -32,6 +33,10 @@ pub struct Cost {
     pub seconds: f64,
     /// Of processors.
     pub cpu_seconds: f64,
+    /// The same by threads of the kernel, of the whole machine.
+    pub kernel_seconds: f64,
+    /// Held at most, the kernel's page cache included; not a number where nobody counts.
+    pub memory_bytes: f64,
     /// What the device read in bytes, as the disk, the process and our cache have counted it; not a number
     /// where nobody counts.
     pub device_bytes: [f64; 3],
@@ -58,12 +63,18 @@ impl Target {
     ) -> Result<Cost, Unmeasured> {
         self.drops.make_cold(&[self.open()?])?;
         let counts = || [device_bytes(&self.folder), process_bytes()];
-        let (before, cpu, start) = (counts(), cpu_ns(), Instant::now());
-        let cache = run()?;
-        let (seconds, cpu, after) = (start.elapsed().as_secs_f64(), cpu_ns() - cpu, counts());
+        let timed = || {
+            let (before, [kernel, _]) = (counts(), kernel_thread_seconds());
+            let (cpu, start) = (cpu_ns(), Instant::now());
+            let cache = run()?;
+            let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_ns() - cpu);
+            let kernel_seconds = kernel_thread_seconds()[0] - kernel;
+            Ok((cache, seconds, cpu, kernel_seconds, [before, counts()]))
+        };
+        let ((cache, seconds, cpu, kernel_seconds, [before, after]), memory_bytes) = peak_of(timed)?;
         let passed = |count: usize| Some(after[count]?.saturating_sub(before[count]?));
         let device_bytes = [passed(0), passed(1), cache].map(|bytes| bytes.map_or(f64::NAN, |b| b as f64));
-        Ok(Cost { seconds, cpu_seconds: cpu / 1e9, device_bytes })
+        Ok(Cost { seconds, cpu_seconds: cpu / 1e9, kernel_seconds, memory_bytes, device_bytes })
     }
 
     /// The file in a new cache of so many bytes.

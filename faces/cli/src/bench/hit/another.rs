@@ -1,24 +1,27 @@
 //! Another: what does a hit cost in another process, which reads our memory by a map that it cannot write to?
 //!
 //! ```text
-//!   own process    File::read_at by the process that has the cache
-//!   by run         this command again under `quinion run`: its pread is answered out of the owner's memory
-//!   pread          the same process without `run`, by the kernel
+//!   own process      File::read_at by the process that has the cache
+//!   viewer           this command again, with read-only maps of the same memory, as a process that is served freely
+//!   by run, careful  this command again under `quinion run`: its pread is answered out of the owner's memory
+//!   pread            the same process without `run`, by the kernel
 //! ```
 //!
 //! All read the whole file first, and then the same random pages of it.
 //!
 //! This command enters the kernel by instructions of its own, so `run` serves it with care: before each read its
-//! descriptor is looked at, by two system calls. That is what the row shows beside `pread`. What a hit costs a process
-//! that is served freely, `cargo bench -p quinion --bench viewer` tells.
+//! descriptor is looked at, by two system calls. That is what its row shows beside `pread`. Programs are mostly served
+//! freely, and then a hit is the viewer's read, which `cargo bench -p quinion --bench viewer` asks in more situations.
 
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use quinion::{Cache, File};
+use quinion::serve::Service;
+use quinion::{Cache, CacheOwner, File};
 
 use super::{Aligned, Files, METRICS, warm};
 use crate::bench::caches::check_warm;
@@ -28,10 +31,11 @@ use crate::bench::machine::check_memory;
 use crate::bench::pages::PAGE;
 use crate::bench::places::Places;
 use crate::bench::programs::served_bytes;
-use crate::bench::scratch::{is_from, write_content};
+use crate::bench::scratch::{Look, is_from, write_content};
 use crate::bench::shared::Shared;
 use crate::bench::timing::alone;
 use crate::bench::worker::{Answer, CPU, Errand};
+use crate::sys::{self, Viewed};
 
 /// What the worker calls it.
 pub const JOB: &str = "hit";
@@ -39,22 +43,32 @@ const PATH: &str = "path";
 const READS: &str = "reads";
 const SEED: &str = "seed";
 
+/// Where a viewer finds the cache; without it, the file is read by `pread`.
+const CACHE: &str = "cache";
+
 const OWN: &str = "own process";
-const BY_RUN: &str = "by run";
+const VIEWER: &str = "viewer";
+const BY_RUN: &str = "by run, careful";
 const PREAD: &str = "pread";
+/// What is wanted of the viewer at least, beside the process that has the cache.
+const GOAL: f64 = 0.95;
 
 /// Random pages of one file.
 pub fn case(settings: &Settings) -> Case {
     let ground = Shared::new(settings, Ground::new);
-    let case = Case::new("4 KiB random, DRAM, in another process, with care", &METRICS, move || {
+    let case = Case::new("4 KiB random, DRAM, in another process", &METRICS, move || {
         let ground = ground.get()?;
         let of = |name, read: fn(&Ground, u64) -> Result<f64, Unmeasured>| {
             let ground = Rc::clone(&ground);
             Alternative::new(name, move |repetition| Ok(vec![read(&ground, repetition)?]))
         };
-        Ok(vec![of(OWN, Ground::own), of(BY_RUN, Ground::by_run), of(PREAD, Ground::by_kernel)])
+        let others = [of(VIEWER, Ground::by_view), of(BY_RUN, Ground::by_run), of(PREAD, Ground::by_kernel)];
+        Ok([of(OWN, Ground::own)].into_iter().chain(others).collect())
     });
-    case.compare("cpu", BY_RUN, OWN, None).compare("cpu", BY_RUN, PREAD, None)
+    case.compare("cpu", VIEWER, OWN, Some(GOAL))
+        .compare("cpu", VIEWER, PREAD, None)
+        .compare("cpu", BY_RUN, OWN, None)
+        .compare("cpu", BY_RUN, PREAD, None)
 }
 
 /// A file that nobody writes to, so that its owner may be believed, and ours that has it.
@@ -63,6 +77,9 @@ struct Ground {
     reads: u64,
     path: PathBuf,
     own: File,
+    /// Answers viewers, which find its memory at `cache`.
+    _service: Service,
+    cache: String,
     folder: ScratchFolder,
 }
 
@@ -73,16 +90,23 @@ impl Ground {
         let folder = ScratchFolder::new(&settings.folder)?;
         let path = folder.path().join("pages");
         write_content(&mut KernelFile::create_new(&path)?, bytes)?;
-        let own = warm(Cache::builder().memory(memory_for(bytes)).build()?.open(&path)?)?;
+        let cache = Cache::builder().memory(memory_for(bytes)).build()?;
+        let own = warm(cache.open(&path)?)?;
+        let owner = Arc::new(CacheOwner::new(cache));
+        let (cache, service) = (sys::place_of(&owner), Service::start(owner, 1)?);
         // Who is served with care is not served files that changed a moment ago.
         std::thread::sleep(Duration::from_millis(2500));
         let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };
-        Ok(Self { bytes, reads, path, own, folder })
+        Ok(Self { bytes, reads, path, own, _service: service, cache, folder })
     }
 
     fn own(&self, seed: u64) -> Result<f64, Unmeasured> {
         let read = |page: &mut [u8; PAGE], position| Ok(self.own.read_at(page, position)?);
         cpu_ns(read, self.bytes, self.reads, seed)
+    }
+
+    fn by_view(&self, seed: u64) -> Result<f64, Unmeasured> {
+        Ok(self.errand(seed).with(CACHE, &self.cache).run(None)?.number(CPU))
     }
 
     fn by_run(&self, seed: u64) -> Result<f64, Unmeasured> {
@@ -91,7 +115,7 @@ impl Ground {
         let options = ["run", "--attach", "at-once", "--memory", &memory];
         let reported = ["--report", "json", "--report-file", &report, "--"];
         let run: Vec<String> = options.iter().chain(&reported).map(|&word| word.to_owned()).collect();
-        let cpu_ns = self.another(&run, seed)?;
+        let cpu_ns = self.errand(seed).run_by(&run)?.number(CPU);
         let served = served_bytes(&std::fs::read_to_string(report)?);
         if served >= (self.bytes + self.reads * PAGE as u64) as f64 {
             return Ok(cpu_ns);
@@ -100,15 +124,13 @@ impl Ground {
     }
 
     fn by_kernel(&self, seed: u64) -> Result<f64, Unmeasured> {
-        let cpu_ns = self.another(&[], seed)?;
+        let cpu_ns = self.errand(seed).run(None)?.number(CPU);
         check_warm(&[KernelFile::open(&self.path)?])?;
         Ok(cpu_ns)
     }
 
-    fn another(&self, run: &[String], seed: u64) -> Result<f64, Unmeasured> {
-        let errand =
-            Errand::new(JOB).with(PATH, self.path.display()).with(READS, self.reads).with(SEED, seed);
-        Ok(errand.run_by(run)?.number(CPU))
+    fn errand(&self, seed: u64) -> Errand {
+        Errand::new(JOB).with(PATH, self.path.display()).with(READS, self.reads).with(SEED, seed)
     }
 }
 
@@ -117,17 +139,35 @@ fn memory_for(bytes: u64) -> u64 {
     bytes + bytes / 16 + (64 << 20)
 }
 
-/// The worker's part: by `pread`, whoever answers it.
+/// The worker's part: by a view of the cache, or by `pread`, whoever answers it.
 pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
     let file = KernelFile::open(errand.text(PATH)?)?;
     let bytes = file.metadata()?.len();
-    let mut piece = vec![0; 1 << 20];
-    for position in (0..bytes).step_by(piece.len()) {
-        file.read_exact_at(&mut piece, position)?;
-    }
-    let read = |page: &mut [u8; PAGE], position| Ok(file.read_at(page, position)?);
-    let cpu_ns = cpu_ns(read, bytes, errand.number(READS)?, errand.number(SEED)?)?;
+    let (reads, seed) = (errand.number(READS)?, errand.number(SEED)?);
+    let cpu_ns = match errand.text(CACHE) {
+        Ok(cache) => {
+            let viewed = Viewed::attach(cache, errand.text(PATH)?.as_ref())?;
+            after_all(|buffer, position| Ok(viewed.read_at(buffer, position)?), bytes, reads, seed)?
+        }
+        Err(_) => after_all(|buffer, position| Ok(file.read_at(buffer, position)?), bytes, reads, seed)?,
+    };
     Ok(Answer::default().with(CPU, [cpu_ns]))
+}
+
+/// Of reads at random, once all of the file has been read.
+fn after_all(
+    read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
+    bytes: u64,
+    reads: u64,
+    seed: u64,
+) -> Result<f64, Unmeasured> {
+    let (mut piece, mut look) = (vec![0; 1 << 20], Look::default());
+    for position in (0..bytes).step_by(piece.len()) {
+        let came = read(&mut piece, position)?;
+        look.at(&piece[..came], position);
+    }
+    look.expect(bytes)?;
+    cpu_ns(|page, position| read(page, position), bytes, reads, seed)
 }
 
 /// Of this thread for each of so many reads at random.

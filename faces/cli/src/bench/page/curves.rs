@@ -46,7 +46,7 @@ enum Scale {
     Powers,
 }
 
-/// One line; a place without a number is left out.
+/// One line; a place without a number is left out, and so is a value whose second is not known.
 struct Curve {
     name: String,
     /// Where its values stand on an axis of seconds; empty where they stand at the places.
@@ -119,16 +119,17 @@ fn hit_ratios(rows: &[Row]) -> Vec<Chart> {
     charts
 }
 
-/// How the last repetition went, of each way that tells.
+/// How the last repetition went, of each way that tells. A way that could not be measured has told nothing.
 fn series(situation: &[&Row]) -> Option<Chart> {
-    let told: Vec<(&Row, &Series)> =
-        situation.iter().filter_map(|row| Some((*row, row.series.as_ref()?))).collect();
-    let (first, course) = *told.first()?;
-    let curve = |(number, (row, series)): (usize, &(&Row, &Series))| Curve {
+    let told = situation.iter().filter_map(|row| Some((*row, row.series.as_ref()?)));
+    let told: Vec<(usize, (&Row, &Series))> =
+        told.enumerate().filter(|(_, (_, series))| !series.values.is_empty()).collect();
+    let (_, (first, course)) = *told.first()?;
+    let curve = |(number, (row, series)): &(usize, (&Row, &Series))| Curve {
         name: row.situation().1.to_owned(),
         seconds: series.seconds.clone(),
         values: series.values.clone(),
-        kind: if number == 0 { Kind::Ours } else { Kind::Peer },
+        kind: if *number == 0 { Kind::Ours } else { Kind::Peer },
     };
     Some(Chart {
         title: format!("{}: {}, the last repetition", first.situation().0, first.metric),
@@ -136,7 +137,7 @@ fn series(situation: &[&Row]) -> Option<Chart> {
         x_name: "seconds from the beginning",
         y_name: course.unit.to_owned(),
         scale: Scale::Linear,
-        curves: told.iter().enumerate().map(curve).collect(),
+        curves: told.iter().map(curve).collect(),
     })
 }
 
@@ -208,7 +209,8 @@ fn ends(chart: &Chart) -> (f64, f64) {
 
 /// Where an axis of seconds ends; `None` if the chart has none.
 fn seconds_end(chart: &Chart) -> Option<f64> {
-    let last = chart.curves.iter().flat_map(|curve| &curve.seconds).copied().reduce(f64::max)?;
+    let seconds = chart.curves.iter().flat_map(|curve| &curve.seconds).copied();
+    let last = seconds.filter(|seconds| seconds.is_finite()).reduce(f64::max)?;
     let step = rounded_up(last / GRID_STEPS);
     (last > 0.0).then(|| step * (last / step).ceil())
 }
@@ -279,9 +281,13 @@ fn put_chart(html: &mut String, chart: &Chart) {
     }
     // Ours last, so that it lies on top.
     for (number, curve) in chart.curves.iter().enumerate().rev() {
-        let place = |at: usize| curve.seconds.get(at).map_or_else(|| x(at), |seconds| after(*seconds));
-        let points = curve.values.iter().enumerate().filter(|(_, value)| is_drawn(chart, **value));
-        let points: Vec<_> = points.map(|(at, value)| format!("{:.1},{:.1}", place(at), y(*value))).collect();
+        let place = |at: usize| match curve.seconds.as_slice() {
+            [] => Some(x(at)),
+            seconds => seconds.get(at).filter(|seconds| seconds.is_finite()).map(|&seconds| after(seconds)),
+        };
+        let drawn = curve.values.iter().enumerate().filter(|(_, value)| is_drawn(chart, **value));
+        let points = drawn.filter_map(|(at, value)| Some(format!("{:.1},{:.1}", place(at)?, y(*value))));
+        let points: Vec<_> = points.collect();
         put!(html, "<polyline class=\"{}\" points=\"{}\"/>\n", class(number, curve.kind), points.join(" "));
     }
     let middle = (LEFT + RIGHT) / 2.0;
@@ -408,5 +414,69 @@ mod tests {
         );
         assert!(html.contains("points=\"233.0,150.0 410.0,26.0\""), "{html}");
         assert!(series(&[&rows[2]]).is_none());
+    }
+
+    /// A row whose way has told so much, at these seconds.
+    fn telling(case: &str, seconds: &[f64], values: &[f64]) -> Row {
+        let unit = if values.is_empty() { "" } else { "MB/s" };
+        let series = Series { unit, seconds: seconds.to_vec(), values: values.to_vec() };
+        Row { series: Some(series), ..row(case, "rate", 2.0, None) }
+    }
+
+    fn points(chart: &Chart) -> Vec<String> {
+        let mut html = String::new();
+        put_chart(&mut html, chart);
+        assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
+        let drawn = html.split("points=\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
+        drawn.collect()
+    }
+
+    #[test]
+    fn an_interval_without_a_number_or_a_second_is_left_out_and_the_others_stay_where_they_are() {
+        let unusual = [
+            telling("s: ours", &[1.0, 2.0, 4.0], &[1.0, f64::NAN, 3.0]),
+            telling("s: no second", &[1.0], &[1.0, 2.0]),
+            telling("s: wrong second", &[f64::NAN, 4.0], &[2.0, 3.0]),
+            telling("s: nothing but zero", &[1.0, 4.0], &[0.0, f64::INFINITY]),
+        ];
+        let chart = series(&unusual.iter().collect::<Vec<_>>()).expect("all tell");
+        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 3.0), Some(4.0)));
+        // The last is drawn first.
+        let expected = ["144.5,212.0", "410.0,26.0", "144.5,150.0", "144.5,150.0 410.0,26.0"];
+        assert_eq!(points(&chart), expected);
+    }
+
+    /// 1. Our way could not be measured, and has told nothing.
+    /// 2. The first peer is drawn as if it were ours, on an axis without a unit.
+    #[test]
+    fn a_way_that_tells_nothing_has_no_line_and_lends_its_look_to_nobody() {
+        let rows = [telling("s: ours", &[], &[]), telling("s: kernel", &[1.0, 2.0], &[1.0, 2.0])];
+        let chart = series(&rows.iter().collect::<Vec<_>>()).expect("one tells");
+        assert_eq!(
+            (chart.curves.len(), chart.curves[0].kind, chart.y_name.as_str()),
+            (1, Kind::Peer, "MB/s")
+        );
+        assert!(series(&[&rows[0]]).is_none(), "nothing is no chart");
+        // One interval that took no time, of nothing.
+        let chart = series(&[&telling("s: ours", &[0.0], &[0.0])]).expect("it tells");
+        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 10.0), None));
+        assert_eq!(points(&chart), ["56.0,212.0"]);
+    }
+
+    #[test]
+    fn a_latency_that_is_missing_or_zero_is_left_out_on_a_scale_of_powers() {
+        let missing = Row { quinion: None, ..row("x: ours", "p99", 1.0, Some(("peer", 100.0))) };
+        let rows = [
+            row("x: ours", "p50", 0.0, Some(("peer", 1.0))),
+            missing,
+            row("x: ours", "p99.9", 1000.0, Some(("peer", f64::NAN))),
+        ];
+        let chart = latencies(&rows.iter().collect::<Vec<_>>()).expect("there are three");
+        assert_eq!((chart.places.join(" "), ends(&chart)), ("p50 p99 p99.9".to_owned(), (1.0, 1000.0)));
+        // The peer's first: of ours the last is left, of the peer's all but that.
+        assert_eq!(points(&chart), ["115.0,212.0 233.0,88.0", "351.0,26.0"]);
+        let nothing = [row("x: ours", "p50", f64::NAN, None), row("x: ours", "p99", f64::NAN, None)];
+        let chart = latencies(&nothing.iter().collect::<Vec<_>>()).expect("two are asked");
+        assert_eq!((ends(&chart), points(&chart)), ((1.0, 10.0), vec![String::new()]));
     }
 }

@@ -24,6 +24,7 @@ use super::timing::Spent;
 use ours::Way;
 use peers::{BEST, BEST_BY_TWO, PEERS, Stage, UFFD_COPY};
 
+pub use ours::{cache, file};
 pub use peers::{faults_of, timed};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];

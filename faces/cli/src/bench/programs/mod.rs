@@ -22,6 +22,10 @@
 //! kernel's with us: cold, as the report says. What programs map, or have the kernel read for them by a queue, is in
 //! neither.
 //!
+//! Memory is the most that all of these processes held, with the kernel's page cache for them (`limit`), and "device"
+//! what they had read from devices, both of the cold command as a whole. Warm and resident, memory is told of ours
+//! alone: the kernel's page cache was filled before.
+//!
 //! Invariant: both ways print the same, or the case fails. Of what prints times, all else is compared.
 
 mod data;
@@ -33,6 +37,8 @@ use std::process::Command;
 use std::rc::Rc;
 
 use super::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
+use super::limit::peak_of;
+use super::machine::process_bytes;
 use super::shared::Shared;
 use super::worker::Errand;
 use data::Data;
@@ -44,10 +50,14 @@ const OPERATIONS: &str = "operations";
 const TIME: &str = "time";
 const CPU: &str = "cpu";
 const SERVED: &str = "served";
-const METRICS: [Metric; 4] = [
+const MEMORY: &str = "memory (peak, with page cache)";
+const DEVICE: &str = "device (process)";
+const METRICS: [Metric; 6] = [
     Metric::gain(OPERATIONS, "1000/s"),
     Metric::cost(TIME, "ms"),
     Metric::cost(CPU, "ms"),
+    Metric::cost(MEMORY, "MiB"),
+    Metric::cost(DEVICE, "MiB"),
     Metric::gain(SERVED, "bytes per byte"),
 ];
 
@@ -145,6 +155,10 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
     // One that does nothing shows what a start costs, and is no measure of what programs take.
     let time_goal = Some(NOT_WORSE).filter(|_| program.name != list::NOTHING);
     let case = case.compare(TIME, OURS, KERNEL, time_goal).compare(CPU, OURS, KERNEL, None);
+    let case = match state {
+        State::Cold => case.compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None),
+        State::Warm | State::Resident => case.told(MEMORY, OURS),
+    };
     case.told(SERVED, OURS).without_warm_up().usually(REPEAT)
 }
 
@@ -189,11 +203,11 @@ impl Plan {
 
     fn kernel(&self) -> Result<Vec<f64>, Unmeasured> {
         self.bring_about()?;
-        let turn = match self.state {
-            State::Cold => self.whole(self.command())?,
-            State::Warm | State::Resident => self.inside(&[], 0)?,
-        };
-        Ok(self.numbers(&turn, f64::NAN))
+        let taken = Taken::of(|| match self.state {
+            State::Cold => self.whole(self.command()),
+            State::Warm | State::Resident => self.inside(&[], 0),
+        })?;
+        Ok(taken.numbers(f64::NAN))
     }
 
     fn ours(&self) -> Result<Vec<f64>, Unmeasured> {
@@ -205,15 +219,15 @@ impl Plan {
             ["run", "--memory", &memory, "--report", "json", "--report-file", &path, "--"].map(str::to_owned);
         let read = self.read_bytes.get().map_or(f64::NAN, |bytes| bytes as f64);
         if self.state != State::Cold {
-            let turn = self.inside(&run, 1)?;
-            let by_kernel = turn.read_bytes.map_or(f64::NAN, |bytes| bytes as f64);
-            return Ok(self.numbers(&turn, (1.0 - by_kernel / read).clamp(0.0, 1.0)));
+            let taken = Taken::of(|| self.inside(&run, 1))?;
+            let by_kernel = taken.turn.read_bytes.map_or(f64::NAN, |bytes| bytes as f64);
+            return Ok(taken.numbers((1.0 - by_kernel / read).clamp(0.0, 1.0)));
         }
         let mut command = Command::new(std::env::current_exe()?);
         command.args(&run).args(&self.words).current_dir(self.data.path());
         turn::plain(&mut command);
-        let turn = self.whole(command)?;
-        Ok(self.numbers(&turn, served_bytes(&std::fs::read_to_string(&report)?) / read))
+        let taken = Taken::of(|| self.whole(command))?;
+        Ok(taken.numbers(served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
     /// What is in memory is as the state says.
@@ -249,9 +263,30 @@ impl Plan {
         let words = self.words.join(" ");
         Err(Unmeasured::Failed(format!("{words}: it did not say the same as before; the tests say more")))
     }
+}
 
-    fn numbers(&self, turn: &Turn, served: f64) -> Vec<f64> {
-        vec![turn.operations / 1e3, turn.seconds * 1e3, turn.cpu_seconds * 1e3, served]
+/// A turn with what it took beside time; not a number where the kernel does not say.
+struct Taken {
+    turn: Turn,
+    memory_bytes: f64,
+    device_bytes: f64,
+}
+
+impl Taken {
+    /// A turn, and what all of its processes took.
+    fn of(turn: impl FnOnce() -> Result<Turn, Unmeasured>) -> Result<Self, Unmeasured> {
+        let before = process_bytes();
+        let (turn, memory_bytes) = peak_of(turn)?;
+        let device_bytes =
+            process_bytes().zip(before).map_or(f64::NAN, |(after, before)| (after - before) as f64);
+        Ok(Self { turn, memory_bytes, device_bytes })
+    }
+
+    /// The metrics, in their order.
+    fn numbers(&self, served: f64) -> Vec<f64> {
+        let Turn { operations, seconds, cpu_seconds, .. } = self.turn;
+        let [memory, device] = [self.memory_bytes, self.device_bytes].map(|bytes| bytes / f64::from(1 << 20));
+        vec![operations / 1e3, seconds * 1e3, cpu_seconds * 1e3, memory, device, served]
     }
 }
 

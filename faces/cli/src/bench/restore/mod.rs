@@ -3,6 +3,7 @@
 //! ```text
 //!   resident   the snapshot is in memory: what does it cost to give it to a machine?            `resident`
 //!   snapshot   it is in a file: from nothing to all of it touched, cold and warm                `snapshot`
+//!   populated  it is in a file, and is copied into memory ahead: what are batched grabs worth?    `populated`
 //!   latency    how long does a guest wait that touches one absent page, anywhere?               `latency`
 //!   clones     ten machines of one image: how soon, and in how much memory?                     `clones`
 //! ```
@@ -14,6 +15,7 @@ mod clones;
 mod guest;
 mod host;
 mod latency;
+mod populated;
 mod resident;
 mod snapshot;
 mod vmm;
@@ -28,7 +30,8 @@ const REPEAT: usize = 1;
 /// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let cases = [resident::case(settings), clones::case(settings)];
-    cases.into_iter().chain(latency::cases(settings)).chain(snapshot::cases(settings)).collect()
+    let files = snapshot::cases(settings).into_iter().chain(populated::cases(settings));
+    cases.into_iter().chain(latency::cases(settings)).chain(files).collect()
 }
 
 /// A build with checks in it measures nothing, and only shows that all of this runs.

@@ -12,8 +12,10 @@
 //!   eager, COPY 2M      all of the file is copied before the guest begins
 //! ```
 //!
-//! CPU time is the whole process's, who touches and who answers together. The server and its cache begin and end with
-//! each restore; where all is warm, the cache is older than the server, and the image's server than the guest.
+//! What the device reads is counted where all is cold, for the process: a page that is wanted twice, or read ahead and
+//! never touched, shows there. CPU time is the whole process's, who touches and who answers together. The server and
+//! its cache begin and end with each restore; where all is warm, the cache is older than the server, and the image's
+//! server than the guest.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -28,14 +30,16 @@ use super::vmm::Guest;
 use super::{REPEAT, pick};
 use crate::bench::caches::{Drops, check_warm};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use crate::bench::machine::check_memory;
+use crate::bench::machine::{check_memory, process_bytes};
 use crate::bench::pages::PAGE;
 use crate::bench::populate::faults_of;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{Absent, Mapped, PageKind, Region, Waiting};
 
-const METRICS: [Metric; 2] = [Metric::cost("time", "s"), Metric::cost("cpu", "s")];
+const DEVICE: &str = "device (process)";
+const METRICS: [Metric; 3] =
+    [Metric::cost("time", "s"), Metric::cost("cpu", "s"), Metric::cost(DEVICE, "bytes per byte")];
 
 const COPY: &str = "server, COPY";
 const CONTINUE: &str = "server, CONTINUE";
@@ -119,7 +123,8 @@ pub fn cases(settings: &Settings) -> [Case; 2] {
         });
         let pairs = OURS.iter().flat_map(|(ours, _)| PEERS.map(|(peer, _)| (*ours, peer)));
         pairs.fold(case.usually(REPEAT).without_warm_up(), |case, (ours, peer)| {
-            case.compare("time", ours, peer, None).compare("cpu", ours, peer, None)
+            let case = case.compare("time", ours, peer, None).compare("cpu", ours, peer, None);
+            if before == Before::Cold { case.compare(DEVICE, ours, peer, None) } else { case }
         })
     })
 }
@@ -166,9 +171,12 @@ fn alternative(snapshot: &Rc<Snapshot>, name: &'static str, run: Run, before: Be
     let snapshot = Rc::clone(snapshot);
     let run = move |_| {
         snapshot.prepare(name, before)?;
+        let device = process_bytes();
         let (start, cpu) = (Instant::now(), process_cpu_ns());
         run(&snapshot, before)?;
-        Ok(vec![start.elapsed().as_secs_f64(), (process_cpu_ns() - cpu) / 1e9])
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
+        let device = process_bytes().zip(device).map_or(f64::NAN, |(after, before)| (after - before) as f64);
+        Ok(vec![seconds, cpu / 1e9, device / snapshot.len() as f64])
     };
     Alternative::new(name, run).excused(METRICS.len())
 }

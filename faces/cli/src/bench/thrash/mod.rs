@@ -4,6 +4,7 @@
 //!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, everybody under one limit
 //!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
 //!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
+//!     quinion, three walks: ours, where a page enters the index by three calls of the tree
 //!
 //!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random
 //!     single walk, three walks: how a folio finds its place where a large shadow remembers

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::{Cache, File, Hint};
+use quinion::{Cache, Descent, File, Hint, Tuning};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::bench::caches::Drops;
@@ -27,6 +27,7 @@ use crate::sys::{HugeMemory, Mapped};
 pub const JOB: &str = "thrash";
 
 const OURS: &str = "quinion";
+const NAIVE: &str = "quinion, three walks";
 const MMAP: &str = "kernel mmap";
 const PREAD: &str = "kernel pread";
 const DIRECT: &str = "O_DIRECT pread";
@@ -59,14 +60,17 @@ pub fn case(settings: &Settings) -> Case {
                 let disk = std::rc::Rc::clone(&disk);
                 Alternative::new(name, move |repetition| measured(&disk, load, name, repetition))
             };
-            Ok([OURS, MMAP, PREAD, DIRECT].map(of).into())
+            Ok([OURS, MMAP, PREAD, DIRECT, NAIVE].map(of).into())
         });
     let case = case
         .without_warm_up()
         .usually(REPEAT)
         .compare("rate", OURS, MMAP, Some(MMAP_GOAL))
         .compare("rate", OURS, PREAD, Some(PREAD_GOAL))
-        .compare("rate", OURS, DIRECT, None);
+        .compare("rate", OURS, DIRECT, None)
+        .compare("rate", OURS, NAIVE, None)
+        .compare("cpu", OURS, NAIVE, None)
+        .compare("cpu (process)", OURS, NAIVE, None);
     let beside =
         |case: Case, metric| case.compare(metric, OURS, MMAP, None).compare(metric, OURS, PREAD, None);
     METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
@@ -84,7 +88,7 @@ struct Load {
 impl Load {
     fn of(settings: &Settings) -> Self {
         let (limit, jobs) = (settings.pick(64 << 20, 1 << 30), settings.pick(4, 16));
-        let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 10_000));
+        let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 7_000));
         Self { limit, jobs, before_ms, counted_ms }
     }
 }
@@ -146,8 +150,10 @@ fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>,
         Ok(Reader::Kernel(KernelFile::options().read(true).custom_flags(flags).open(path)?))
     };
     match way {
-        OURS => {
-            let file = Cache::builder().memory(memory).build()?.open(path)?;
+        OURS | NAIVE => {
+            let descent = if way == OURS { Descent::Single } else { Descent::Naive };
+            let tuning = Tuning::default().descent(descent);
+            let file = Cache::builder().memory(memory).tuning(tuning).build()?.open(path)?;
             let of = |_| -> Result<Reader, Unmeasured> {
                 let file = file.clone();
                 file.advise(Hint::Random)?;
@@ -257,7 +263,7 @@ mod tests {
         let path = folder.path().join("file");
         let mut file = KernelFile::create(&path).expect("a file");
         crate::bench::scratch::write_content(&mut file, 32 << 20).expect("room for it");
-        for way in [OURS, MMAP, PREAD, DIRECT] {
+        for way in [OURS, NAIVE, MMAP, PREAD, DIRECT] {
             let errand =
                 Errand::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
             let errand = errand.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);

@@ -1,7 +1,8 @@
 //! Synced: a few bytes at the end of a file, and a sync, again and again.
 //!
 //! The device is waited for each time, and by far the most of what passes is that. So nobody can be much
-//! faster than another; what is asked is that we are not slower.
+//! faster than another; what is asked is that we are not slower. What the device has to write for each byte, the file
+//! system's journal included, tells what the waiting is for; others that write to it meanwhile are in it.
 
 use std::cell::Cell;
 use std::fs::File as KernelFile;
@@ -12,12 +13,18 @@ use std::time::Instant;
 use quinion::{Cache, Durability, File, OpenOptions};
 
 use super::super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use super::super::machine::device_written;
 use super::super::pages::PAGE;
 use super::super::scratch::Scratch;
 use super::super::timing::process_cpu_ns;
 use super::Source;
 
-const METRICS: [Metric; 2] = [Metric::cost("time", "us/append"), Metric::cost("cpu", "us/append")];
+const DEVICE: &str = "device (disk)";
+const METRICS: [Metric; 3] = [
+    Metric::cost("time", "us/append"),
+    Metric::cost("cpu", "us/append"),
+    Metric::cost(DEVICE, "bytes written per byte"),
+];
 const KERNEL: &str = "write and fdatasync";
 const OURS: &str = "append and sync_data";
 const KERNEL_DURABLE: &str = "O_DSYNC";
@@ -46,8 +53,10 @@ fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
     Case::new(format!("appends of {name}, each synced"), &METRICS, prepare)
         .compare("time", OURS, KERNEL, Some(GOAL))
         .compare("cpu", OURS, KERNEL, None)
+        .compare(DEVICE, OURS, KERNEL, None)
         .compare("time", OURS_DURABLE, KERNEL_DURABLE, Some(GOAL))
         .compare("cpu", OURS_DURABLE, KERNEL_DURABLE, None)
+        .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
 }
 
 /// What makes an append durable.
@@ -59,17 +68,23 @@ enum Durable {
     ByWrite,
 }
 
-/// Appends, and what that took for each.
+/// Appends of so many bytes to a file in `folder`, and what that took for each.
 fn timed(
+    folder: &Path,
+    bytes: usize,
     appends: usize,
     mut append: impl FnMut(u64) -> Result<(), Unmeasured>,
 ) -> Result<Vec<f64>, Unmeasured> {
+    let written = device_written(folder);
     let (start, cpu) = (Instant::now(), process_cpu_ns());
     for nth in 0..appends as u64 {
         append(nth)?;
     }
+    let (elapsed, cpu) = (start.elapsed().as_nanos() as f64, process_cpu_ns() - cpu);
+    let written =
+        device_written(folder).zip(written).map_or(f64::NAN, |(after, before)| (after - before) as f64);
     let each = |ns: f64| ns / 1000.0 / appends as f64;
-    Ok(vec![each(start.elapsed().as_nanos() as f64), each(process_cpu_ns() - cpu)])
+    Ok(vec![each(elapsed), each(cpu), written / (bytes * appends) as f64])
 }
 
 fn ours(
@@ -85,10 +100,10 @@ fn ours(
     let options = OpenOptions::new().write(true).durability(durability);
     let file: File = cache.open_with(scratch.path(), options)?;
     let mut source = Source::new(bytes);
-    let end = Cell::new(0);
+    let (end, folder) = (Cell::new(0), folder.to_owned());
     Ok(Alternative::new(name, move |repetition| {
         let _alive = &scratch;
-        let told = timed(appends, |_| {
+        let told = timed(&folder, bytes, appends, |_| {
             end.set(file.append(source.of(end.get(), repetition))? + bytes as u64);
             if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
         })?;
@@ -111,10 +126,10 @@ fn kernel(
     let flags = if durable == Durable::BySync { 0 } else { libc::O_DSYNC };
     let file = KernelFile::options().write(true).custom_flags(flags).open(scratch.path())?;
     let mut source = Source::new(bytes);
-    let end = Cell::new(0);
+    let (end, folder) = (Cell::new(0), folder.to_owned());
     Ok(Alternative::new(name, move |repetition| {
         let _alive = &scratch;
-        timed(appends, |_| {
+        timed(&folder, bytes, appends, |_| {
             file.write_all_at(source.of(end.get(), repetition), end.get())?;
             end.set(end.get() + bytes as u64);
             if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }

@@ -79,12 +79,16 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Looks at what covers each of `indices`, and changes nothing. These ways down wait for no one's outcome, so the
     /// processor fetches for many of them at once what a [`revise`](Self::revise) would wait for one by one.
+    #[inline(never)]
     pub fn approach(&self, indices: impl IntoIterator<Item = u64>) {
-        let counts = indices.into_iter().filter_map(|index| self.leaf(index)).map(|at| match at.home {
-            Home::Node(node) => self.node(node).count() ^ self.get(at).bits(),
-            Home::Root => 0,
-        });
-        std::hint::black_box(counts.fold(0, |all, count| all ^ count));
+        let mut seen = 0;
+        for index in indices {
+            if let Some(At { home: Home::Node(node), slot, .. }) = self.leaf(index) {
+                let node = self.node(node);
+                seen ^= node.count() ^ node.get(slot).bits();
+            }
+        }
+        std::hint::black_box(seen);
     }
 
     /// Asks `decide` what is to become of the entry that covers each of `indices`, in rising order, and does it.

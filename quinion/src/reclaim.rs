@@ -141,6 +141,8 @@ enum From {
     Unprotected,
     /// Of this pool alone.
     Pool(PoolNumber),
+    /// Of this pool alone, what uncached reads have made there.
+    Uncached(PoolNumber),
 }
 
 /// Whether what pools should keep is spared.
@@ -412,6 +414,22 @@ impl Reclaim {
         self.reclaim_from(From::Unprotected, pages, locks)
     }
 
+    /// As [`Reclaim::reclaim_in`], of what uncached reads have made and nobody else has read.
+    pub fn reclaim_uncached(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
+        self.reclaim_from(From::Uncached(pool), pages, locks)
+    }
+
+    /// Pages that uncached reads have made and that stand in their ring, of a pool or of all; what is on its way is
+    /// among them, and what somebody has read since and nobody has judged. `None` if the lock is busy.
+    pub fn uncached_pages(&self, of: Option<PoolNumber>, locks: Locks) -> Option<u64> {
+        let lists = self.lists.lock_as(locks)?;
+        let pages = |pool| lists.pages(ring(pool, Class::Uncached as usize));
+        Some(match of {
+            Some(pool) => pages(pool),
+            None => (0..lists.pools()).map(|pool| pages(PoolNumber(pool as u8))).sum(),
+        })
+    }
+
     fn reclaim_from(&self, from: From, pages: u32, locks: Locks) -> u32 {
         let (mut went, mut search) = (Went::default(), Search::default());
         while went.freed + went.sent < pages && !search.over {
@@ -570,7 +588,7 @@ impl Reclaim {
     /// The search is over when each folio was judged so often that nothing is to be had.
     fn gather(
         &self,
-        from: From,
+        whose: From,
         pages: u32,
         search: &mut Search,
         locks: Locks,
@@ -578,7 +596,7 @@ impl Reclaim {
         let mut judges = self.judges.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
         let mut left = search.left.unwrap_or_else(|| lists.listed() * JUDGEMENTS_MAX);
-        let turn = self.choose(&mut judges, &lists, search, from, pages).filter(|_| left > 0);
+        let turn = self.choose(&mut judges, &lists, search, whose, pages).filter(|_| left > 0);
         let pool = PoolNumber(turn.map_or(0, |turn| turn.pool as u8));
         let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise(pool));
         let Some(turn) = turn else {
@@ -586,13 +604,15 @@ impl Reclaim {
             return Some((victims, promise));
         };
         let (policy, met) = (judges.policy(pool), &mut search.met[turn.pool]);
+        let is_uncached = matches!(whose, From::Uncached(_));
         let may_go = if turn.of_excess { turn.pages } else { u64::MAX };
         let (wanted, mut found) = (u64::from(pages).min(turn.pages), 0);
         for _ in 0..JUDGED_MAX {
             if found >= wanted || victims.len() == BATCH || met.at_minimum && turn.of_excess {
                 break;
             }
-            let next = met.next(policy, weights(&lists, pool));
+            let listed = weights(&lists, pool);
+            let next = met.next(policy, if is_uncached { listed.only(Class::Uncached) } else { listed });
             let Some((class, held)) = next.filter(|_| left > 0) else {
                 met.over = true;
                 break;

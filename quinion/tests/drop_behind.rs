@@ -18,7 +18,7 @@ use std::thread;
 use device::{Device, content, verify};
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill};
-use quinion::{BatchRead, Cache, ErrorKind, File, Hint, ReadOptions};
+use quinion::{BatchRead, Cache, ErrorKind, File, Hint, PoolOptions, ReadOptions};
 use runtime::block_on;
 
 const PAGE: u64 = 4096;
@@ -408,6 +408,52 @@ fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
     assert_eq!(cache.stats().refaulted_pages, 0, "what comes back is a stranger");
 }
 
+/// Streams whose windows together are larger than the free part, and are all on their way:
+///  1 a file is read once, and kept; three quarters of the cache are free
+///  2 readers that leave nothing begin, each a stream of its own, at a device that takes its time
+///  3 nothing is free, what is on its way cannot go, and the next window is made of the file that was kept
+#[test]
+fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
+    const STREAMS: u64 = 80;
+    const EACH: u64 = 1 << 20;
+    for order in [0, 4] {
+        let (cache, device) = (cache(512 << 10, order), Device::new(STREAMS * EACH));
+        let hot = Device::with_number(2, 2 << 20);
+        let kept = open(&cache, &hot);
+        read(&kept, &hot, 0, 2 << 20);
+        let files: Vec<File> = (0..STREAMS).map(|_| uncached(&cache, &device)).collect();
+        let each = |step: &dyn Fn(&File, u64)| {
+            files.iter().zip((0..).step_by(EACH as usize)).for_each(|(file, start)| step(file, start));
+        };
+        device.hold();
+        // Two rounds, so that there is a window that is asked for and one ahead of it.
+        for _ in 0..2 {
+            each(&|file, start| {
+                file.advise(Hint::Sequential).unwrap();
+                let nowait = ReadOptions::new().nowait(true);
+                let mut buffer = vec![0; 64 << 10];
+                let waits = file.read_at_with(&mut buffer, start, nowait).unwrap_err();
+                assert_eq!(waits.kind(), ErrorKind::WouldBlock);
+            });
+        }
+        assert_eq!((cache.stats().evicted_pages, kept.cached_pages()), (0, 512), "order {order}");
+        device.release();
+        thread::scope(|scope| {
+            for (file, start) in files.iter().zip((0..).step_by(EACH as usize)) {
+                let device = &device;
+                scope.spawn(move || {
+                    for at in (start..start + EACH).step_by(64 << 10) {
+                        read(file, device, at, 64 << 10);
+                    }
+                });
+            }
+        });
+        assert_eq!(kept.cached_pages(), 512, "order {order}");
+        drop(files);
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {
     let (cache, device) = (cache(0, 4), Device::new(64 * PAGE));
@@ -757,4 +803,48 @@ fn a_crowd_reads_right_bytes_and_leaves_only_what_plain_readers_wanted() {
     let plain = open(&cache, &device);
     let behind: Vec<_> = cached(&plain).into_iter().filter(|page| *page >= region).collect();
     assert_eq!(behind, Vec::<u64>::new(), "nobody wanted these to stay");
+}
+
+/// A cache that is full of what others read gives an eighth to uncached streams, however many they are, and each of
+/// them gets on. A pool at its limit is as a cache.
+#[test]
+fn d11_many_streams_in_a_full_cache_take_an_eighth_of_it() {
+    const STREAMS: u64 = 16;
+    const EACH: u64 = 2 << 20;
+    for limit in [None, Some(4 << 20)] {
+        let cache = cache(512 << 10, 0);
+        let pool = limit.map(|limit| cache.add_pool("streams", PoolOptions::new().limit(limit)).unwrap());
+        let device = Device::new(STREAMS * EACH);
+        let (other, kept) = {
+            let other = Device::with_number(2, 2 * Cache::MEMORY_MIN);
+            let kept = match &pool {
+                Some(pool) => pool.open_backend(other.clone() as _).unwrap(),
+                None => open(&cache, &other),
+            };
+            (other, kept)
+        };
+        // In no order, so by no stream, and until nothing is free.
+        let pages = other.size.load(Ordering::Relaxed) / PAGE;
+        (0..pages).for_each(|turn| read(&kept, &other, turn * 1_000_003 % pages * PAGE, 1));
+        let before = kept.cached_pages();
+        thread::scope(|scope| {
+            for nth in 0..STREAMS {
+                let file = match &pool {
+                    Some(pool) => pool.open_backend(Arc::clone(&device) as _).unwrap(),
+                    None => open(&cache, &device),
+                };
+                file.set_uncached(true).unwrap();
+                let device = &device;
+                scope.spawn(move || {
+                    for at in (nth * EACH..(nth + 1) * EACH).step_by(64 << 10) {
+                        read(&file, device, at, 64 << 10);
+                    }
+                });
+            }
+        });
+        // Beyond the eighth, each may take what it asks for, if all that the others have is on its way.
+        let (after, most) = (kept.cached_pages(), before / 8 + STREAMS * 16);
+        assert!(before - after <= most, "{before} pages before, {after} after, {limit:?}");
+        cache.check().unwrap();
+    }
 }

@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -121,6 +121,19 @@ impl Served {
         unsafe {
             libc::kill(self.child.id() as i32, signal)
         };
+    }
+    /// Stops it, as one that gets no processor; until [`Served::go_on`].
+    fn pause(&self) {
+        self.signal(libc::SIGSTOP);
+        // One thread takes the signal, and the others run on until they hear of it.
+        let state = |task: &Path| fs::read_to_string(task.join("stat")).unwrap_or_default();
+        let is_stopped =
+            |task: PathBuf| state(&task).rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
+        let tasks = || fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        until("it stops", || tasks().all(|task| is_stopped(task.unwrap().path())));
+    }
+    fn go_on(&self) {
+        self.signal(libc::SIGCONT);
     }
     /// Ends it as a user does; its code, and what it reports.
     fn stop(mut self, signal: i32) -> (Option<i32>, String) {
@@ -330,6 +343,60 @@ fn thousands_of_peers_cost_little() {
     assert!(grown < 64 << 10, "{grown} KiB more than before");
     let mut late = Monitor::start(&stage.plan());
     late.does("touch 0 500 2");
+}
+
+/// A crowd fills the table, and a machine waits at the door for ever:
+///  1 the server is busy; a crowd connects, and hangs up
+///  2 a machine connects behind them and hands over its memory, which goes well: nobody has to accept for that
+///  3 the server accepts all of them in one go; those who are gone have its places, and the machine is refused
+///  4 what it handed over is closed unread, and its first touch is answered by nobody
+#[test]
+fn who_has_hung_up_is_in_nobodys_way() {
+    if !vmm::has("who_has_hung_up_is_in_nobodys_way", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(45, 100));
+    for silent in [true, false] {
+        let served = stage.serve(&["--vms-max", "4", "--workers", "1"]);
+        served.pause();
+        for _ in 0..60 {
+            let mut peer = UnixStream::connect(stage.socket()).unwrap();
+            if !silent {
+                peer.write_all(b"[{\"base").unwrap();
+            }
+        }
+        let mut late = Monitor::start(&stage.plan());
+        served.go_on();
+        late.does("touch 0 100 2");
+        assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    }
+}
+
+/// One for which there is no room has handed over its memory before it could hear that. It would wait without end.
+#[test]
+fn a_machine_too_many_does_not_wait_without_end() {
+    if !vmm::has("a_machine_too_many_does_not_wait_without_end", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(46, 100));
+    let served = stage.serve(&["--vms-max", "1"]);
+    let mut first = Monitor::start(&stage.plan());
+    first.does("touch 0 50 1");
+    let descriptors = served.descriptors();
+    for _ in 0..20 {
+        served.pause();
+        let mut late = Monitor::start(&stage.plan());
+        late.tell("touch 0 100 1");
+        served.go_on();
+        assert_eq!(late.ended().signal(), Some(libc::SIGKILL));
+        assert!(served.says("given up").contains("1 VMs are served already"));
+    }
+    first.does("touch 0 100 2");
+    until("they are let go", || served.descriptors() <= descriptors);
+    drop(first);
+    until("there is room", || served.descriptors() < descriptors);
+    Monitor::start(&stage.plan()).does("touch 0 100 1");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
 /// The command, allowed so many open files.

@@ -24,6 +24,11 @@
 //! A random read misses one page. Its window takes the same steps with a value where others have a list
 //! (`insert_folio`), as long as nothing is short.
 //!
+//! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
+//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free. One who gets nothing so,
+//! and waits for a page, gets 64 KiB: of what uncached reads have made; or of that when something has landed; and only
+//! if that brings nothing, of what others cached. So many streams at once have small windows, and what is hot stays.
+//!
 //! Where the cache has a smallest folio, a window starts and ends at multiples
 //! of it, as do gaps and runs; the last folio may reach over the end of the
 //! file, and its rest is zeros.
@@ -80,6 +85,12 @@ const RECLAIM_PAGES: u32 = 256;
 const STALLS_MAX: u32 = 100;
 /// A window is one part in so many of its pool's limit at most, if that is in its way.
 const WINDOW_SHARE: u64 = 4;
+/// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
+const UNCACHED_SHARE: u64 = 8;
+/// Pages that an uncached reader gets of what somebody has made, when nothing is free and he waits.
+const UNCACHED_LEAST: u32 = 16;
+/// How many fills he waits for before he takes that of others: what uncached reads have may be pinned.
+const UNCACHED_STALLS_MAX: u32 = 8;
 /// How long, where there is nothing in flight to wait for.
 const STALL: Duration = Duration::from_millis(1);
 
@@ -111,6 +122,8 @@ pub struct Filemap {
     in_flight: AtomicU64,
     /// Fills completed, so that one who waits for memory sees that something happened.
     completed: AtomicU64,
+    /// Pages of the windows that uncached reads are putting into the cache just now.
+    uncached_coming: AtomicU64,
 }
 
 /// How much the caller needs the first missing page of a window.
@@ -144,6 +157,58 @@ struct Wanted<'g> {
     /// The largest folio to be made of them.
     align: Order,
     locks: Locks,
+}
+
+/// What an uncached reader lacks for a window.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    pool: PoolNumber,
+    within: Within,
+    /// Pages of the window that are not cached.
+    window_pages: u32,
+    /// Pages for which there is no room.
+    pages: u32,
+    need: Need,
+    locks: Locks,
+}
+
+/// Where room is short.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Within {
+    /// In the cache as a whole.
+    Cache,
+    /// Below the limit of the reader's pool.
+    Pool,
+}
+
+/// Pages that an uncached read is about to put into the cache, until they are listed, or are not to be had.
+#[derive(Debug)]
+struct Coming<'f> {
+    filemap: &'f Filemap,
+    pages: u64,
+}
+
+impl<'f> Coming<'f> {
+    fn of(filemap: &'f Filemap, gaps: &[(PageIndex, u32)]) -> Self {
+        let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
+        filemap.uncached_coming.fetch_add(pages, Ordering::Relaxed);
+        Self { filemap, pages }
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.filemap.uncached_coming.fetch_sub(self.pages, Ordering::Relaxed);
+    }
+}
+
+/// What an uncached reader who lacked something has then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Made {
+    /// Something; or nothing, and he does not wait.
+    Enough,
+    /// Nothing that can go is anybody's: he waits as others do.
+    Nothing,
 }
 
 /// What became of a wish to fill a window.
@@ -191,6 +256,7 @@ impl Filemap {
             tuning,
             in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
+            uncached_coming: AtomicU64::new(0),
         }
     }
 
@@ -275,8 +341,9 @@ impl Filemap {
             return Filled::Busy;
         }
         // 2 A charge for it, and frames.
-        let pool = together.pool;
-        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, need, patience.locks());
+        let (pool, fate) = (together.pool, together.fate());
+        let _coming = (fate == Fate::DropsBehind).then(|| Coming::of(self, &gaps));
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, (need, fate), patience.locks());
         let (charge, frames) = match room {
             Ok(room) => room,
             Err(refused) => return refused,
@@ -293,7 +360,7 @@ impl Filemap {
             self.free_runs(&runs);
             return self.nodes_ran_out(pool, patience);
         };
-        let (orders, fate) = (self.orders_for(window), together.fate());
+        let orders = self.orders_for(window);
         let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
         let Some(added) = self.insert((pool, mapping), shape, runs, patience, &mut refaults) else {
             return Filled::Busy;
@@ -439,17 +506,17 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        need: Need,
+        (need, fate): (Need, Fate),
         locks: Locks,
     ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
         if let Some(places) = mapping.places() {
             return self.claim_places((pool, mapping), places, gaps, need, locks);
         }
-        let mut charge = self.charge((pool, mapping), gaps, window, need, locks);
+        let mut charge = self.charge((pool, mapping), gaps, window, (need, fate), locks);
         if charge.pages() == 0 {
             return Err(Filled::PoolFull);
         }
-        let frames = self.alloc_frames((pool, mapping), gaps, window, need, locks);
+        let frames = self.alloc_frames((pool, mapping), gaps, window, (need, fate), locks);
         if frames.is_empty() {
             return Err(Filled::NoMemory);
         }
@@ -465,7 +532,7 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        need: Need,
+        (need, fate): (Need, Fate),
         locks: Locks,
     ) -> Charge<'_> {
         let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
@@ -475,12 +542,25 @@ impl Filemap {
             return charge; // always, where there is no limit
         }
         // A window as large as the pool would empty it for its own sake.
+        let window_pages = wanted;
         let share = (lists.limit(pool) / WINDOW_SHARE).max(u64::from(unit.pages()));
         let wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
         charge.keep(wanted);
         if let Some(passed) = window.stream {
             self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
             charge.grow(wanted, unit);
+        }
+        if charge.pages() < wanted && fate == Fate::DropsBehind {
+            let (has, within) = (charge.pages(), Within::Pool);
+            let lack = Lack { pool, within, window_pages, pages: wanted - has, need, locks };
+            let made = self.make_room_for_uncached(mapping, lack, has, || {
+                charge.grow(wanted, unit);
+                charge.pages()
+            });
+            if made == Made::Enough {
+                cut_short(gaps, charge.pages());
+                return charge;
+            }
         }
         self.scrape_charge(mapping, &mut charge, wanted, need, locks);
         cut_short(gaps, charge.pages());
@@ -538,7 +618,7 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &[(PageIndex, u32)],
         window: Window,
-        need: Need,
+        (need, fate): (Need, Fate),
         locks: Locks,
     ) -> Vec<Run> {
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
@@ -553,6 +633,15 @@ impl Filemap {
             self.ask_for_room(window);
             return runs;
         }
+        if fate == Fate::DropsBehind {
+            let lacking = u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0));
+            let (within, lacking) = (Within::Cache, (lacking as u32).max(1));
+            let lack = Lack { pool, within, window_pages: pages, pages: lacking, need, locks };
+            let take = || self.take_frames(wanted, Amount::Less, &mut runs);
+            if self.make_room_for_uncached(mapping, lack, 0, take) == Made::Enough {
+                return runs;
+            }
+        }
         let (_, completed) = self.under_way();
         let some = match window.stream {
             // It takes of others what it lacks now and no more.
@@ -564,6 +653,66 @@ impl Filemap {
             self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);
         }
         runs
+    }
+
+    /// Makes room for an uncached read, as the head of this file says, until `take` has got something: it takes what
+    /// room there is, and says how many pages it has then. `has` of them were there before.
+    fn make_room_for_uncached(
+        &self,
+        mapping: &Mapping,
+        lack: Lack,
+        has: u32,
+        mut take: impl FnMut() -> u32,
+    ) -> Made {
+        let Lack { pool, within, window_pages, pages, need, locks } = lack;
+        let evict = |pages| match within {
+            Within::Cache => self.reclaim.reclaim_for(pool, pages, locks),
+            Within::Pool => self.reclaim.reclaim_in(pool, pages, locks),
+        };
+        let fills = || match within {
+            Within::Cache => (self.in_flight(), self.completed.load(Ordering::Relaxed)),
+            Within::Pool => self.reclaim.fills(pool),
+        };
+        // 1 Of others, within the share.
+        let may = self.uncached_may_take(within, (pool, window_pages), locks).min(pages);
+        if may > 0 {
+            evict(may);
+        }
+        let waits = has == 0 && need == Need::Asked && locks == Locks::Wait;
+        if take() > 0 || !waits {
+            return Made::Enough;
+        }
+        // 2 Of what uncached reads have; when something has landed that may be more.
+        let least = UNCACHED_LEAST.max(self.folio_orders.min.pages());
+        for _ in 0..UNCACHED_STALLS_MAX {
+            let (in_flight, completed) = fills();
+            let evicted = self.reclaim.reclaim_uncached(pool, least, locks);
+            if take() > 0 {
+                return Made::Enough;
+            }
+            if evicted == 0 && in_flight == 0 {
+                break;
+            }
+            if evicted == 0 {
+                self.wait_for_landing(mapping, fills, completed);
+            }
+        }
+        // 3 Of anybody.
+        evict(least);
+        if take() > 0 { Made::Enough } else { Made::Nothing }
+    }
+
+    /// Pages that uncached reads may take from others yet, for a window of so many that is coming. Others who are
+    /// coming as well are counted as if they had all that they want; so several at a time may get nothing for a moment,
+    /// and not too much.
+    fn uncached_may_take(&self, within: Within, (pool, coming): (PoolNumber, u32), locks: Locks) -> u32 {
+        let (whole, of) = match within {
+            Within::Cache => (self.arena.pages_max(), None),
+            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
+        };
+        let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(u64::from(coming));
+        let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
+        (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
     }
 
     /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For

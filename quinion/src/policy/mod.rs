@@ -96,6 +96,13 @@ impl Weights {
         self.of(class) > 0
     }
 
+    /// The same, as if there were one ring alone.
+    pub fn only(&self, class: Class) -> Self {
+        let mut only = Self::default();
+        only.pages[class as usize] = self.of(class);
+        only
+    }
+
     /// The same, as if there were no streams.
     fn without_streams(mut self) -> Self {
         self.pages[Class::Stream as usize] = 0;

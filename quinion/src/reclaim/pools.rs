@@ -211,7 +211,9 @@ impl Reclaim {
     ) -> Option<Turn> {
         let whole = |pool: PoolNumber| Turn { pool: pool.0.into(), pages: u64::MAX, of_excess: false };
         match from {
-            From::Pool(pool) => (!search.met[usize::from(pool.0)].over).then(|| whole(pool)),
+            From::Pool(pool) | From::Uncached(pool) => {
+                (!search.met[usize::from(pool.0)].over).then(|| whole(pool))
+            }
             // Nobody else is there to choose, or to be protected from.
             From::Any(_) | From::Unprotected if lists.pools() == 1 => {
                 (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT))

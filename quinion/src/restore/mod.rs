@@ -53,8 +53,9 @@
 //! its snapshot changed, a sector cannot be read and the kernel cannot poison the page) is **given up**: its process is
 //! killed by its process descriptor, and only when it is no more its descriptor is let go; the same at the server's
 //! own end. [`OnFailure::Leave`] leaves that to somebody else, who hears of it by [`Event`] and by the end of the
-//! connection. If the server itself is killed it can do neither; its connections end then, and a VMM's keeper
-//! that watches them should end the VM.
+//! connection. (A peer for which there is no room, or whose message is wrong or late, is such a VM, too, if its
+//! userfaultfd has come, read or not: nobody else would answer its faults.) If the server itself is killed it can do
+//! neither; its connections end then, and a VMM's keeper that watches them should end the VM.
 //!
 //! **One worker for one VM at a time.** So events are noted in their order, and no answer is under way while a worker
 //! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their

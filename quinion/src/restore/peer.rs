@@ -20,7 +20,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    SendAncillaryMessage, SendFlags, Shutdown,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -140,6 +140,24 @@ impl Greeting {
         }
     }
 
+    /// Takes the descriptors that have come and were not read, and lets nothing more come: whoever is told that he is
+    /// not served either has handed over what is found here, or finds that he cannot. Waits for nothing.
+    pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
+        // One that is gone has nothing more to say.
+        let _ = rustix::net::shutdown(socket, Shutdown::Read);
+        for _ in 0..PIECES_MAX {
+            self.bytes.clear();
+            let before = self.fds.len();
+            match self.receive_piece(socket) {
+                Ok(0) if self.fds.len() == before => return,
+                Ok(_) if self.fds.len() > DESCRIPTORS_MAX => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
     fn receive_piece(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         // One more than is allowed, of both, to see that it is too much.
         let room = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
@@ -242,6 +260,18 @@ mod tests {
         drop(theirs);
         let refused = Greeting::new().receive(ours.as_fd());
         assert!(matches!(refused, Err(PeerError::HungUp)), "{refused:?}");
+    }
+
+    #[test]
+    fn what_was_not_read_is_found_and_nothing_comes_behind_it() {
+        let (mut theirs, ours) = UnixStream::pair().expect("a pair");
+        let file = tempfile::tempfile().expect("a file");
+        theirs.write_all(b"nonsense\n").expect("it fits");
+        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+        let mut greeting = Greeting::new();
+        greeting.receive_rest(ours.as_fd());
+        assert_eq!(greeting.take_descriptors().len(), 1);
+        assert!(say(theirs.as_fd(), " ", Some(file.as_fd())).is_err(), "nobody would read it");
     }
 
     #[test]

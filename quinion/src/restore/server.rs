@@ -15,6 +15,14 @@
 //! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
 //! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
 //!
+//! Peers are met one at a time. Epoll tells what happened in its order, and a listener that is armed again stands
+//! behind all that was ready before: so who had hung up has left his place when the next is met, and a crowd that
+//! comes and goes at once keeps nobody out who behaves. (As many as there are other workers may be on their way out
+//! yet.)
+//!
+//! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; and one
+//! that has done so is a VM that cannot be served, and no peer that was refused.
+//!
 //! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would
 //! read as zeros for as long as the process has to run yet.
 //!
@@ -22,7 +30,8 @@
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it.
-//!  2. The table has `vms_max` connections at most, those that are dying included.
+//!  2. The table has `vms_max` connections at most, those that are dying included; and [`REFUSED_MAX`] more, which
+//!     were refused, and are dying.
 //!  3. The socket's file is ours when we remove it.
 //!
 //! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
@@ -82,6 +91,9 @@ const DYING_MILLISECONDS: u16 = 2000;
 const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// Those for whom there was no room, and who are killed because their memory came with them: so many at a time.
+const REFUSED_MAX: usize = 8;
+const _: () = assert!(REFUSED_MAX * DESCRIPTORS_EACH < DESCRIPTORS_SPARE);
 
 /// A page-fault server. Dropping it ends it.
 pub struct Server {
@@ -482,42 +494,63 @@ impl Shared {
 
     // Connections.
 
-    /// Accepts who waits.
+    /// Accepts one who waits, and goes to the end of the row; see the head of this file.
     fn accept(&self) {
-        for _ in 0..BACKLOG {
-            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.meet(socket),
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => {
-                    self.tell(&Event::CannotAccept(error.into()));
-                    self.table().soon.push_back((Instant::now() + SHORT_OF_DESCRIPTORS, 0));
-                    return;
-                }
+        if self.table().connections.len() >= self.options.vms_max + REFUSED_MAX {
+            // Nobody else is met before one of those is no more.
+            return self.accept_after(SOON);
+        }
+        match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => self.meet(socket),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                self.tell(&Event::CannotAccept(error.into()));
+                return self.accept_after(SHORT_OF_DESCRIPTORS);
             }
         }
         self.arm(self.listener.as_fd(), 0, Kind::Listener);
+    }
+
+    fn accept_after(&self, pause: Duration) {
+        self.table().soon.push_back((Instant::now() + pause, 0));
     }
 
     /// Gets to know a peer.
     fn meet(&self, socket: OwnedFd) {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
-        if table.connections.len() >= vms_max {
-            drop(table);
-            return self.refuse(socket.as_fd(), &peer, PeerError::TooMany(vms_max));
-        }
+        let has_room = table.connections.len() < vms_max;
         table.last += 1;
-        table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
-        let number = table.last;
-        let place = Place { stage: Stage::Greeting(Greeting::new()), wanted: None, is_given_up: false };
+        if has_room {
+            table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
+        }
+        let (number, greeting) = (table.last, Stage::Greeting(Greeting::new()));
+        // For whom there is no room it is ours until he is refused.
+        let (stage, refused) = if has_room { (greeting, None) } else { (Stage::Taken, Some(greeting)) };
+        let place = Place { stage, wanted: None, is_given_up: false };
         let connection =
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
+        if let Some(greeting) = refused {
+            let stage = self.fail(&connection, greeting, PeerError::TooMany(vms_max));
+            if matches!(stage, Stage::Over) {
+                return;
+            }
+            let wanted = connection.put_back(stage);
+            debug_assert!(wanted.is_none(), "nobody was told of it yet");
+        }
         let alive = connection.peer.alive();
         let watched =
             alive.map_or(Ok(()), |alive| epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE));
+        if !has_room {
+            // It is dying. If its end cannot be told, it is waited for here, and let go.
+            if watched.is_err() {
+                connection.peer.wait_for_its_end(DYING_MILLISECONDS);
+                self.end_connection(&connection);
+            }
+            return;
+        }
         let (socket, flags) = (connection.socket.as_fd(), ONCE | EventFlags::RDHUP);
         let watched =
             watched.and_then(|()| epoll::add(&self.epoll, socket, token(number, Kind::Socket), flags));
@@ -757,6 +790,7 @@ impl Shared {
                 Kept::Vm { _vm: vm }
             }
             Stage::Greeting(mut greeting) => {
+                greeting.receive_rest(connection.socket.as_fd());
                 let Some(kept) = memory_of(&mut greeting) else {
                     self.end_greeting(connection, why);
                     return Stage::Over;
@@ -835,7 +869,7 @@ impl Shared {
                 Stage::Serving(_) => (true, stage),
                 Stage::Greeting(mut greeting) => {
                     // What has come, and nobody has read, may hand over memory, too.
-                    let _ = greeting.receive(connection.socket.as_fd());
+                    greeting.receive_rest(connection.socket.as_fd());
                     match memory_of(&mut greeting) {
                         Some(kept) => (true, Stage::Dying { _kept: kept }),
                         None => (false, Stage::Over),

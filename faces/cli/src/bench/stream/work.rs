@@ -199,18 +199,20 @@ mod tests {
 
     #[test]
     fn every_way_reads_all_of_it_and_says_what_is_kept() {
-        // Twice the memory. In half of that, windows of two jobs now and then take a fifth of what is hot.
+        // More than the memory. Uncached reads take nothing of what is hot. Plain ones are judged as any: the hot file
+        // was read by a stream, so half of it stands where streams go first; twice proves nothing there, and a second
+        // job that begins late, and has passed nothing yet, takes a part of that.
         let folder = tempfile::tempdir_in(".").expect("a folder");
         let [path, hot] = ["stream", "hot"].map(|name| folder.path().join(name));
-        for (path, bytes) in [(&path, 64 << 20), (&hot, 2 << 20)] {
+        for (path, bytes) in [(&path, 24 << 20), (&hot, 2 << 20)] {
             let mut file = File::create(path).expect("a file");
             crate::bench::scratch::write_content(&mut file, bytes).expect("room for it");
         }
         for way in Way::ALL {
             let errand = Errand::new(JOB).with("way", way.name()).with("block", 64 << 10).with("jobs", 2);
-            let errand = errand.with("files", 1).with(&file_key(0), path.display()).with("each", 64 << 20);
+            let errand = errand.with("files", 1).with(&file_key(0), path.display()).with("each", 24 << 20);
             let errand = errand.with("hot", hot.display()).with("hot-before", 2).with("hot-meanwhile", 1);
-            let errand = errand.with("interval-ms", 1).with("depth", 4).with("memory", 32 << 20);
+            let errand = errand.with("interval-ms", 1).with("depth", 4).with("memory", 16 << 20);
             match work(&errand) {
                 Ok(answer) => {
                     let kept = answer.number(HOT_KEPT);
@@ -218,10 +220,8 @@ mod tests {
                         (0.0..=1.0).contains(&kept) && answer.number(HOT_P50) > 0.0,
                         "{way:?}: {answer:?}"
                     );
-                    assert!(
-                        !way.is_ours() || kept == 1.0,
-                        "an uncached stream took what was hot: {answer:?}"
-                    );
+                    let is_uncached = matches!(way, Way::Ours | Way::Pinned);
+                    assert!(!is_uncached || kept == 1.0, "{way:?} took what was hot: {answer:?}");
                     let (seconds, series) = (answer.list(SERIES_SECONDS), answer.list(SERIES));
                     assert!(seconds.is_sorted() && seconds.len() == series.len(), "{answer:?}");
                     let read = answer.number(FROM_DEVICE_BY_CACHE);

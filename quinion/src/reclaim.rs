@@ -82,6 +82,8 @@ const RINGS: usize = CLASSES + 1;
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
+/// Folios of uncached reads that are judged in one call for no others.
+const UNCACHED_JUDGED_MAX: u64 = 256;
 /// Folios judged under one hold of the locks.
 const JUDGED_MAX: u64 = 1024;
 /// How often each folio is judged at most before reclaim says that there is nothing to be had: reads are counted up
@@ -414,7 +416,8 @@ impl Reclaim {
         self.reclaim_from(From::Unprotected, pages, locks)
     }
 
-    /// As [`Reclaim::reclaim_in`], of what uncached reads have made and nobody else has read.
+    /// As [`Reclaim::reclaim_in`], of what uncached reads have made and nobody else has read; looks at a few hundred
+    /// folios, since those on their way, or pinned, may be all that there are.
     pub fn reclaim_uncached(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
         self.reclaim_from(From::Uncached(pool), pages, locks)
     }
@@ -595,7 +598,9 @@ impl Reclaim {
     ) -> Option<(Vec<Victim>, Promise<'_>)> {
         let mut judges = self.judges.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
-        let mut left = search.left.unwrap_or_else(|| lists.listed() * JUDGEMENTS_MAX);
+        let is_uncached = matches!(whose, From::Uncached(_));
+        let most = if is_uncached { UNCACHED_JUDGED_MAX } else { lists.listed() * JUDGEMENTS_MAX };
+        let mut left = search.left.unwrap_or(most);
         let turn = self.choose(&mut judges, &lists, search, whose, pages).filter(|_| left > 0);
         let pool = PoolNumber(turn.map_or(0, |turn| turn.pool as u8));
         let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise(pool));
@@ -604,7 +609,6 @@ impl Reclaim {
             return Some((victims, promise));
         };
         let (policy, met) = (judges.policy(pool), &mut search.met[turn.pool]);
-        let is_uncached = matches!(whose, From::Uncached(_));
         let may_go = if turn.of_excess { turn.pages } else { u64::MAX };
         let (wanted, mut found) = (u64::from(pages).min(turn.pages), 0);
         for _ in 0..JUDGED_MAX {

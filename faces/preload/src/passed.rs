@@ -471,8 +471,10 @@ extern "C" fn unshared(flags: usize) {
 
 /// A program that is about to forbid itself system calls gets all its descriptors back before.
 extern "C" fn confined(option: usize) {
-    const SET_SECCOMP: usize = 22;
-    if option == SET_SECCOMP {
+    const SET_SECCOMP: u32 = 22;
+    const SET_SYSCALL_USER_DISPATCH: u32 = 59;
+    // The kernel takes the lower half of the register for the option.
+    if matches!(option as u32, SET_SECCOMP | SET_SYSCALL_USER_DISPATCH) {
         forbidden();
     }
 }

@@ -201,13 +201,8 @@ impl Filemap {
         let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
         let mut gaps = vec![(plan.pages.start, plan.count())];
         let window = self.window_of(mapping, plan);
-        let room = self.charge_and_frames(
-            (pool, mapping),
-            &mut gaps,
-            window,
-            (Need::Asked, Fate::Stays),
-            Locks::Wait,
-        );
+        let room =
+            self.charge_and_frames((pool, mapping), &mut gaps, window, (Need::Asked, None), Locks::Wait);
         let (charge, frames) = room.map_err(|refused| match refused {
             Filled::PoolFull => self.pool_full(pool, position),
             _ => self.no_memory(position),

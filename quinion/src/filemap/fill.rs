@@ -25,9 +25,10 @@
 //! (`insert_folio`), as long as nothing is short.
 //!
 //! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
-//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free. One who gets nothing so,
-//! and waits for a page, gets 64 KiB: of what uncached reads have made; or of that when something has landed; and only
-//! if that brings nothing, of what others cached. So many streams at once have small windows, and what is hot stays.
+//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would be
+//! small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot go, of what
+//! others cached. So many streams at once have small windows, and what is hot stays. One who does not wait even for
+//! locks has to do with what there is without others.
 //!
 //! Where the cache has a smallest folio, a window starts and ends at multiples
 //! of it, as do gaps and runs; the last folio may reach over the end of the
@@ -42,6 +43,7 @@
 //! filled would be a state for eviction, batches, pins and viewers to know, for the sake of bad sectors. Its good pages
 //! come again when they are wanted, by themselves.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -87,10 +89,8 @@ const STALLS_MAX: u32 = 100;
 const WINDOW_SHARE: u64 = 4;
 /// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
 const UNCACHED_SHARE: u64 = 8;
-/// Pages that an uncached reader gets of what somebody has made, when nothing is free and he waits.
+/// Pages that an uncached reader gets of what he asks for, whosever they were.
 const UNCACHED_LEAST: u32 = 16;
-/// How many fills he waits for before he takes that of others: what uncached reads have may be pinned.
-const UNCACHED_STALLS_MAX: u32 = 8;
 /// How long, where there is nothing in flight to wait for.
 const STALL: Duration = Duration::from_millis(1);
 
@@ -156,19 +156,8 @@ struct Wanted<'g> {
     pages: u32,
     /// The largest folio to be made of them.
     align: Order,
-    locks: Locks,
-}
-
-/// What an uncached reader lacks for a window.
-#[derive(Clone, Copy, Debug)]
-struct Lack {
-    pool: PoolNumber,
-    within: Within,
-    /// Pages of the window that are not cached.
-    window_pages: u32,
-    /// Pages for which there is no room.
-    pages: u32,
-    need: Need,
+    /// How many are evicted at a time for them, under pressure.
+    at_a_time: u32,
     locks: Locks,
 }
 
@@ -181,34 +170,46 @@ enum Within {
     Pool,
 }
 
-/// Pages that an uncached read is about to put into the cache, until they are listed, or are not to be had.
+/// What an uncached reader lacks for a window.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    pool: PoolNumber,
+    within: Within,
+    /// Pages for which there is no room.
+    pages: u32,
+    /// With fewer pages than these in all, a window is not worth its request.
+    least: u32,
+    locks: Locks,
+}
+
+/// A window that an uncached read is about to put into the cache, until it is listed, or is not to be had.
 #[derive(Debug)]
-struct Coming<'f> {
+pub(super) struct Coming<'f> {
     filemap: &'f Filemap,
-    pages: u64,
+    pages: Cell<u64>,
+    /// Somebody has asked for its first page, and may take of others what that needs.
+    is_asked: bool,
 }
 
 impl<'f> Coming<'f> {
-    fn of(filemap: &'f Filemap, gaps: &[(PageIndex, u32)]) -> Self {
+    fn of(filemap: &'f Filemap, gaps: &[(PageIndex, u32)], is_asked: bool) -> Self {
         let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
         filemap.uncached_coming.fetch_add(pages, Ordering::Relaxed);
-        Self { filemap, pages }
+        Self { filemap, pages: Cell::new(pages), is_asked }
+    }
+
+    /// It is of so many pages at most.
+    fn keep(&self, pages: u32) {
+        let fewer = self.pages.get().saturating_sub(u64::from(pages));
+        self.filemap.uncached_coming.fetch_sub(fewer, Ordering::Relaxed);
+        self.pages.set(self.pages.get() - fewer);
     }
 }
 
 impl Drop for Coming<'_> {
     fn drop(&mut self) {
-        self.filemap.uncached_coming.fetch_sub(self.pages, Ordering::Relaxed);
+        self.keep(0);
     }
-}
-
-/// What an uncached reader who lacked something has then.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Made {
-    /// Something; or nothing, and he does not wait.
-    Enough,
-    /// Nothing that can go is anybody's: he waits as others do.
-    Nothing,
 }
 
 /// What became of a wish to fill a window.
@@ -342,8 +343,10 @@ impl Filemap {
         }
         // 2 A charge for it, and frames.
         let (pool, fate) = (together.pool, together.fate());
-        let _coming = (fate == Fate::DropsBehind).then(|| Coming::of(self, &gaps));
-        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, (need, fate), patience.locks());
+        let is_asked = patience != Patience::Now && wanted.contains(&gaps[0].0);
+        let coming = (fate == Fate::DropsBehind).then(|| Coming::of(self, &gaps, is_asked));
+        let how = (need, coming.as_ref());
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, how, patience.locks());
         let (charge, frames) = match room {
             Ok(room) => room,
             Err(refused) => return refused,
@@ -506,17 +509,17 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        (need, fate): (Need, Fate),
+        (need, coming): (Need, Option<&Coming<'_>>),
         locks: Locks,
     ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
         if let Some(places) = mapping.places() {
             return self.claim_places((pool, mapping), places, gaps, need, locks);
         }
-        let mut charge = self.charge((pool, mapping), gaps, window, (need, fate), locks);
+        let mut charge = self.charge((pool, mapping), gaps, window, (need, coming), locks);
         if charge.pages() == 0 {
             return Err(Filled::PoolFull);
         }
-        let frames = self.alloc_frames((pool, mapping), gaps, window, (need, fate), locks);
+        let frames = self.alloc_frames((pool, mapping), gaps, window, (need, coming), locks);
         if frames.is_empty() {
             return Err(Filled::NoMemory);
         }
@@ -532,7 +535,7 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        (need, fate): (Need, Fate),
+        (need, coming): (Need, Option<&Coming<'_>>),
         locks: Locks,
     ) -> Charge<'_> {
         let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
@@ -542,25 +545,26 @@ impl Filemap {
             return charge; // always, where there is no limit
         }
         // A window as large as the pool would empty it for its own sake.
-        let window_pages = wanted;
         let share = (lists.limit(pool) / WINDOW_SHARE).max(u64::from(unit.pages()));
-        let wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
+        let mut wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
         charge.keep(wanted);
         if let Some(passed) = window.stream {
             self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
             charge.grow(wanted, unit);
         }
-        if charge.pages() < wanted && fate == Fate::DropsBehind {
-            let (has, within) = (charge.pages(), Within::Pool);
-            let lack = Lack { pool, within, window_pages, pages: wanted - has, need, locks };
-            let made = self.make_room_for_uncached(mapping, lack, has, || {
+        if let Some(coming) = coming.filter(|_| charge.pages() < wanted) {
+            let (least, lacking) = (self.uncached_least(wanted), wanted - charge.pages());
+            let lack = Lack { pool, within: Within::Pool, pages: lacking, least, locks };
+            let has = self.make_room_for_uncached(lack, coming, || {
                 charge.grow(wanted, unit);
                 charge.pages()
             });
-            if made == Made::Enough {
+            if has >= least || !coming.is_asked {
+                charge.keep(if has >= least { has } else { 0 });
                 cut_short(gaps, charge.pages());
                 return charge;
             }
+            wanted = least;
         }
         self.scrape_charge(mapping, &mut charge, wanted, need, locks);
         cut_short(gaps, charge.pages());
@@ -618,11 +622,11 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &[(PageIndex, u32)],
         window: Window,
-        (need, fate): (Need, Fate),
+        (need, coming): (Need, Option<&Coming<'_>>),
         locks: Locks,
     ) -> Vec<Run> {
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
-        let wanted = Wanted { gaps, pages, align, locks };
+        let wanted = Wanted { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
         let mut runs = Vec::new();
         if let Some(passed) = window.stream
             && self.is_low_for_stream(wanted.pages)
@@ -633,19 +637,13 @@ impl Filemap {
             self.ask_for_room(window);
             return runs;
         }
-        if fate == Fate::DropsBehind {
-            let lacking = u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0));
-            let (within, lacking) = (Within::Cache, (lacking as u32).max(1));
-            let lack = Lack { pool, within, window_pages: pages, pages: lacking, need, locks };
-            let take = || self.take_frames(wanted, Amount::Less, &mut runs);
-            if self.make_room_for_uncached(mapping, lack, 0, take) == Made::Enough {
-                return runs;
-            }
+        if let Some(coming) = coming {
+            return self.alloc_for_uncached((pool, mapping), wanted, (need, coming), runs);
         }
         let (_, completed) = self.under_way();
         let some = match window.stream {
             // It takes of others what it lacks now and no more.
-            Some(_) => u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32,
+            Some(_) => self.lacking(pages),
             None => pages.max(RECLAIM_PAGES),
         };
         let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
@@ -655,62 +653,88 @@ impl Filemap {
         runs
     }
 
-    /// Makes room for an uncached read, as the head of this file says, until `take` has got something: it takes what
-    /// room there is, and says how many pages it has then. `has` of them were there before.
-    fn make_room_for_uncached(
+    /// Frames for an uncached reader, for whom there is not all that is wanted; as the head of this file says.
+    fn alloc_for_uncached(
         &self,
-        mapping: &Mapping,
-        lack: Lack,
-        has: u32,
-        mut take: impl FnMut() -> u32,
-    ) -> Made {
-        let Lack { pool, within, window_pages, pages, need, locks } = lack;
+        (pool, mapping): (PoolNumber, &Mapping),
+        wanted: Wanted<'_>,
+        (need, coming): (Need, &Coming<'_>),
+        mut runs: Vec<Run>,
+    ) -> Vec<Run> {
+        let (least, locks, mut has) = (self.uncached_least(wanted.pages), wanted.locks, 0);
+        let pages = self.lacking(wanted.pages).max(1);
+        let lack = Lack { pool, within: Within::Cache, pages, least, locks };
+        self.make_room_for_uncached(lack, coming, || {
+            has += self.take_frames(wanted, Amount::Less, &mut runs);
+            has
+        });
+        if has >= least {
+            return runs;
+        }
+        // Others may be quicker to take what was made; and what is not asked for can wait.
+        runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
+        if coming.is_asked {
+            let (_, completed) = self.under_way();
+            let mut gaps = wanted.gaps.to_vec();
+            cut_short(&mut gaps, least);
+            let wanted = Wanted { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
+            self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);
+        }
+        runs
+    }
+
+    /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
+    /// then, has enough of them. Waits for nothing but locks.
+    fn make_room_for_uncached(&self, lack: Lack, coming: &Coming<'_>, mut take: impl FnMut() -> u32) -> u32 {
+        let Lack { pool, within, pages, least, locks } = lack;
         let evict = |pages| match within {
             Within::Cache => self.reclaim.reclaim_for(pool, pages, locks),
             Within::Pool => self.reclaim.reclaim_in(pool, pages, locks),
         };
-        let fills = || match within {
-            Within::Cache => (self.in_flight(), self.completed.load(Ordering::Relaxed)),
-            Within::Pool => self.reclaim.fills(pool),
-        };
         // 1 Of others, within the share.
-        let may = self.uncached_may_take(within, (pool, window_pages), locks).min(pages);
+        let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
         if may > 0 {
             evict(may);
         }
-        let waits = has == 0 && need == Need::Asked && locks == Locks::Wait;
-        if take() > 0 || !waits {
-            return Made::Enough;
+        let mut has = take();
+        if has >= least {
+            return has;
         }
-        // 2 Of what uncached reads have; when something has landed that may be more.
-        let least = UNCACHED_LEAST.max(self.folio_orders.min.pages());
-        for _ in 0..UNCACHED_STALLS_MAX {
-            let (in_flight, completed) = fills();
-            let evicted = self.reclaim.reclaim_uncached(pool, least, locks);
-            if take() > 0 {
-                return Made::Enough;
-            }
-            if evicted == 0 && in_flight == 0 {
-                break;
-            }
-            if evicted == 0 {
-                self.wait_for_landing(mapping, fills, completed);
-            }
+        // 2 Of what uncached reads have.
+        coming.keep(least);
+        self.reclaim.reclaim_uncached(pool, least - has, locks);
+        has = take();
+        if has >= least || !coming.is_asked {
+            return has;
         }
         // 3 Of anybody.
-        evict(least);
-        if take() > 0 { Made::Enough } else { Made::Nothing }
+        evict(least - has);
+        take()
     }
 
-    /// Pages that uncached reads may take from others yet, for a window of so many that is coming. Others who are
-    /// coming as well are counted as if they had all that they want; so several at a time may get nothing for a moment,
-    /// and not too much.
-    fn uncached_may_take(&self, within: Within, (pool, coming): (PoolNumber, u32), locks: Locks) -> u32 {
-        let (whole, of) = match within {
-            Within::Cache => (self.arena.pages_max(), None),
-            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
+    /// Pages without which a window of `pages` is not worth its request to an uncached reader.
+    fn uncached_least(&self, pages: u32) -> u32 {
+        UNCACHED_LEAST.max(self.folio_orders.min.pages()).min(pages)
+    }
+
+    /// Of `pages` that are wanted, those for which no frame is free.
+    fn lacking(&self, pages: u32) -> u32 {
+        u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32
+    }
+
+    /// Pages that uncached reads may take from others yet. In the cache as a whole, others who are coming as well are
+    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too much.
+    fn uncached_may_take(
+        &self,
+        (within, pool): (Within, PoolNumber),
+        coming: &Coming<'_>,
+        locks: Locks,
+    ) -> u32 {
+        let others = || self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
+        let (whole, of, others) = match within {
+            Within::Cache => (self.arena.pages_max(), None, others()),
+            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool), 0),
         };
-        let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(u64::from(coming));
         let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
     }
@@ -730,8 +754,8 @@ impl Filemap {
             if got == wanted.pages {
                 return;
             }
-            if self.reclaim.reclaim_for(pool, RECLAIM_PAGES, wanted.locks) > 0 && wanted.locks == Locks::Wait
-            {
+            let evicted = self.reclaim.reclaim_for(pool, wanted.at_a_time, wanted.locks);
+            if evicted > 0 && wanted.locks == Locks::Wait {
                 continue;
             }
             let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;

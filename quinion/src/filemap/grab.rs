@@ -100,8 +100,7 @@ impl FrameSource for CacheFrames<'_> {
         let order = Order::fitting(largest).min(self.shape.orders.max);
         let window = Window { order, ..Window::exact(first, largest) };
         let mut gaps = gaps.to_vec();
-        let room =
-            filemap.charge_and_frames((pool, mapping), &mut gaps, window, (need, Fate::Stays), Locks::Wait);
+        let room = filemap.charge_and_frames((pool, mapping), &mut gaps, window, (need, None), Locks::Wait);
         let (charge, frames) = match room {
             Ok(room) => room,
             Err(Filled::Nothing | Filled::Busy) => return Ok(Taken::LookAgain),

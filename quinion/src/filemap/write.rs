@@ -568,13 +568,8 @@ impl Filemap {
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let mut gaps = vec![(pages.start, count)];
-        let room = self.charge_and_frames(
-            (pool, mapping),
-            &mut gaps,
-            window,
-            (Need::Asked, Fate::Stays),
-            Locks::Wait,
-        );
+        let room =
+            self.charge_and_frames((pool, mapping), &mut gaps, window, (Need::Asked, None), Locks::Wait);
         let (charge, frames) = match room {
             Ok(room) => room,
             Err(Filled::Nothing) => return Ok(0), // others have brought the first page to its place

@@ -711,8 +711,8 @@ impl<'a> MappingGuard<'a> {
     }
 
     /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
-    /// would, and adds them to `gone`, in the same order. `leave` is told the place of each among them besides. One
-    /// way down, and the lists' lock once.
+    /// would, and adds them to `gone`, in the same order. `leave` is told the place of each among them besides. A look
+    /// at each leaf, one way down, and the lists' lock once.
     pub fn evict_all(
         &mut self,
         folios: &[(PageIndex, Frame)],

@@ -81,8 +81,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// processor fetches for many of them at once what a [`revise`](Self::revise) would wait for one by one.
     #[inline(never)]
     pub fn approach(&self, indices: impl IntoIterator<Item = u64>) {
-        let mut seen = 0;
+        let (mut seen, mut last) = (0, None);
         for index in indices {
+            // Neighbours share a leaf, as a rule.
+            if last.replace(index >> BITS) == Some(index >> BITS) {
+                continue;
+            }
             if let Some(At { home: Home::Node(node), slot, .. }) = self.leaf(index) {
                 let node = self.node(node);
                 seen ^= node.count() ^ node.get(slot).bits();

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use quinion_cli::report::{Form, Report, Value};
@@ -44,6 +44,7 @@ pub fn described(settings: &Settings) -> String {
             "2 MiB pages, shared",
             chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         )
+        .add("reclaimed_ahead", "reclaimed ahead of need", Value::Text(reclaimed_ahead(Path::new(DAMON))))
         .add("compiler", "compiler", Value::Text(env!("QUINION_COMPILER").to_owned()))
         .add("checks", "build", build())
         .add("load", "load at the start", line("/proc/loadavg"))
@@ -112,6 +113,23 @@ fn chosen(path: &str) -> Value {
 
 fn in_brackets(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+/// What DAMON's threads do, a folder for each.
+const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+
+/// Whether the kernel takes memory that was not used lately before anybody needs it: pages of its cache, among others,
+/// so that what a peer has cached may go while it is measured. `threads` is [`DAMON`].
+fn reclaimed_ahead(threads: &Path) -> String {
+    let inside =
+        |folder| fs::read_dir::<PathBuf>(folder).into_iter().flatten().flatten().map(|found| found.path());
+    let says = |file, word| fs::read_to_string::<PathBuf>(file).is_ok_and(|text| text.trim() == word);
+    let is_by_damon = inside(threads.to_owned())
+        .filter(|thread| says(thread.join("state"), "on"))
+        .flat_map(|thread| inside(thread.join("contexts")))
+        .flat_map(|context| inside(context.join("schemes")))
+        .any(|scheme| says(scheme.join("action"), "pageout"));
+    if is_by_damon { "by DAMON" } else { "no" }.to_owned()
 }
 
 fn build() -> Value {
@@ -235,6 +253,24 @@ mod tests {
         assert_eq!(kernel_thread(&stat("a) (b", 0x0020_0000)), thread(false));
         assert_eq!(kernel_thread(&stat("kswapd0", 0x0040_0100)), None);
         assert_eq!(kernel_thread(""), None);
+    }
+
+    #[test]
+    fn a_thread_that_takes_memory_ahead_is_found_if_it_runs() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let scheme = folder.path().join("0/contexts/0/schemes/0");
+        fs::create_dir_all(&scheme).expect("there is room");
+        let tell = |file: PathBuf, text| fs::write(file, text).expect("there is room");
+        let found = || reclaimed_ahead(folder.path());
+        assert_eq!(found(), "no");
+        tell(scheme.join("action"), "pageout\n");
+        for (state, expected) in [("off\n", "no"), ("on\n", "by DAMON")] {
+            tell(folder.path().join("0/state"), state);
+            assert_eq!(found(), expected);
+        }
+        tell(scheme.join("action"), "stat\n");
+        assert_eq!(found(), "no");
+        assert_eq!(reclaimed_ahead(&folder.path().join("none")), "no");
     }
 
     #[test]

@@ -52,6 +52,8 @@ const BY_RUN: &str = "by run, careful";
 const PREAD: &str = "pread";
 /// What is wanted of the viewer at least, beside the process that has the cache.
 const GOAL: f64 = 0.95;
+/// Runs by the kernel until it has kept all of the file.
+const WARM_RUNS_MAX: u32 = 5;
 
 /// Random pages of one file.
 pub fn case(settings: &Settings) -> Case {
@@ -123,10 +125,18 @@ impl Ground {
         Err(Unmeasured::Failed(format!("by `run` only {served} bytes were served from the cache")))
     }
 
+    /// Where the kernel takes pages before anybody needs them, the file may be warm no more after a run; it is another
+    /// time.
     fn by_kernel(&self, seed: u64) -> Result<f64, Unmeasured> {
-        let cpu_ns = self.errand(seed).run(None)?.number(CPU);
-        check_warm(&[KernelFile::open(&self.path)?])?;
-        Ok(cpu_ns)
+        let (file, mut runs) = ([KernelFile::open(&self.path)?], 0);
+        loop {
+            let cpu_ns = self.errand(seed).run(None)?.number(CPU);
+            runs += 1;
+            match check_warm(&file) {
+                Err(_) if runs < WARM_RUNS_MAX => {}
+                warm => return warm.map(|()| cpu_ns),
+            }
+        }
     }
 
     fn errand(&self, seed: u64) -> Errand {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use quinion::serve::{House, Owner};
 use quinion::{Cache, CacheOwner};
 
-const BYTES: u64 = 6 << 20;
+const BYTES: u64 = 1 << 20;
 
 fn owner() -> CacheOwner {
     CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite()
@@ -93,6 +93,17 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     owner.fill(attached.handle, 0, BYTES, false).unwrap();
     assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
     owner.detach(attached.handle);
+}
+
+/// Viewers come with a large file only when the kernel has read it twice, or somebody opens it for the third time.
+#[test]
+fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), 4 << 20);
+    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    owner.prepare(&Alone);
+    assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
+    assert_eq!(ask(&owner, &file, false), None);
 }
 
 /// A program that opens a file again and again and reads it through has it taken over in the end, too.

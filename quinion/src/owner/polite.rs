@@ -20,7 +20,7 @@
 //! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what
 //! the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
 //! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
-//! the kernel has read the file twice, so what is lost is less.
+//! the kernel has read a large file twice, so that is copied as soon as the kernel holds it.
 //!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
 //!
@@ -133,7 +133,12 @@ impl Polite {
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
-        let times = if let Some(Known::Left(times)) = known { times } else { 0 };
+        let times = match known {
+            Some(Known::Left(times)) => times,
+            // Viewers come with a large one when the kernel has read it twice, or it was opened for the third time.
+            _ if bytes >= MANNERS.large_bytes => OPENINGS_MAX,
+            _ => 0,
+        };
         let (credit, next) = match times {
             _ if !is_held(holds, bytes) => (bytes, Known::Left(times)),
             0 => (bytes.saturating_mul(TIMES), Known::Left(1)),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   target/package/man, completions     written by the command itself
-//!   target/package/quinion_*.deb        by cargo-deb, as faces/cli/Cargo.toml says
+//!   target/package/quinion.deb          by cargo-deb, as faces/cli/Cargo.toml says
 //!   target/package/root                 what is in it, unpacked, to see that it works
 //! ```
 //!

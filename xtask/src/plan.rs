@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
-use crate::{instructions, page};
+use crate::{instructions, package, page};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -97,8 +97,23 @@ pub fn nightly() -> Vec<Step> {
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
+        Step::new(
+            "install",
+            Action::Run(cargo("install --locked --path faces/cli --root target/installed --force")),
+        ),
+        Step::new("package", Action::Call(package_with_its_tool)),
         page::step(),
     ]
+}
+
+/// The Debian package, and what builds it, if that is missing.
+fn package_with_its_tool() -> Result<(), Failure> {
+    let mut tool = cargo("install --locked cargo-deb");
+    match tool.status() {
+        Ok(status) if status.success() => package::build(),
+        Ok(status) => Err(Failure::new(format!("cargo-deb cannot be installed: {status}; see above"))),
+        Err(error) => Err(Failure::new(format!("cargo cannot be run: {error}"))),
+    }
 }
 
 /// Installs the system packages the tests use.

@@ -2,7 +2,7 @@
 //! finds nothing wrong under `quinion run`; and what it wrote through the kernel is what others read from the cache.
 //!
 //! ```text
-//!   quinion run -- fsx FILE                         a program that writes is left to the kernel, all of it
+//!   quinion run -- fsx FILE                         a program that writes is left to the kernel as long as it does
 //!   quinion run -- sh:  fsx FILE; cat FILE; ...     FILE is written by one program and read by another, again and
 //!                                                   again, by one cache: the same sums as without it
 //! ```

@@ -163,8 +163,8 @@ fn git() {
     }
 }
 
-/// A database that nobody else writes is opened as `immutable`: without locks. With locks it goes to the kernel,
-/// because whoever locks wants to see what others write.
+/// A database that nobody else writes is opened as `immutable`: without locks. With locks it is served as well, as long
+/// as nobody writes.
 #[test]
 fn sqlite3() {
     disk::program("sqlite3");

@@ -24,9 +24,8 @@
 //! What the interposer does not see: system calls by instructions of the
 //! program's own (not through the C library), and, where the C library could
 //! not be patched, what that does inside itself and what libraries do that are
-//! bound to it past us (`RTLD_DEEPBIND`). The first is why a descriptor
-//! that a program also reads with such instructions must not be served; no way
-//! is known to tell, and `quinion run` says so in its manual. The second never
+//! bound to it past us (`RTLD_DEEPBIND`). The first is why a process whose code has
+//! such instructions is served with care (`careful.rs`). The second never
 //! involves a descriptor that is served, as long as streams keep to descriptors
 //! they opened or were given.
 //!

@@ -24,10 +24,8 @@
 //!
 //! | killed | what is left | who comes next |
 //! |---|---|---|
-//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes the socket, starts
-//! another |
-//! | the runner, as it starts an owner | an owner that has the lock, or one that ends because nobody listens to it |
-//! joins that; or starts one |
+//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes it, starts another |
+//! | the runner, starting an owner | an owner that has the lock, or one that ends by itself | joins that; or starts one |
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!

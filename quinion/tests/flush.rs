@@ -402,7 +402,7 @@ fn cached_by_the_kernel(file: &LocalFile) -> Option<u64> {
 }
 
 #[test]
-fn a_file_that_is_written_directly_leaves_nothing_in_the_kernels_cache() {
+fn a_file_that_is_written_directly_leaves_its_last_partial_page_in_the_kernels_cache() {
     for mechanism in MECHANISMS {
         let folder = disk();
         let (room, engine) = engine(mechanism, 4, 16 << 10);
@@ -412,7 +412,8 @@ fn a_file_that_is_written_directly_leaves_nothing_in_the_kernels_cache() {
         }
         for size in [100, 4096, 5000, 70_001] {
             write(&room, &file, 0, &bytes(1, size)).unwrap();
-            assert_eq!(cached_by_the_kernel(&file), Some(0), "{size} bytes");
+            let most = u64::from(!size.is_multiple_of(4096));
+            assert!(cached_by_the_kernel(&file) <= Some(most), "{size} bytes");
             assert_eq!(file.way(), Way::Direct);
         }
     }

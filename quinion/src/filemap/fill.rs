@@ -25,10 +25,10 @@
 //! (`insert_folio`), as long as nothing is short.
 //!
 //! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
-//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that would
-//! be small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot go, of what
-//! others cached. So many streams at once have small windows, and what is hot stays. One who does not wait even for
-//! locks has to do with what there is without others.
+//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that
+//! would be small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot
+//! go, of what others cached. So many streams at once have small windows, and what is hot stays. One who does not
+//! wait even for locks has to do with what there is without others.
 //!
 //! Where the cache has a smallest folio, a window starts and ends at multiples
 //! of it, as do gaps and runs; the last folio may reach over the end of the

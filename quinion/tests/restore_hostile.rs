@@ -306,6 +306,59 @@ fn the_silent_are_let_go() {
     stage.is_well();
 }
 
+/// They have all places; but what comes behind them may be a machine, which would have to be killed.
+#[test]
+fn the_silent_are_waited_for_and_nobody_is_refused_for_them() {
+    if !vmm::has("the_silent_are_waited_for_and_nobody_is_refused_for_them", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let options = options(|o| {
+        o.greeting = Duration::from_millis(300);
+        o.vms_max = 2;
+    });
+    let server = stage.serve(options);
+    for _ in 0..3 {
+        // It is there already when they come, so that they are silent yet when it connects.
+        let mut machine = Monitor::idle();
+        let silent = [(); 2].map(|()| stage.connect());
+        machine.does(&Plan::new(stage.socket(), stage.image).command());
+        machine.does(&format!("touch 0 {PAGES} 2"));
+        for stream in silent {
+            assert!(rest(stream).contains("did not come"), "they are late, and nothing else");
+        }
+    }
+    let stats = server.stop();
+    assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (3, 0, 6));
+}
+
+/// One worker may be told of the next while another lets the last one go.
+#[test]
+fn who_comes_when_the_last_has_ended_is_served() {
+    if !vmm::has("who_comes_when_the_last_has_ended_is_served", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let options = options(|o| {
+        o.workers = 4;
+        o.vms_max = 1;
+    });
+    let server = stage.serve(options);
+    for _ in 0..20 {
+        let mut next = Monitor::idle();
+        let mut last = Monitor::start(&Plan::new(stage.socket(), stage.image));
+        last.does("touch 0 10 1");
+        last.kill();
+        last.wait();
+        next.does(&Plan::new(stage.socket(), stage.image).command());
+        next.does(&format!("touch 0 {PAGES} 2"));
+        next.kill();
+        next.wait();
+    }
+    let stats = server.stop();
+    assert_eq!((stats.vms_total, stats.vms_given_up), (40, 0));
+}
+
 #[test]
 fn thousands_of_connections_are_borne() {
     if !vmm::has("thousands_of_connections_are_borne", &[REMOVALS]) {

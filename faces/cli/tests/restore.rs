@@ -94,12 +94,16 @@ impl Served {
     }
     /// Waits for a line with this in it.
     fn says(&self, words: &str) -> String {
+        self.says_one_of(&[words])
+    }
+    /// Waits for a line with any of these in it.
+    fn says_one_of(&self, words: &[&str]) -> String {
         let mut said = Vec::new();
         loop {
             match self.lines.recv_timeout(WATCHDOG) {
-                Ok(line) if line.contains(words) => return line,
+                Ok(line) if words.iter().any(|words| line.contains(words)) => return line,
                 Ok(line) => said.push(line),
-                Err(_) => panic!("it does not say `{words}`, but {said:#?}"),
+                Err(_) => panic!("it does not say {words:?}, but {said:#?}"),
             }
         }
     }
@@ -311,7 +315,8 @@ fn it_does_not_begin_with_what_is_not_right() {
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
-/// Thousands that say nothing, or nonsense: in a process that may open few files.
+/// Thousands that say nothing, or nonsense: in a process that may open few files. (So many at a time as have room at
+/// the door: more of the silent would wait to be connected until others are late.)
 #[test]
 fn thousands_of_peers_cost_little() {
     if !vmm::has("thousands_of_peers_cost_little", &[REMOVALS]) {
@@ -324,9 +329,9 @@ fn thousands_of_peers_cost_little() {
     let mut witness = Monitor::start(&stage.plan());
     witness.does("touch 0 50 1");
     let (descriptors, threads, memory) = (served.descriptors(), served.threads(), served.anonymous_kib());
-    for wave in 0..10u64 {
+    for wave in 0..20u64 {
         let mut peers = Vec::new();
-        for _ in 0..300 {
+        for _ in 0..150 {
             let Ok(mut peer) = UnixStream::connect(stage.socket()) else { continue };
             match wave % 3 {
                 0 => {}
@@ -335,7 +340,7 @@ fn thousands_of_peers_cost_little() {
             }
             peers.push(peer);
         }
-        witness.does(&format!("touch {} 40 1", 50 + wave * 40));
+        witness.does(&format!("touch {} 20 1", 50 + wave * 20));
     }
     until("they are let go", || served.descriptors() <= descriptors);
     assert!(served.threads() <= threads, "{} threads, and {threads} before", served.threads());
@@ -397,6 +402,65 @@ fn a_machine_too_many_does_not_wait_without_end() {
     until("there is room", || served.descriptors() < descriptors);
     Monitor::start(&stage.plan()).does("touch 0 100 1");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+/// One that was refused, and does not die, has nobody's place:
+///  1 the first has the only place; who comes late is refused, killed, and held on his way out, until no more may be
+///  2 that is told once; who comes then waits at the door
+///  3 the first ends: who waits is served, beside those who are dying yet
+///  4 they die: nobody has to wait any more, and the next is refused
+#[test]
+fn who_was_refused_and_does_not_die_has_nobodys_place() {
+    let test = "who_was_refused_and_does_not_die_has_nobodys_place";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    const CROWDED: &str = "nobody can be accepted";
+    let stage = Stage::new(Image::new(48, 100));
+    let served = stage.serve(&["--vms-max", "1", "--json"]);
+    // Its memory is there before the server hears of it.
+    let late = || {
+        served.pause();
+        let late = Monitor::start(&stage.plan());
+        let held = kernel::Held::at_its_end(late.pid());
+        served.go_on();
+        (held, late)
+    };
+    let mut first = Monitor::start(&stage.plan());
+    first.does("touch 0 50 1");
+    let mut dying = Vec::new();
+    let mut waiting = loop {
+        let (held, late) = late();
+        let mut held = match held {
+            Ok(held) => held,
+            Err(error) => return vmm::skipped(test, &format!("no process can be held here: {error}")),
+        };
+        if served.says_one_of(&["was given up", CROWDED]).contains(CROWDED) {
+            break late;
+        }
+        until("it is on its way out", || held.is_ending());
+        dying.push((held, late));
+    };
+    first.does("touch 50 50 1");
+    first.kill();
+    first.wait();
+    assert!(served.says_one_of(&["has ended", CROWDED]).contains("has ended"), "it was told already");
+    waiting.does("touch 0 100 2");
+    let (held, mut last) = late();
+    // He is not held.
+    drop(held);
+    served.says(CROWDED);
+    let refused = dying.len() as u64 + 1;
+    for (held, mut late) in dying {
+        drop(held);
+        assert_eq!(late.wait().signal(), Some(libc::SIGKILL));
+    }
+    assert_eq!(last.wait().signal(), Some(libc::SIGKILL));
+    waiting.does("touch 0 100 1");
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0), "{report}");
+    let told = ["vms", "vms_given_up", "peers_refused"].map(|name| number(&report, name));
+    assert_eq!(told, [2, refused, 0], "{report}");
 }
 
 /// The command, allowed so many open files.

@@ -61,9 +61,10 @@
 //! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their
 //! reads before the first is waited for.
 //!
-//! **Bounded.** Connections by `vms_max`, threads by `workers`, a message by [`message::MESSAGE_BYTES_MAX`] and
-//! [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory for each VM by two bits a page and
-//! [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is pinned by a run for each worker.
+//! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, a message
+//! by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory for each VM
+//! by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is pinned by a run for
+//! each worker.
 //!
 //! Invariants:
 //!  1. What a peer does harms no other: it is told, and closed or given up, alone.
@@ -103,7 +104,9 @@ use pages::TooManyPieces;
 /// What is done with the process of a VM that cannot be served any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
-    /// It is killed: better no VM than one that reads zeros where its memory was.
+    /// It is killed: better no VM than one that reads zeros where its memory was. That is the process that connected,
+    /// as a whole: if it has several connections, and one of them cannot be served, or is refused when its memory has
+    /// come, that is the end of all its VMs.
     #[default]
     Kill,
     /// It is left to somebody else. It waits without end where memory is missing, or finds zeros there.
@@ -116,7 +119,9 @@ pub enum OnFailure {
 pub struct RestoreOptions {
     /// Threads that answer; 1 to 64. If not set, one for each processor, and four at most.
     pub workers: usize,
-    /// Connections at a time, those included whose message has not come yet; 1 to 65536. If not set, 64.
+    /// Connections at a time, those included whose message has not come yet, and VMs that were given up and whose
+    /// processes are dying; 1 to 65536. If not set, 64. Who comes when there are so many waits until one ends, as long
+    /// as they are not all VMs, and is refused if they are; of those who were, up to four more may be dying.
     pub vms_max: usize,
     /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB.
     pub run_bytes: u64,
@@ -308,7 +313,8 @@ pub enum Event {
         /// Whether its process was killed.
         killed: bool,
     },
-    /// No more peers can be accepted for a moment: the system refuses.
+    /// No more peers can be accepted for a moment: the system refuses; or all places are taken, and as many as may
+    /// be dying that were refused have not died yet, which is told once, and not again before it was otherwise.
     CannotAccept(io::Error),
 }
 

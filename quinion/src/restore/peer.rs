@@ -82,6 +82,17 @@ impl Peer {
     }
 }
 
+/// Whether the process of any of them is no more; or, if that is not known, whether it has hung up.
+pub(super) fn has_one_ended<'a>(peers: impl Iterator<Item = (&'a Peer, BorrowedFd<'a>)>) -> bool {
+    let ends = peers.map(|(peer, socket)| match peer.alive() {
+        Some(alive) => PollFd::from_borrowed_fd(alive, PollFlags::IN),
+        None => PollFd::from_borrowed_fd(socket, PollFlags::RDHUP),
+    });
+    let mut fds: Vec<PollFd<'a>> = ends.collect();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ended| ended > 0)
+}
+
 fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

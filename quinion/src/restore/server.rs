@@ -6,9 +6,10 @@
 //!           userfaultfd -----> a turn of that VM
 //!           process ended ---> gone, or, if it was killed, let go at last
 //!           bell     --------> look around
+//!           clock    --------> somebody of `soon` is due
 //!
 //!   queues  ahead    VMs that have a trace to be supplied: a turn when nothing else is to be done
-//!           soon     VMs to look at again in a millisecond; and the listener, when the system was short
+//!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
 //! ```
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
@@ -17,30 +18,39 @@
 //!
 //! Peers are met one at a time. Epoll tells what happened in its order, and a listener that is armed again stands
 //! behind all that was ready before: so who had hung up has left his place when the next is met, and a crowd that
-//! comes and goes at once keeps nobody out who behaves. (As many as there are other workers may be on their way out
-//! yet.)
+//! comes and goes at once keeps nobody out who behaves.
+//!
+//! Who is refused may be killed, so that is done only if there is no other way. Who comes when all places are taken
+//! finds one of these:
+//!  1. One of them is not a VM's: its message is to come, and is late before long. He waits at the door (the backlog).
+//!  2. One was a VM's that has ended, and another worker is about to let it go. He waits.
+//!  3. All are VMs'. He is met, and refused. Those who were, and are dying, have no place, and take nobody's; if there
+//!     are [`REFUSED_MAX`] of them he waits, and that is told once.
 //!
 //! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; and one
 //! that has done so is a VM that cannot be served, and no peer that was refused.
 //!
 //! A VM that is given up stays, with its descriptor, until its process is no more: let go earlier, its memory would
-//! read as zeros for as long as the process has to run yet.
+//! read as zeros for as long as the process has to run yet. If epoll has no room to tell of that, it is looked at now
+//! and then.
 //!
 //! A panic while something is done for one peer is that peer's end and nobody else's.
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it.
-//!  2. The table has `vms_max` connections at most, those that are dying included; and [`REFUSED_MAX`] more, which
-//!     were refused, and are dying.
-//!  3. The socket's file is ours when we remove it.
+//!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
+//!     [`REFUSED_MAX`] that were refused for want of a place, and are dying.
+//!  3. When somebody of `soon` is due, a worker that waits hears of it, however busy the one is who put him there.
+//!  4. The socket's file is ours when we remove it.
 //!
 //! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
 //! there it was of one that has ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs;
 use std::io;
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -56,6 +66,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use crate::cache::{Cache, File, Image};
 use crate::error::{Repr, Result};
@@ -65,22 +78,29 @@ use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
 use crate::units::PAGE_SIZE;
 
-use super::message::{BadMessage, Region, Said, check, offer, ready};
-use super::peer::{Greeting, Peer, refusal, say};
+use super::message::{BadMessage, DESCRIPTORS_MAX, Region, Said, check, offer, ready};
+use super::peer::{Greeting, Peer, has_one_ended, refusal, say};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
 use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
 use super::vm::{Common, Next, SPACES_MAX, Source, Space, Vm};
 use super::{Event, OnFailure, PeerError, RestoreOptions};
 
-/// Descriptors of one connection: its socket, its process, its userfaultfd.
+/// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
+/// when that is whole.)
 const DESCRIPTORS_EACH: usize = 3;
-/// Descriptors that are left to others.
+/// Descriptors of one that was refused: of what came, unread, all may be userfaultfds.
+const DESCRIPTORS_REFUSED: usize = 2 + DESCRIPTORS_MAX;
+/// Descriptors beside those of `vms_max` connections.
 const DESCRIPTORS_SPARE: usize = 64;
+/// Of these, so many are left to others.
+const DESCRIPTORS_OTHERS: usize = 32;
 /// After what time something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
 /// After what time peers are accepted again when the system was short of something.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// After what time somebody looks whether processes that do not die have died.
+const DYING: Duration = Duration::from_millis(50);
 /// How often somebody looks for greetings that are late.
 const SWEEP: Duration = Duration::from_millis(200);
 /// How long a worker sleeps if nothing is to be done.
@@ -92,8 +112,10 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// Those for whom there was no room, and who are killed because their memory came with them: so many at a time.
-const REFUSED_MAX: usize = 8;
-const _: () = assert!(REFUSED_MAX * DESCRIPTORS_EACH < DESCRIPTORS_SPARE);
+const REFUSED_MAX: usize = 4;
+const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
+/// The listener's number in `soon`: no connection has it.
+const LISTENER: u64 = 0;
 
 /// A page-fault server. Dropping it ends it.
 pub struct Server {
@@ -122,6 +144,8 @@ struct Shared {
     epoll: OwnedFd,
     listener: OwnedFd,
     bell: OwnedFd,
+    /// It strikes when the first of `soon` is due.
+    clock: OwnedFd,
     is_ending: AtomicBool,
     table: Mutex<Table>,
 }
@@ -129,6 +153,12 @@ struct Shared {
 #[derive(Default)]
 struct Table {
     connections: HashMap<u64, Arc<Connection>>,
+    /// Of these, those for whom there was no place.
+    refused: HashSet<u64>,
+    /// Of the others, those that are a VM's: their message has come, or their memory did.
+    vms: HashSet<u64>,
+    /// It was told that nobody can be refused either.
+    is_crowd_told: bool,
     last: u64,
     ahead: VecDeque<u64>,
     soon: VecDeque<(Instant, u64)>,
@@ -140,6 +170,25 @@ struct Table {
     peers_refused: u64,
     /// What was done for VMs that are no more.
     past: Numbers,
+}
+
+impl Table {
+    /// A connection is a VM's from now on; if it is there still, and has a place.
+    fn note_vm(&mut self, number: u64) {
+        if self.connections.contains_key(&number) && !self.refused.contains(&number) {
+            self.vms.insert(number);
+        }
+    }
+}
+
+/// What is done with who waits at the door; see the head of this file.
+enum Door {
+    /// He is met: there is a place, or he is to be told that there is none.
+    Open,
+    /// He waits: a place becomes free by itself.
+    Soon,
+    /// He waits: there is no room, not even for one more who is refused.
+    Crowded,
 }
 
 /// One connection.
@@ -187,8 +236,9 @@ enum Kind {
     Socket = 2,
     Process = 3,
     Faults = 4,
+    Clock = 5,
     /// Of none: its regions have just come.
-    Beginning = 5,
+    Beginning = 6,
 }
 
 const KIND_BITS: u32 = 3;
@@ -198,11 +248,15 @@ fn token(number: u64, kind: Kind) -> EventData {
 }
 
 fn of_token(data: EventData) -> (u64, Kind) {
-    let kinds = [Kind::Listener, Kind::Bell, Kind::Socket, Kind::Process, Kind::Faults];
+    let kinds = [Kind::Listener, Kind::Bell, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
     (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
 }
 
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
+}
 
 fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> crate::error::Error {
     let text = format!("page faults cannot be served there: {what}{error}");
@@ -268,6 +322,8 @@ impl Server {
             listener,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "a bell: ", e))?,
+            clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+                .map_err(|e| failed(socket, "a clock: ", e))?,
             is_ending: AtomicBool::new(false),
             table: Mutex::new(Table::default()),
         };
@@ -287,6 +343,8 @@ impl Server {
         let watched = [
             (shared.listener.as_fd(), Kind::Listener, ONCE),
             (shared.bell.as_fd(), Kind::Bell, EventFlags::IN),
+            // Each stroke is told once, and nobody has to read it.
+            (shared.clock.as_fd(), Kind::Clock, EventFlags::IN | EventFlags::ET),
         ];
         for (fd, kind, flags) in watched {
             epoll::add(&shared.epoll, fd, token(0, kind), flags)
@@ -436,6 +494,8 @@ impl Shared {
             match events.first().map(|event| of_token(event.data)) {
                 Some((_, Kind::Bell)) => self.hear_bell(),
                 Some((_, Kind::Listener)) => self.accept(),
+                // Who is due has his turn below.
+                Some((_, Kind::Clock)) => {}
                 Some((number, kind)) => self.attend(number, kind),
                 None => self.take_turn(),
             }
@@ -448,12 +508,19 @@ impl Shared {
 
     /// How long nothing is to be done but what epoll tells.
     fn patience(&self) -> Timespec {
-        let (table, now) = (self.table(), Instant::now());
+        let table = self.table();
         let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
-        let first = table.soon.iter().map(|(when, _)| *when).min();
-        let soon = first.map_or(sweep, |when| when.saturating_duration_since(now));
-        let wait = if table.ahead.is_empty() { soon.min(sweep) } else { Duration::ZERO };
-        Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
+        timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
+    }
+
+    /// Has the clock strike when the first is due: a worker that waits hears it, and not only who comes by again.
+    fn set_clock(&self, table: &Table) {
+        let Some(first) = table.soon.iter().map(|(when, _)| *when).min() else { return };
+        // Zero would stop it.
+        let left = first.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let stroke = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
+        let result = timerfd_settime(&self.clock, TimerfdTimerFlags::empty(), &stroke);
+        debug_assert!(result.is_ok(), "{result:?}");
     }
 
     /// Somebody whose time has come has a turn, however much is told.
@@ -462,9 +529,13 @@ impl Shared {
         let mut table = self.table();
         let due = table.soon.iter().position(|(when, _)| *when <= now);
         let due = due.and_then(|at| table.soon.remove(at));
+        if due.is_some() {
+            // For the next; this one may keep us long.
+            self.set_clock(&table);
+        }
         drop(table);
         match due {
-            Some((_, 0)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
+            Some((_, LISTENER)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
             Some((_, number)) => self.attend(number, Kind::Faults),
             None => {}
         }
@@ -496,35 +567,64 @@ impl Shared {
 
     /// Accepts one who waits, and goes to the end of the row; see the head of this file.
     fn accept(&self) {
-        if self.table().connections.len() >= self.options.vms_max + REFUSED_MAX {
-            // Nobody else is met before one of those is no more.
-            return self.accept_after(SOON);
+        match self.door() {
+            Door::Open => {}
+            Door::Soon => return self.want_after(LISTENER, SOON),
+            Door::Crowded => {
+                let was_told = std::mem::replace(&mut self.table().is_crowd_told, true);
+                if !was_told {
+                    let text =
+                        "processes that were refused, and killed, have not ended yet; see why they cannot";
+                    self.tell(&Event::CannotAccept(io::Error::other(format!("{REFUSED_MAX} {text}"))));
+                }
+                return self.want_after(LISTENER, DYING);
+            }
         }
         match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => self.meet(socket),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => {
                 self.tell(&Event::CannotAccept(error.into()));
-                return self.accept_after(SHORT_OF_DESCRIPTORS);
+                return self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
             }
         }
         self.arm(self.listener.as_fd(), 0, Kind::Listener);
     }
 
-    fn accept_after(&self, pause: Duration) {
-        self.table().soon.push_back((Instant::now() + pause, 0));
+    fn door(&self) -> Door {
+        let mut table = self.table();
+        let taken = table.connections.len() - table.refused.len();
+        let is_full = taken >= self.options.vms_max;
+        let is_crowded = is_full && table.refused.len() >= REFUSED_MAX;
+        table.is_crowd_told &= is_crowded;
+        if !is_full {
+            return Door::Open;
+        }
+        if table.vms.len() < taken {
+            return Door::Soon;
+        }
+        let vms: Vec<Arc<Connection>> =
+            table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
+        drop(table);
+        match () {
+            () if has_one_ended(vms.iter().map(|vm| vm.end())) => Door::Soon,
+            () if is_crowded => Door::Crowded,
+            () => Door::Open,
+        }
     }
 
     /// Gets to know a peer.
     fn meet(&self, socket: OwnedFd) {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
-        let has_room = table.connections.len() < vms_max;
+        let has_room = table.connections.len() - table.refused.len() < vms_max;
         table.last += 1;
+        let (number, greeting) = (table.last, Stage::Greeting(Greeting::new()));
         if has_room {
             table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
+        } else {
+            table.refused.insert(number);
         }
-        let (number, greeting) = (table.last, Stage::Greeting(Greeting::new()));
         // For whom there is no room it is ours until he is refused.
         let (stage, refused) = if has_room { (greeting, None) } else { (Stage::Taken, Some(greeting)) };
         let place = Place { stage, wanted: None, is_given_up: false };
@@ -532,31 +632,25 @@ impl Shared {
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
-        if let Some(greeting) = refused {
-            let stage = self.fail(&connection, greeting, PeerError::TooMany(vms_max));
-            if matches!(stage, Stage::Over) {
-                return;
-            }
-            let wanted = connection.put_back(stage);
-            debug_assert!(wanted.is_none(), "nobody was told of it yet");
+        let wrong = if has_room {
+            self.watch_peer(&connection).err().map(|error| PeerError::Socket(error.into()))
+        } else {
+            Some(PeerError::TooMany(vms_max))
+        };
+        let Some(wrong) = wrong else { return };
+        // Whoever else has it lets it go.
+        let Some(stage) = refused.or_else(|| connection.take(Kind::Socket)) else { return };
+        let stage = self.fail(&connection, stage, wrong);
+        self.settle(&connection, stage);
+    }
+
+    /// Has it told what a peer says, and its end.
+    fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
+        if let Some(alive) = connection.peer.alive() {
+            epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)?;
         }
-        let alive = connection.peer.alive();
-        let watched =
-            alive.map_or(Ok(()), |alive| epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE));
-        if !has_room {
-            // It is dying. If its end cannot be told, it is waited for here, and let go.
-            if watched.is_err() {
-                connection.peer.wait_for_its_end(DYING_MILLISECONDS);
-                self.end_connection(&connection);
-            }
-            return;
-        }
-        let (socket, flags) = (connection.socket.as_fd(), ONCE | EventFlags::RDHUP);
-        let watched =
-            watched.and_then(|()| epoll::add(&self.epoll, socket, token(number, Kind::Socket), flags));
-        if let Err(error) = watched {
-            self.end_greeting(&connection, PeerError::Socket(error.into()));
-        }
+        let token = token(connection.number, Kind::Socket);
+        epoll::add(&self.epoll, &connection.socket, token, ONCE | EventFlags::RDHUP)
     }
 
     /// Something happened to a connection.
@@ -565,13 +659,25 @@ impl Shared {
         if kind == Kind::Process {
             return self.end_connection(&connection);
         }
-        let Some(mut stage) = connection.take(kind) else { return };
-        let mut kind = kind;
+        if let Some(stage) = connection.take(kind) {
+            self.work_on(&connection, stage, kind);
+        }
+    }
+
+    /// Puts a stage back, unless something was wanted of it meanwhile; then that is done first.
+    fn settle(&self, connection: &Connection, stage: Stage) {
+        if let Some((stage, kind)) = connection.put_back(stage) {
+            self.work_on(connection, stage, kind);
+        }
+    }
+
+    /// Does what is to be done for a connection that is ours, and puts it back.
+    fn work_on(&self, connection: &Connection, mut stage: Stage, mut kind: Kind) {
         loop {
-            let done = catch_unwind(AssertUnwindSafe(|| self.step(&connection, &mut stage, kind)));
+            let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
             let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
             stage = match wrong {
-                Some(wrong) => self.fail(&connection, stage, wrong),
+                Some(wrong) => self.fail(connection, stage, wrong),
                 None => stage,
             };
             match connection.put_back(stage) {
@@ -610,7 +716,8 @@ impl Shared {
                     self.end_connection(connection);
                 }
             }
-            Stage::Dying { .. } | Stage::Taken | Stage::Over => {}
+            Stage::Dying { .. } => self.await_end(connection),
+            Stage::Taken | Stage::Over => {}
         }
         Ok(())
     }
@@ -661,7 +768,11 @@ impl Shared {
 
     /// A connection has become a VM's.
     fn begin_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
-        self.table().vms_total += 1;
+        {
+            let mut table = self.table();
+            table.vms_total += 1;
+            table.note_vm(connection.number);
+        }
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
         if vm.guard_image()? {
@@ -717,7 +828,7 @@ impl Shared {
         match next {
             Next::Over => return Ok(next),
             Next::Wait => {}
-            Next::Soon => self.want_soon(connection.number),
+            Next::Soon => self.want_after(connection.number, SOON),
             Next::Ahead => self.want_ahead(connection.number),
         }
         for space in vm.spaces() {
@@ -726,10 +837,11 @@ impl Shared {
         Ok(next)
     }
 
-    fn want_soon(&self, number: u64) {
+    fn want_after(&self, number: u64, pause: Duration) {
         let mut table = self.table();
         if table.soon.iter().all(|(_, other)| *other != number) {
-            table.soon.push_back((Instant::now() + SOON, number));
+            table.soon.push_back((Instant::now() + pause, number));
+            self.set_clock(&table);
         }
     }
 
@@ -769,6 +881,8 @@ impl Shared {
         let mut table = self.table();
         let was_known = table.connections.remove(&connection.number).is_some();
         if was_known {
+            table.refused.remove(&connection.number);
+            table.vms.remove(&connection.number);
             table.past.merge(&connection.counted());
         }
         drop(table);
@@ -804,26 +918,38 @@ impl Shared {
         // Its end is not one of its own then, whoever hears of it first.
         connection.place().is_given_up = true;
         let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-        self.table().vms_given_up += 1;
+        {
+            let mut table = self.table();
+            table.vms_given_up += 1;
+            table.note_vm(connection.number);
+        }
         let (vm, process) = (connection.number, connection.peer.process());
         self.tell(&Event::GivenUp { vm, process, why, killed });
         if killed {
+            self.await_end(connection);
             return Stage::Dying { _kept: kept };
         }
         self.forget(connection);
         Stage::Over
     }
 
+    /// Has the end told of a process that was killed, if it is not yet. If epoll has no room for that, it is looked at
+    /// now and then.
+    fn await_end(&self, connection: &Connection) {
+        let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
+        match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(_) if has_one_ended(iter::once(connection.end())) => self.end_connection(connection),
+            Err(_) => self.want_after(number, DYING),
+        }
+    }
+
     /// A peer that is no VM is told what is wrong, and closed.
     fn end_greeting(&self, connection: &Connection, why: PeerError) {
         self.forget(connection);
-        self.refuse(connection.socket.as_fd(), &connection.peer, why);
-    }
-
-    fn refuse(&self, socket: BorrowedFd<'_>, peer: &Peer, why: PeerError) {
-        let _ = say(socket, &refusal(&why), None);
+        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
         self.table().peers_refused += 1;
-        self.tell(&Event::Refused { process: peer.process(), why });
+        self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
     /// Ends greetings that are late; now and then, by whoever comes by.
@@ -847,11 +973,8 @@ impl Shared {
                 may_greet_still |= connection.may_greet();
                 continue;
             };
-            let mut stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
-            // What was wanted meanwhile was a greeting's, which is over. What is kept of it is kept all the same.
-            while let Some((again, _)) = connection.put_back(stage) {
-                stage = again;
-            }
+            let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
+            self.settle(&connection, stage);
         }
         let mut table = self.table();
         if !may_greet_still && table.greets_until == Some(until) {
@@ -915,10 +1038,11 @@ impl Shared {
     }
 }
 
-/// The userfaultfds among what came, to be kept, if there are any; the rest is closed.
+/// The userfaultfds among what came, to be kept, if there are any; the rest is closed, and so is what is more than may
+/// come.
 fn memory_of(greeting: &mut Greeting) -> Option<Kept> {
     let uffds = greeting.take_descriptors().into_iter().filter_map(|fd| Uffd::accept(fd).ok());
-    let descriptors: Vec<OwnedFd> = uffds.map(OwnedFd::from).collect();
+    let descriptors: Vec<OwnedFd> = uffds.map(OwnedFd::from).take(DESCRIPTORS_MAX).collect();
     (!descriptors.is_empty()).then_some(Kept::Descriptors { _descriptors: descriptors })
 }
 
@@ -934,6 +1058,11 @@ impl Connection {
 
     fn counted(&self) -> Numbers {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Who tells of its end.
+    fn end(&self) -> (&Peer, BorrowedFd<'_>) {
+        (&self.peer, self.socket.as_fd())
     }
 
     /// What it is, for who works on it; `None`, and word is left, if somebody has it.

@@ -69,9 +69,11 @@ pub struct RestoreStats {
     pub vms: u64,
     /// VMs that were served, those of now included.
     pub vms_total: u64,
-    /// VMs that were given up.
+    /// VMs that were given up. It may be more than `vms_total`: a peer that has handed over its memory, and cannot be
+    /// served from the first, is a VM that is given up, and was never served.
     pub vms_given_up: u64,
-    /// Peers that were refused before they were a VM's.
+    /// Peers that were refused before they were a VM's. One for which there was no room is among them only if its
+    /// memory had not come; else it is a VM that was given up.
     pub peers_refused: u64,
     /// The image's size.
     pub image_bytes: u64,

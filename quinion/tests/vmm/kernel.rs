@@ -48,6 +48,50 @@ const UFFDIO_COPY: libc::c_ulong = read_write(0x03, 40);
 const UFFDIO_ZEROPAGE: libc::c_ulong = read_write(0x04, 32);
 const UFFDIO_CONTINUE: libc::c_ulong = read_write(0x07, 32);
 
+/// A process that stops on its way out, whoever kills it, until this is dropped. Only the thread that began to hold it
+/// can ask, and let it go.
+pub struct Held {
+    process: libc::pid_t,
+    is_stopped: bool,
+}
+
+impl Held {
+    pub fn at_its_end(process: u32) -> io::Result<Self> {
+        let process = process as libc::pid_t;
+        trace(libc::PTRACE_SEIZE as _, process, libc::PTRACE_O_TRACEEXIT as usize)?;
+        Ok(Self { process, is_stopped: false })
+    }
+
+    /// Whether it is on its way out.
+    pub fn is_ending(&mut self) -> bool {
+        let mut status = 0;
+        // SAFETY: our own child.
+        let found = unsafe { libc::waitpid(self.process, &raw mut status, libc::WNOHANG | libc::__WALL) };
+        if found == self.process {
+            assert_eq!(status >> 8, libc::SIGTRAP | libc::PTRACE_EVENT_EXIT << 8, "it stops at its end only");
+            self.is_stopped = true;
+        }
+        self.is_stopped
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_stopped && trace(libc::PTRACE_INTERRUPT as _, self.process, 0).is_ok() {
+            let mut status = 0;
+            // SAFETY: our own child.
+            unsafe { libc::waitpid(self.process, &raw mut status, libc::__WALL) };
+        }
+        let _ = trace(libc::PTRACE_DETACH as _, self.process, 0);
+    }
+}
+
+fn trace(request: libc::c_int, process: libc::pid_t, data: usize) -> io::Result<()> {
+    // SAFETY: none of the requests here touches memory of ours.
+    let returned = unsafe { libc::ptrace(request as _, process, 0_usize, data) };
+    if returned == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// A descriptor through which faults are told and answered.
 pub struct Userfault(pub OwnedFd);
 

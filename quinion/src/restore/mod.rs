@@ -61,10 +61,13 @@
 //! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their
 //! reads before the first is waited for.
 //!
-//! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, a message
-//! by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory for each VM
-//! by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is pinned by a run for
-//! each worker.
+//! **Another process.** A process that is served by a server of its own must not fork by the C library while it is: the
+//! kernel keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
+//!
+//! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, a
+//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory
+//! for each VM by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is
+//! pinned by a run for each worker.
 //!
 //! Invariants:
 //!  1. What a peer does harms no other: it is told, and closed or given up, alone.

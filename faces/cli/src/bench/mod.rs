@@ -264,7 +264,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if arguments.count {
         return count();
     }
-    if let Err(why) = arguments.programs.check() {
+    if let Err(why) = arguments.programs.check().and_then(|()| check_use(&arguments)) {
         crate::complain(&why);
         return ExitCode::from(crate::EXIT_NOT_UNDERSTOOD);
     }
@@ -313,6 +313,24 @@ fn count() -> ExitCode {
         }
     }
     crate::print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+/// That what was said of an experiment is said of one that is to run.
+fn check_use(arguments: &Arguments) -> Result<(), String> {
+    let runs = |name: &str| {
+        arguments.experiments.is_empty() || arguments.experiments.iter().any(|asked| asked == name)
+    };
+    for (name, is_given, options) in [
+        ("programs", arguments.programs.is_given(), "--only"),
+        (ratio::NAME, arguments.ratio.is_given(), "--traces and --sizes"),
+    ] {
+        if is_given && !runs(name) {
+            return Err(format!(
+                "{options} is for `{name}`, which is not asked for; name it as well, or none"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn settings(arguments: &Arguments) -> Settings {

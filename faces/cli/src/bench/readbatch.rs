@@ -37,7 +37,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 fn counted((name, ours, peer, goal): Pair) -> Case {
     let case = Case::new(name, &COUNTS, move || Ok(vec![counting(ours), counting(peer)]));
-    case.once().compare("instructions", ours, peer, goal).compare("branches", ours, peer, None)
+    case.once().compare("instructions", ours, peer, goal).compare("branches", ours, peer, goal)
 }
 
 fn counting(name: &'static str) -> Alternative {

@@ -132,10 +132,12 @@ impl Row {
         }
     }
 
-    /// Whether the other was better in three repetitions of four: a median below 1 alone may be noise.
+    /// Whether the other was better in three repetitions of four: a median below 1 alone may be noise. What is printed
+    /// as 1.00 is level.
     fn is_behind(&self) -> bool {
+        const LEVEL: f64 = 0.995;
         let high = self.spread.map_or(self.ratio, |[_, high]| Some(high));
-        self.ratio.is_some_and(|ratio| ratio < 1.0) && high.is_some_and(|high| high < 1.0)
+        self.ratio.is_some_and(|ratio| ratio < LEVEL) && high.is_some_and(|high| high < LEVEL)
     }
 
     /// The row as a line of the table.

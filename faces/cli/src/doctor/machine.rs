@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use quinion::{Cache, MemFileOptions};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -62,12 +63,21 @@ fn io_uring() -> io::Result<()> {
     })
 }
 
+/// What is set, and whether a cache gets them all the same: it asks for each by itself (`MADV_COLLAPSE`).
 fn huge_pages() -> Value {
     const PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let Some(setting) = text(PATH) else { return Value::Unknown };
     let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
+    let gets_them = || -> quinion::Result<bool> {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build()?;
+        cache.mem_file(MemFileOptions::new().size(1))?.write_all_at(&[1], 0)?;
+        Ok(cache.stats().huge_bytes > 0)
+    };
     Value::Text(match chosen {
         "always" | "advise" | "within_size" | "force" => format!("yes ({chosen})"),
+        _ if gets_them().is_ok_and(|gets| gets) => {
+            format!("yes (set to {chosen}; a cache asks for them one by one)")
+        }
         _ => format!("no ({chosen}); the cache works with 4 KiB pages, slower: echo advise > {PATH}"),
     })
 }

@@ -38,6 +38,8 @@ mod sequential;
 mod target;
 mod tasks;
 
+pub use sequential::no_ring;
+
 use super::harness::{Case, Metric, Settings};
 use super::shared::Shared;
 use target::Target;

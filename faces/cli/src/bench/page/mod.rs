@@ -85,7 +85,7 @@ fn put_goals(html: &mut String, sections: &[Section]) {
     put!(html, "<p>{} of {} goals that have a number are met.</p>\n", met.len(), met.len() + missed.len());
     for (rows, heading, open) in [
         (missed, "Missed", " open"),
-        (behind, "Without a goal, and behind a peer in three repetitions of four", ""),
+        (behind, "Without a goal, and behind a peer in three repetitions of four, or in the only one", ""),
         (met, "Met", ""),
     ] {
         if !rows.is_empty() {

@@ -78,16 +78,37 @@ const ALL: &str = "all";
 #[group(id = "choice-of-programs")]
 pub struct Options {
     /// Only programs whose names contain one of these words, such as `fio` or `git`; or `all` of them. One of each kind
-    /// if not given.
-    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
-    only: Vec<String>,
+    /// if not given. A whole name is one word, commas and all.
+    #[arg(long, value_name = "WORDS", value_parser = Words::of)]
+    only: Vec<Words>,
+}
+
+/// What one `--only` says: a name as a whole, or words between commas.
+#[derive(Clone, Debug)]
+struct Words(Vec<String>);
+
+impl Words {
+    fn of(said: &str) -> Result<Self, std::convert::Infallible> {
+        let is_name = PROGRAMS.iter().any(|program| program.name == said);
+        let words = if is_name { vec![said] } else { said.split(',').map(str::trim).collect() };
+        Ok(Self(words.into_iter().map(str::to_owned).collect()))
+    }
 }
 
 impl Options {
+    fn words(&self) -> impl Iterator<Item = &str> {
+        self.only.iter().flat_map(|Words(words)| words.iter().map(String::as_str))
+    }
+
+    /// Whether somebody chose.
+    pub fn is_given(&self) -> bool {
+        !self.only.is_empty()
+    }
+
     /// That each word names a program.
     pub fn check(&self) -> Result<(), String> {
         let is_known = |word: &str| word == ALL || PROGRAMS.iter().any(|program| program.name.contains(word));
-        match self.only.iter().find(|word| !is_known(word)) {
+        match self.words().find(|word| !is_known(word)) {
             None => Ok(()),
             Some(word) => {
                 let names = PROGRAMS.each_ref().map(|program| program.name).join("; ");
@@ -102,7 +123,7 @@ impl Options {
         if self.only.is_empty() {
             return program.stands.is_some_and(|stands| stands == Extent::Quick || stands == extent);
         }
-        self.only.iter().any(|word| word == ALL || program.name.contains(word.as_str()))
+        self.words().any(|word| word == ALL || program.name.contains(word))
     }
 }
 
@@ -299,9 +320,13 @@ mod tests {
         for (at, program) in PROGRAMS.iter().enumerate() {
             assert!(PROGRAMS[..at].iter().all(|other| other.name != program.name), "{}", program.name);
         }
-        let options = |only: &[&str]| Options { only: only.iter().map(|&word| word.to_owned()).collect() };
+        let words = |word: &&str| Words::of(word).expect("all words are words");
+        let options = |only: &[&str]| Options { only: only.iter().map(words).collect() };
         let count = |options: Options, extent| PROGRAMS.iter().filter(|p| options.wants(p, extent)).count();
-        assert_eq!(count(options(&["fio", "git"]), Extent::Quick), 12);
+        for said in [&["fio", "git"][..], &["fio,git"], &["fio, git"]] {
+            assert_eq!(count(options(said), Extent::Quick), 12, "{said:?}");
+        }
+        assert_eq!(count(options(&["fio randread, psync"]), Extent::Quick), 1, "a whole name");
         assert_eq!(count(options(&[ALL]), Extent::Quick), PROGRAMS.len());
         assert!([&["fio", ALL][..], &[]].map(options).iter().all(|options| options.check().is_ok()));
         let wrong = options(&["fio", "zzz"]).check().expect_err("there is none");

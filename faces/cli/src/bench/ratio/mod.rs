@@ -87,6 +87,11 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
+    /// Whether somebody said something of it.
+    pub fn is_given(&self) -> bool {
+        self.traces.is_some() || !self.sizes.is_empty()
+    }
+
     fn percents(&self) -> Vec<f64> {
         if self.sizes.is_empty() { vec![1.0, 5.0, 10.0, 20.0] } else { self.sizes.clone() }
     }

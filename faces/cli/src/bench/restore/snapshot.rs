@@ -10,6 +10,7 @@
 //!   MAP_PRIVATE         the kernel's own way: the file is mapped, and read ahead as it likes
 //!   handler, COPY 4K    as the example handlers do it: the file is mapped, and each fault copies a page from there
 //!   eager, COPY 2M      all of the file is copied before the guest begins
+//!   raw io_uring        nobody restores anything: the file is read past the kernel's cache, as fast as that can be
 //! ```
 //!
 //! What the device reads is counted where all is cold, for the process: a page that is wanted twice, or read ahead and
@@ -29,13 +30,14 @@ use super::host::{Host, NewGuest, handing_out_the_image};
 use super::vmm::Guest;
 use super::{REPEAT, pick};
 use crate::bench::caches::{Drops, check_warm};
+use crate::bench::cold::no_ring;
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::machine::{check_memory, process_bytes};
 use crate::bench::pages::PAGE;
 use crate::bench::populate::faults_of;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
-use crate::sys::{Absent, Mapped, PageKind, Region, Waiting};
+use crate::sys::{Absent, Mapped, PageKind, RawReader, Region, Waiting};
 
 const DEVICE: &str = "device (process)";
 const METRICS: [Metric; 3] =
@@ -47,6 +49,9 @@ const REPLAYED: &str = "server, replayed";
 const MAP_PRIVATE: &str = "MAP_PRIVATE";
 const HANDLER: &str = "handler, COPY 4K";
 const EAGER: &str = "eager, COPY 2M";
+/// The bound of what begins with nothing in memory.
+const RAW: &str = "raw io_uring";
+const RAW_DEPTH: usize = 4;
 const UNIT: usize = 2 << 20;
 
 /// What is in memory when it begins.
@@ -118,10 +123,15 @@ pub fn cases(settings: &Settings) -> [Case; 2] {
         let name = format!("snapshot file of {} MiB, {name}", bytes(settings) >> 20);
         let case = Case::new(name, &METRICS, move || {
             let snapshot = snapshot.get()?;
-            let all = OURS.iter().chain(&PEERS);
+            let bound: &[(&str, Run)] = if before == Before::Cold { &[(RAW, raw)] } else { &[] };
+            let all = OURS.iter().chain(&PEERS).chain(bound);
             Ok(all.map(|(name, run)| alternative(&snapshot, name, *run, before)).collect())
         });
         let pairs = OURS.iter().flat_map(|(ours, _)| PEERS.map(|(peer, _)| (*ours, peer)));
+        let case = OURS
+            .iter()
+            .filter(|_| before == Before::Cold)
+            .fold(case, |case, (ours, _)| case.bound("time", ours, RAW, None));
         pairs.fold(case.usually(REPEAT).without_warm_up(), |case, (ours, peer)| {
             let case = case.compare("time", ours, peer, None).compare("cpu", ours, peer, None);
             if before == Before::Cold { case.compare(DEVICE, ours, peer, None) } else { case }
@@ -183,6 +193,17 @@ fn alternative(snapshot: &Rc<Snapshot>, name: &'static str, run: Run, before: Be
 
 fn map_private(snapshot: &Snapshot, _before: Before) -> Result<(), Unmeasured> {
     touch_all(&Region::private(&snapshot.file, snapshot.len())?)
+}
+
+fn raw(snapshot: &Snapshot, _before: Before) -> Result<(), Unmeasured> {
+    let (file, mut bytes) = (snapshot.host.scratch.open_direct()?, 0);
+    let mut places = (0..snapshot.len() as u64).step_by(UNIT);
+    let reader = RawReader::new(&file, UNIT, RAW_DEPTH).map_err(|error| no_ring(&error))?;
+    reader.read_all(|| places.next(), |piece, _| bytes += piece.len())?;
+    if bytes == snapshot.len() {
+        return Ok(());
+    }
+    Err(Unmeasured::Failed(format!("{bytes} of {} bytes were read", snapshot.len())))
 }
 
 fn handler(snapshot: &Snapshot, _before: Before) -> Result<(), Unmeasured> {

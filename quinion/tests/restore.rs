@@ -345,7 +345,7 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
     memory.expect_page(1);
     memory.write(PAGE, 77);
     memory.remove(64, 16);
-    // Not by the C library's: that keeps the allocator locked until the server, which is this process, has read the event.
+    // Not by the C library, which keeps the allocator locked until the server, in this process, has read the event.
     // SAFETY: the child touches memory and ends; it allocates nothing and takes no lock.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
     if child == 0 {

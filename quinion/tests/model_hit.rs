@@ -748,7 +748,7 @@ fn growth() {
 /// A file that is cut and grows again around a reader: what was filled meanwhile, with zeroes behind the end, is not
 /// shown by the size before it or after it. `read` is told how to look at the size, and accepts nothing but 2.
 fn growth_after_a_cut(outcomes: &[&str], read: fn(&Frames, &dyn Fn() -> bool) -> String) {
-    explore_bounded(Some(3), outcomes, || {
+    explore_bounded(Some(3), outcomes, move || {
         let frames = Frames::new();
         let size = Arc::new(AtomicU64::new(2));
         let known = size.clone();

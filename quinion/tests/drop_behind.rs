@@ -454,6 +454,29 @@ fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
     }
 }
 
+/// Who does not wait takes nothing of others beyond the share, and begins with as much as there is:
+///  1 what uncached reads have is pinned, and is an eighth of the pool; the rest is another file's
+///  2 of that three pages go
+///  3 a read of sixteen that waits for nothing begins three
+#[test]
+fn d11_who_does_not_wait_has_to_do_with_what_there_is() {
+    let cache = cache(0, 0);
+    let pool = cache.add_pool("streams", PoolOptions::new().limit(4 << 20)).unwrap();
+    let (device, other) = (Device::new(4 << 20), Device::with_number(2, 8 << 20));
+    let file = pool.open_backend(Arc::clone(&device) as _).unwrap();
+    file.set_uncached(true).unwrap();
+    let pins: Vec<_> = (0..512 << 10).step_by(64 << 10).map(|at| file.pin(at, 64 << 10).unwrap()).collect();
+    let kept = pool.open_backend(other.clone() as _).unwrap();
+    (0..2048).for_each(|turn| read(&kept, &other, turn * 1_003 % 2048 * PAGE, 1));
+    let there = cached(&kept);
+    there[..3].iter().for_each(|page| assert_eq!(kept.dont_need(page * PAGE, PAGE).unwrap(), 1));
+    let mut buffer = vec![0; 64 << 10];
+    let waits = file.read_at_with(&mut buffer, 1 << 20, ReadOptions::new().nowait(true));
+    let begun: u32 = device.reads().iter().filter(|(first, _)| *first >= 256).map(|(_, pages)| pages).sum();
+    assert_eq!((begun, cached(&kept)), (3, there[3..].to_vec()), "{waits:?}");
+    drop(pins);
+}
+
 #[test]
 fn d13_a_part_of_a_large_folio_leaves_it_until_its_end_is_reached() {
     let (cache, device) = (cache(0, 4), Device::new(64 * PAGE));

@@ -469,7 +469,7 @@ extern "C" fn unshared(flags: usize) {
     }
 }
 
-/// A program that is about to forbid itself system calls gets all its descriptors back before.
+/// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: u32 = 22;
     const SET_SYSCALL_USER_DISPATCH: u32 = 59;

@@ -177,7 +177,7 @@ struct Lack {
     within: Within,
     /// Pages for which there is no room.
     pages: u32,
-    /// With fewer pages than these in all, a window is not worth its request.
+    /// Pages in all that it is to have, if that can be.
     least: u32,
     locks: Locks,
 }
@@ -187,7 +187,7 @@ struct Lack {
 pub(super) struct Coming<'f> {
     filemap: &'f Filemap,
     pages: Cell<u64>,
-    /// Somebody has asked for its first page, and may take of others what that needs.
+    /// Somebody has asked for its first page.
     is_asked: bool,
 }
 
@@ -196,6 +196,16 @@ impl<'f> Coming<'f> {
         let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
         filemap.uncached_coming.fetch_add(pages, Ordering::Relaxed);
         Self { filemap, pages: Cell::new(pages), is_asked }
+    }
+
+    /// Whether a window of so many pages is worth its request: to whom asks, any; ahead, as many as these at least.
+    fn is_content(&self, pages: u32, least: u32) -> bool {
+        pages >= least || self.is_asked && pages > 0
+    }
+
+    /// Whether it takes of others what it needs to begin.
+    fn may_press(&self, locks: Locks) -> bool {
+        self.is_asked && locks == Locks::Wait
     }
 
     /// It is of so many pages at most.
@@ -343,7 +353,7 @@ impl Filemap {
         }
         // 2 A charge for it, and frames.
         let (pool, fate) = (together.pool, together.fate());
-        let is_asked = patience != Patience::Now && wanted.contains(&gaps[0].0);
+        let is_asked = wanted.contains(&gaps[0].0);
         let coming = (fate == Fate::DropsBehind).then(|| Coming::of(self, &gaps, is_asked));
         let how = (need, coming.as_ref());
         let room = self.charge_and_frames((pool, mapping), &mut gaps, window, how, patience.locks());
@@ -559,12 +569,12 @@ impl Filemap {
                 charge.grow(wanted, unit);
                 charge.pages()
             });
-            if has >= least || !coming.is_asked {
-                charge.keep(if has >= least { has } else { 0 });
-                cut_short(gaps, charge.pages());
-                return charge;
-            }
-            wanted = least;
+            wanted = match () {
+                () if coming.is_content(has, least) => has,
+                () if coming.may_press(locks) => least,
+                () => 0,
+            };
+            charge.keep(wanted);
         }
         self.scrape_charge(mapping, &mut charge, wanted, need, locks);
         cut_short(gaps, charge.pages());
@@ -668,12 +678,13 @@ impl Filemap {
             has += self.take_frames(wanted, Amount::Less, &mut runs);
             has
         });
-        if has >= least {
+        if coming.is_content(has, least) {
             return runs;
         }
-        // Others may be quicker to take what was made; and what is not asked for can wait.
+        // What is not asked for can wait, and leaves that to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
-        if coming.is_asked {
+        if coming.may_press(locks) {
+            // Others were quicker to take what was made.
             let (_, completed) = self.under_way();
             let mut gaps = wanted.gaps.to_vec();
             cut_short(&mut gaps, least);
@@ -704,7 +715,7 @@ impl Filemap {
         coming.keep(least);
         self.reclaim.reclaim_uncached(pool, least - has, locks);
         has = take();
-        if has >= least || !coming.is_asked {
+        if has >= least || !coming.may_press(locks) {
             return has;
         }
         // 3 Of anybody.
@@ -722,18 +733,19 @@ impl Filemap {
         u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32
     }
 
-    /// Pages that uncached reads may take from others yet. In the cache as a whole, others who are coming as well are
-    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too much.
+    /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
+    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too
+    /// much.
     fn uncached_may_take(
         &self,
         (within, pool): (Within, PoolNumber),
         coming: &Coming<'_>,
         locks: Locks,
     ) -> u32 {
-        let others = || self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
-        let (whole, of, others) = match within {
-            Within::Cache => (self.arena.pages_max(), None, others()),
-            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool), 0),
+        let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
+        let (whole, of) = match within {
+            Within::Cache => (self.arena.pages_max(), None),
+            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
         };
         let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)

@@ -9,9 +9,9 @@
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
 //!                 ^          held     --> LEFT for twice that    --+
 //!                 `-------------------------asked again------------'
-//!                            held, and was LEFT for that --> WISHED, copied through the kernel's page cache
-//!                                                                  |
-//!                                              ATTACH <--asked again
+//!                            held, and was LEFT for that, or large --> WISHED, copied through the kernel's page cache
+//!                                                                          |
+//!                                                      ATTACH <--asked again
 //! ```
 //!
 //! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
@@ -20,7 +20,7 @@
 //! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what
 //! the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
 //! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
-//! the kernel has read a large file twice, so that is copied as soon as the kernel holds it.
+//! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
 //!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
 //!

@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use super::folder::{GROUP_FILE, ScratchFolder};
 use super::harness::Unmeasured;
 
+/// What the metric of [`peak_of`] is called.
+pub const MEMORY: &str = "memory (peak, with page cache)";
 /// Where a group counts whom the kernel has ended in it for want of memory, in version 1 and in version 2.
 const COUNTS: [&str; 2] = ["memory.oom_control", "memory.events"];
 /// Where a group says the most that it has held.

@@ -189,6 +189,11 @@ fn sectors(stat: &str, field: usize) -> Option<u64> {
     Some(stat.split_whitespace().nth(field)?.parse::<u64>().ok()? * 512)
 }
 
+/// What a count has grown by between two looks; not a number where nobody counts.
+pub fn passed(before: Option<u64>, after: Option<u64>) -> f64 {
+    after.zip(before).map_or(f64::NAN, |(after, before)| after.saturating_sub(before) as f64)
+}
+
 /// Bytes that this process has had read from devices, and those of its children that have ended; `None` if
 /// the kernel does not count them.
 pub fn process_bytes() -> Option<u64> {

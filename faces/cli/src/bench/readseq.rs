@@ -35,7 +35,7 @@ use super::caches::{Drops, bytes, check_warm, kept_bytes};
 use super::db_bench::{self, Said, Shape};
 use super::folder::ScratchFolder;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use super::limit::peak_of;
+use super::limit::{MEMORY, peak_of};
 use super::machine::process_bytes;
 use super::shared::Shared;
 use crate::sys;
@@ -43,7 +43,6 @@ use crate::sys;
 const THROUGHPUT: &str = "throughput";
 const P99: &str = "P99";
 const P999: &str = "P99.9";
-const MEMORY: &str = "memory (peak, with page cache)";
 const DEVICE: &str = "device (process)";
 const METRICS: [Metric; 8] = [
     Metric::gain(THROUGHPUT, "1000 ops/s"),

@@ -12,13 +12,13 @@ use std::rc::Rc;
 use super::target::{Cost, Target};
 use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte};
 use crate::bench::harness::{Alternative, Case, Metric, Unmeasured};
+use crate::bench::limit::MEMORY;
 use crate::bench::scratch::Look;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{self, HugeMemory, Mapped, RawReader};
 
 const CPU_ALL: &str = "cpu (with kernel threads)";
-const MEMORY: &str = "memory (peak, with page cache)";
 const METRICS: [Metric; 7] = [
     Metric::gain("throughput", "GiB/s"),
     Metric::cost("cpu", "s/GiB"),

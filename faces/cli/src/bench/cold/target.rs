@@ -13,7 +13,7 @@ use quinion::{Cache, File};
 use crate::bench::caches::Drops;
 use crate::bench::harness::{Settings, Unmeasured};
 use crate::bench::limit::peak_of;
-use crate::bench::machine::{device_bytes, kernel_thread_seconds, process_bytes};
+use crate::bench::machine::{device_bytes, kernel_thread_seconds, passed, process_bytes};
 use crate::bench::scratch::Scratch;
 
 /// The file that is read, and with how much memory.
@@ -72,8 +72,8 @@ impl Target {
             Ok((cache, seconds, cpu, kernel_seconds, [before, counts()]))
         };
         let ((cache, seconds, cpu, kernel_seconds, [before, after]), memory_bytes) = peak_of(timed)?;
-        let passed = |count: usize| Some(after[count]?.saturating_sub(before[count]?));
-        let device_bytes = [passed(0), passed(1), cache].map(|bytes| bytes.map_or(f64::NAN, |b| b as f64));
+        let [disk, process] = [0, 1].map(|count| passed(before[count], after[count]));
+        let device_bytes = [disk, process, cache.map_or(f64::NAN, |bytes| bytes as f64)];
         Ok(Cost { seconds, cpu_seconds: cpu / 1e9, kernel_seconds, memory_bytes, device_bytes })
     }
 

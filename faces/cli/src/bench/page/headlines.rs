@@ -172,7 +172,7 @@ fn told(row: &Row, headline: &Headline) -> String {
         escaped(row.peer_name.unwrap_or("nothing")),
     );
     if headline.ratio.zip(row.ratio).is_some_and(|(announced, ours)| ours < announced) {
-        put!(text, "<br><span class=\"dim\">less: {}</span>", headline.reason);
+        put!(text, "<br><span class=\"dim\">less, probably: {}</span>", headline.reason);
     }
     text + "</div>"
 }

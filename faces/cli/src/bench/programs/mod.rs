@@ -37,8 +37,8 @@ use std::process::Command;
 use std::rc::Rc;
 
 use super::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
-use super::limit::peak_of;
-use super::machine::process_bytes;
+use super::limit::{MEMORY, peak_of};
+use super::machine::{passed, process_bytes};
 use super::shared::Shared;
 use super::worker::Errand;
 use data::Data;
@@ -50,7 +50,6 @@ const OPERATIONS: &str = "operations";
 const TIME: &str = "time";
 const CPU: &str = "cpu";
 const SERVED: &str = "served";
-const MEMORY: &str = "memory (peak, with page cache)";
 const DEVICE: &str = "device (process)";
 const METRICS: [Metric; 6] = [
     Metric::gain(OPERATIONS, "1000/s"),
@@ -298,9 +297,7 @@ impl Taken {
     fn of(turn: impl FnOnce() -> Result<Turn, Unmeasured>) -> Result<Self, Unmeasured> {
         let before = process_bytes();
         let (turn, memory_bytes) = peak_of(turn)?;
-        let device_bytes =
-            process_bytes().zip(before).map_or(f64::NAN, |(after, before)| (after - before) as f64);
-        Ok(Self { turn, memory_bytes, device_bytes })
+        Ok(Self { turn, memory_bytes, device_bytes: passed(before, process_bytes()) })
     }
 
     /// The metrics, in their order.

@@ -27,6 +27,13 @@ pub use clones::{JOB, work};
 /// A full run's repetitions: one takes up to a minute, and there are as many cases.
 const REPEAT: usize = 1;
 
+/// What of a snapshot file is in memory when it begins: nothing, or all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Before {
+    Cold,
+    Warm,
+}
+
 /// All situations.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let cases = [resident::case(settings), clones::case(settings)];

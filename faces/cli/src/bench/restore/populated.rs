@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use quinion::{Cache, File, Grabbing};
 
-use super::pick;
+use super::{Before, pick};
 use crate::bench::caches::Drops;
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::machine::check_memory;
@@ -35,13 +35,6 @@ const WAYS: [(&str, Grabbing); 2] = [(BATCHED, Grabbing::Batched), (SINGLE, Grab
 const REPEAT: usize = 3;
 /// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
-
-/// What is in memory when it begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Before {
-    Cold,
-    Warm,
-}
 
 const CASES: [(&str, u8, Before); 4] = [
     ("populated cold, folios of 4 KiB", 0, Before::Cold),

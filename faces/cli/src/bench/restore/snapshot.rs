@@ -28,11 +28,11 @@ use quinion::restore::{RestoreOptions, Trace};
 use super::guest::{handled, touch_all};
 use super::host::{Host, NewGuest, handing_out_the_image};
 use super::vmm::Guest;
-use super::{REPEAT, pick};
+use super::{Before, REPEAT, pick};
 use crate::bench::caches::{Drops, check_warm};
 use crate::bench::cold::no_ring;
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use crate::bench::machine::{check_memory, process_bytes};
+use crate::bench::machine::{check_memory, passed, process_bytes};
 use crate::bench::pages::PAGE;
 use crate::bench::populate::faults_of;
 use crate::bench::shared::Shared;
@@ -53,13 +53,6 @@ const EAGER: &str = "eager, COPY 2M";
 const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 const UNIT: usize = 2 << 20;
-
-/// What is in memory when it begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Before {
-    Cold,
-    Warm,
-}
 
 /// The file, and who has it open.
 struct Snapshot {
@@ -185,8 +178,8 @@ fn alternative(snapshot: &Rc<Snapshot>, name: &'static str, run: Run, before: Be
         let (start, cpu) = (Instant::now(), process_cpu_ns());
         run(&snapshot, before)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
-        let device = process_bytes().zip(device).map_or(f64::NAN, |(after, before)| (after - before) as f64);
-        Ok(vec![seconds, cpu / 1e9, device / snapshot.len() as f64])
+        let device = passed(device, process_bytes()) / snapshot.len() as f64;
+        Ok(vec![seconds, cpu / 1e9, device])
     };
     Alternative::new(name, run).excused(METRICS.len())
 }

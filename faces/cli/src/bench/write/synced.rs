@@ -13,7 +13,7 @@ use std::time::Instant;
 use quinion::{Cache, Durability, File, OpenOptions};
 
 use super::super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use super::super::machine::device_written;
+use super::super::machine::{device_written, passed};
 use super::super::pages::PAGE;
 use super::super::scratch::Scratch;
 use super::super::timing::process_cpu_ns;
@@ -81,8 +81,7 @@ fn timed(
         append(nth)?;
     }
     let (elapsed, cpu) = (start.elapsed().as_nanos() as f64, process_cpu_ns() - cpu);
-    let written =
-        device_written(folder).zip(written).map_or(f64::NAN, |(after, before)| (after - before) as f64);
+    let written = passed(written, device_written(folder));
     let each = |ns: f64| ns / 1000.0 / appends as f64;
     Ok(vec![each(elapsed), each(cpu), written / (bytes * appends) as f64])
 }

@@ -321,9 +321,8 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
         let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
         let cache = builder.build().map_err(|error| error.to_string())?;
         let owner = attach.owner(&cache);
-        let kept = cache.clone();
-        let numbers = Box::new(move || OwnerNumbers::of(&cache));
-        let tidy = Box::new(move || kept.let_go_of_removed(keep::TIDIED_AT_ONCE));
+        let numbers = Box::new(Watched(Arc::clone(&owner)));
+        let tidy = Box::new(move || cache.let_go_of_removed(keep::TIDIED_AT_ONCE));
         Ok(keep::Cache { owner, numbers, tidy })
     };
     match keep::keep(&keeping, build) {

@@ -48,8 +48,8 @@ mod report;
 mod signals;
 
 use keep::{Kept, Message, Wanted};
+pub use live::{Hot, MEND, mend};
 use live::{Live, Look};
-pub use live::{MEND, mend};
 use plan::Plan;
 pub use planned::Planned;
 pub use program::{Kind, Obstacle, chain_of, look_at, obstacle};
@@ -107,7 +107,7 @@ impl Intercept {
 }
 
 /// What a run can ask of whoever made the owner.
-pub trait Numbers: Sync {
+pub trait Numbers {
     /// What the owner did so far.
     fn numbers(&self) -> OwnerNumbers;
     /// The files that are read most, hottest first, at most `most`; none if nobody knows.
@@ -116,7 +116,7 @@ pub trait Numbers: Sync {
     }
 }
 
-impl<F: Fn() -> OwnerNumbers + Sync> Numbers for F {
+impl<F: Fn() -> OwnerNumbers> Numbers for F {
     fn numbers(&self) -> OwnerNumbers {
         self()
     }
@@ -168,7 +168,7 @@ pub fn run(
     options: &RunOptions,
     planning: Planning,
     owner: Arc<dyn Owner>,
-    numbers: &impl Numbers,
+    numbers: &(impl Numbers + Sync),
 ) -> io::Result<Ended> {
     options.check()?;
     let mut session = Session::start(owner)?;
@@ -177,7 +177,7 @@ pub fn run(
         totals: session.totals(),
         stats: session.stats(),
         owner: numbers.numbers(),
-        hottest: numbers.hottest(files),
+        hottest: numbers.hottest(files).into_iter().map(Hot::from).collect(),
     };
     let before_stop = || session.owner.about_to_stop();
     let (ended, kind) = match run_program(options, |command| session.point_to(command), look, before_stop)? {
@@ -218,10 +218,10 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     let mut kept = Kept::join(wanted)?;
     let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
-    let numbers = || lock(&kept).numbers().ok().flatten();
-    let look = |_| {
-        let keep::Numbers { totals, stats, owner, .. } = numbers().unwrap_or_default();
-        Look { totals, stats, owner, hottest: Vec::new() }
+    let numbers = |files| lock(&kept).numbers(files).ok().flatten();
+    let look = |files| {
+        let keep::Numbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
+        Look { totals, stats, owner, hottest }
     };
     // Who has the cache is not stopped with us.
     let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
@@ -229,9 +229,9 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
         Ran::Not(ended) => return Ok(ended),
     };
     if let Some(form) = options.report {
-        let numbers = numbers();
+        let numbers = numbers(0);
         let is_gone = numbers.is_none();
-        let keep::Numbers { totals, stats, owner, others, modes } = numbers.unwrap_or_default();
+        let keep::Numbers { totals, stats, owner, others, modes, hottest: _ } = numbers.unwrap_or_default();
         let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
         let in_kept = InKept { name: kept.name(), others, is_gone };

@@ -96,6 +96,27 @@ fn the_machine_is_told_in_words_and_in_json() {
 }
 
 #[test]
+fn a_folder_that_is_none_is_an_error_and_one_that_refuses_a_trial_is_a_finding() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let none = folder.path().join("none");
+    for (wrong, what) in [(&file, "name the folder that it lies in"), (&none, "name a folder that is there")]
+    {
+        let output = quinion(&["doctor", "--json", "--folder", "/tmp", "--folder", wrong.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(what) && said.contains(wrong.to_str().unwrap()), "{said}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+    let output = quinion(&["doctor", "--json", "--folder", "/proc"]);
+    assert!(
+        output.status.success() && text(&output.stdout).contains("no file could be made there"),
+        "{output:?}"
+    );
+}
+
+#[test]
 fn a_plain_program_is_served() {
     let (said, code) = asked(Path::new("cat"));
     assert_eq!(code, 0, "{said}");

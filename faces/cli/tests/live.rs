@@ -142,6 +142,12 @@ fn has_line(shown: &str, beginning: &str) -> bool {
     shown.lines().any(|line| line.starts_with(beginning))
 }
 
+/// Whether the panel tells of a file, and what is cached of it, or that nobody has it open.
+fn names(shown: &str, file: &str) -> bool {
+    let is_told = |row: &str| row.contains(file) && (row.ends_with(" cached") || row.ends_with(" closed"));
+    shown.lines().skip(usize::from(ROWS) - 3).any(is_told)
+}
+
 fn kill(process: i32, signal: i32) {
     // SAFETY: numbers only.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
@@ -181,10 +187,7 @@ fn the_file_that_is_read_is_named() {
     std::fs::write(&file, vec![b'x'; 4 << 20]).unwrap();
     let script = format!("cat {0} {0} > /dev/null; exec 3< {0}; read line", file.display());
     let mut terminal = Terminal::run(ROWS, &watched(&script));
-    terminal.wait_until("the file's name", |shown| {
-        shown.lines().skip(20).any(|row| row.contains("much-read.txt") && row.contains("cached"))
-            || shown.lines().skip(20).any(|row| row.contains("much-read.txt") && row.contains("closed"))
-    });
+    terminal.wait_until("the file's name", |shown| names(shown, "much-read.txt"));
     terminal.wait_until("bytes that were served", |shown| shown.contains("8.0 MiB in all"));
     terminal.say("");
     terminal.wait_until("the end", |shown| shown.contains("ended with"));
@@ -195,13 +198,14 @@ fn the_file_that_is_read_is_named() {
 #[test]
 fn a_kept_cache_is_shown_and_its_end_is_no_end() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
+    let file = folder.path().join("kept-file");
     std::fs::write(&file, vec![b'x'; 4 << 20]).unwrap();
-    let script = format!("cat {0} {0} > /dev/null; read line; echo heard $line", file.display());
+    let script = format!("cat {0} {0} > /dev/null; exec 3< {0}; read line; echo heard $line", file.display());
     let mut arguments = watched(&script).to_vec();
     arguments.splice(0..0, ["--keep", "--idle=1s"]);
     let mut terminal = Terminal::run_in(folder.path(), ROWS, &arguments);
     terminal.wait_until("bytes that were served", |shown| shown.contains("8.0 MiB in all"));
+    terminal.wait_until("the file's name", |shown| names(shown, "kept-file"));
     let mut stop = Command::new(env!("CARGO_BIN_EXE_quinion"));
     let stopped = stop.args(["stop", "--all"]).env("XDG_RUNTIME_DIR", folder.path()).output().unwrap();
     assert!(stopped.status.success(), "{stopped:?}");

@@ -129,6 +129,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
     ("the_object_replaces_the_functions_it_should_and_no_others", the_objects_exports),
+    ("the_object_calls_nothing_that_allocates_and_no_other_library", the_objects_imports),
 ];
 
 fn the_programs_status_is_ours() {
@@ -621,15 +622,35 @@ fn a_program_finishes_beside_a_stopped_owner() {
     assert!(child.wait().unwrap().success());
 }
 
-fn the_objects_exports() {
+/// What `nm` says of the object's dynamic symbols, sorted.
+fn names_in_object(which: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("preload.so");
     let bytes = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
     std::fs::File::create(&object).unwrap().write_all(bytes).unwrap();
     assert!(bytes.len() < 300 << 10, "{} bytes", bytes.len());
-    let nm = Command::new("nm").args(["-D", "--defined-only"]).arg(&object).output().unwrap();
-    let mut names: Vec<String> =
-        text(&nm.stdout).lines().map(|line| line.split(' ').next_back().unwrap().into()).collect();
+    let nm = Command::new("nm").args(["-D", which]).arg(&object).output().unwrap();
+    let mut names: Vec<String> = text(&nm.stdout).lines().map(|line| line.trim_start().into()).collect();
+    names.sort();
+    names
+}
+
+/// It has no allocator of its own (`no_std`), so who is not among these is not called: `malloc`, a mutex. `dlsym` and
+/// `dl_iterate_phdr` take the linker's lock; the start calls them, and a wrapper that runs before it.
+fn the_objects_imports() {
+    let names = names_in_object("--undefined-only");
+    let imports: Vec<&str> =
+        names.iter().filter_map(|name| name.strip_prefix("U ")?.split('@').next()).collect();
+    let bytes = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
+    let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "fileno", "pthread_testcancel"];
+    assert!(others.iter().all(|other| imports.contains(other)), "{imports:?}");
+    let is_known = |name: &&&str| bytes.contains(name) || others.contains(name);
+    assert_eq!(imports.iter().find(|name| !is_known(name)), None, "{imports:?}");
+}
+
+fn the_objects_exports() {
+    let mut names = names_in_object("--defined-only");
+    names.iter_mut().for_each(|line| *line = line.split(' ').next_back().unwrap().into());
     names.sort();
     let expected = include_str!("exports.txt").lines().map(OsString::from).collect::<Vec<_>>();
     assert_eq!(names.iter().map(OsString::from).collect::<Vec<_>>(), expected);

@@ -13,7 +13,7 @@
 //! | exit code | means |
 //! |---|---|
 //! | 0 | the machine was looked at, and of the program something can be served, or that is not known before it runs |
-//! | 1 | there is no such program, or it cannot be run |
+//! | 1 | there is no such program or folder, or the program cannot be run |
 //! | 3 | nothing of the program can be served |
 
 mod libraries;
@@ -21,7 +21,7 @@ mod machine;
 mod program;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::report::{Form, Report, Value};
@@ -43,6 +43,9 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
+    if let Some(wrong) = arguments.folder.iter().find_map(|folder| wrong_folder(folder)) {
+        return complain(&wrong);
+    }
     let folders = if arguments.folder.is_empty() {
         vec![PathBuf::from("."), std::env::temp_dir()]
     } else {
@@ -66,5 +69,15 @@ pub fn main(arguments: Arguments) -> ExitCode {
     match crate::print(&report.printed(form)) {
         Ok(()) => code,
         Err(code) => code,
+    }
+}
+
+/// What is wrong with a folder that was named, if nothing can be tried there whoever tries; that its file system or
+/// its rights refuse a trial is a finding.
+fn wrong_folder(folder: &Path) -> Option<String> {
+    match folder.metadata() {
+        Ok(found) if found.is_dir() => None,
+        Ok(_) => Some(format!("{} is not a folder; name the folder that it lies in", folder.display())),
+        Err(error) => Some(format!("{}: {error}; name a folder that is there", folder.display())),
     }
 }

@@ -258,10 +258,10 @@ impl Kept {
         &self.name
     }
 
-    /// What the run did so far; or, if the cache was stopped meanwhile, until then. `None` if it has ended without a
-    /// word.
-    pub fn numbers(&mut self) -> io::Result<Option<Numbers>> {
-        let Some(answer) = self.line.ask(&Message::ask("numbers"))? else { return Ok(None) };
+    /// What the run did so far, with the `files` that are read most; or, if the cache was stopped meanwhile, what it
+    /// did until then. `None` if it has ended without a word.
+    pub fn numbers(&mut self, files: usize) -> io::Result<Option<Numbers>> {
+        let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
     }
 }

@@ -25,6 +25,7 @@
 //!
 //! Not an invariant: that all the numbers of a picture are of one moment.
 
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -56,7 +57,22 @@ pub(super) struct Look {
     /// What the owner did so far.
     pub owner: OwnerNumbers,
     /// The files that are read most, hottest first.
-    pub hottest: Vec<HotFile>,
+    pub hottest: Vec<Hot>,
+}
+
+/// A file that is read much.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hot {
+    /// Where a program had it from when it was opened last.
+    pub name: PathBuf,
+    /// Bytes of it that are cached; `None` if no program has it open any more.
+    pub cached_bytes: Option<u64>,
+}
+
+impl From<HotFile> for Hot {
+    fn from(file: HotFile) -> Self {
+        Self { name: file.name, cached_bytes: file.cached_bytes }
+    }
 }
 
 /// A panel that is drawn; dropping it gives the terminal back.

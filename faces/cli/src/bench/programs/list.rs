@@ -5,7 +5,7 @@
 
 use super::data::{BLOCKS, Data};
 use super::turn::Saw;
-use super::{Extent, NOT_WORSE};
+use super::{Extent, NOT_WORSE, REPEAT, REPEAT_LONG};
 use crate::bench::harness::Unmeasured;
 
 /// A program.
@@ -17,6 +17,8 @@ pub struct Program {
     /// By how much we are wanted to do more operations a second, where it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
+    /// How often a full run repeats it.
+    pub repeat: usize,
     /// How long a run has to be in which it stands for its kind though nobody named it; `None` if it has to be named.
     pub stands: Option<Extent>,
 }
@@ -25,11 +27,24 @@ pub type Words = fn(&Data, bool) -> Result<Vec<String>, Unmeasured>;
 
 impl Program {
     const fn new(name: &'static str, words: Words) -> Self {
-        Self { name, words, says: Saw::Output, warm_goal: NOT_WORSE, cold_goal: NOT_WORSE, stands: None }
+        let goal = NOT_WORSE;
+        Self {
+            name,
+            words,
+            says: Saw::Output,
+            warm_goal: goal,
+            cold_goal: goal,
+            repeat: REPEAT,
+            stands: None,
+        }
     }
 
     const fn says(self, says: Saw, cold_goal: f64, warm_goal: f64) -> Self {
-        Self { says, cold_goal, warm_goal, ..self }
+        Self { says, cold_goal, warm_goal, ..self }.long()
+    }
+
+    const fn long(self) -> Self {
+        Self { repeat: REPEAT_LONG, ..self }
     }
 
     const fn fio(name: &'static str, words: Words, warm_goal: f64) -> Self {
@@ -96,10 +111,10 @@ pub const PROGRAMS: [Program; 40] = [
     Program::new("cat", |_, _| shell("cat binary > /dev/null")).quick(),
     Program::new("cat many", |_, _| shell("cat many/* > /dev/null")),
     Program::new("wc", |_, _| plain("wc -l text")),
-    Program::new("sort", |_, _| shell("sort -S 512M text | tail -n 1")).quick(),
+    Program::new("sort", |_, _| shell("sort -S 512M text | tail -n 1")).long().quick(),
     Program::new("sha256sum", |_, _| plain("sha256sum text")),
     Program::new("tar", |_, _| shell("tar cf - binary many | cat > /dev/null")),
-    Program::new("gzip", |_, _| shell("gzip -1 -c text | cksum")),
+    Program::new("gzip", |_, _| shell("gzip -1 -c text | cksum")).long(),
     Program::new("dd", |_, _| plain("dd if=binary of=/dev/null bs=64k status=none")),
     Program::new("cp", |_, _| shell("cp binary copied && rm copied")),
 ];

@@ -5,6 +5,7 @@
 //!   the cache now, less at the start    -->  device, readahead, evicted      of all runs that were at work meanwhile
 //!   the arena now                       -->  memory            of all
 //!   files that any of them attached     -->  how changes by others are seen, of the first few hundred
+//!                                            and which are read most, as many as are asked for
 //! ```
 //!
 //! Invariant: one list names all numbers, and both ways go by it.
@@ -13,13 +14,17 @@ use quinion::arena::ArenaStats;
 use quinion::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
-use crate::run::OwnerNumbers;
 use crate::run::report::{mode_name, mode_of};
+use crate::run::{Hot, OwnerNumbers};
 
 /// Files that are told of at most: a message has an end.
 const FILES_MAX: usize = 256;
-/// Between a file's mode, its path and the reason.
+/// Between what is said of a file and its path.
 const BETWEEN: char = '\u{1f}';
+/// How many of the hottest files are asked for.
+const HOTTEST: &str = "hottest";
+/// Said in the place of a hot file's bytes when nobody has it open.
+const CLOSED: &str = "closed";
 
 /// What the report of a run in a kept cache is made of.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -34,12 +39,25 @@ pub struct Numbers {
     pub others: u64,
     /// What is done about others who may change files that the cache has.
     pub modes: Vec<FileMode>,
+    /// The files that all viewers read most, hottest first.
+    pub hottest: Vec<Hot>,
+}
+
+/// The question for them, with so many of the hottest files.
+pub fn question(hottest: usize) -> Message {
+    Message::ask("numbers").number(HOTTEST, hottest as u64)
+}
+
+/// How many of the hottest files such a question is for; none, if it does not say.
+pub fn hottest_in(question: &Message) -> usize {
+    let asked = question.number_of(HOTTEST).and_then(|asked| usize::try_from(asked).ok());
+    asked.unwrap_or(0).min(FILES_MAX)
 }
 
 impl Numbers {
     /// Every number with its name.
     fn all(&mut self) -> Vec<(String, &mut u64)> {
-        let Self { totals, owner, stats, others, modes: _ } = self;
+        let Self { totals, owner, stats, others, modes: _, hottest: _ } = self;
         let mut all = vec![
             ("others", others),
             ("viewers", &mut totals.viewers),
@@ -67,10 +85,15 @@ impl Numbers {
         let mut copy = self.clone();
         let message =
             copy.all().into_iter().fold(message, |message, (name, number)| message.number(&name, *number));
-        self.modes.iter().take(FILES_MAX).enumerate().fold(message, |message, (place, file)| {
-            let path = file.path.to_string_lossy();
-            let words = [mode_name(file.trust), &path, &file.why].join(&BETWEEN.to_string());
-            message.text(&file_name(place), &words)
+        let message =
+            self.modes.iter().take(FILES_MAX).enumerate().fold(message, |message, (place, file)| {
+                let path = file.path.to_string_lossy();
+                let words = [mode_name(file.trust), &path, &file.why].join(&BETWEEN.to_string());
+                message.text(&file_name(place), &words)
+            });
+        self.hottest.iter().enumerate().fold(message, |message, (place, file)| {
+            let cached = file.cached_bytes.map_or(CLOSED.to_owned(), |bytes| bytes.to_string());
+            message.text(&hot_name(place), &format!("{cached}{BETWEEN}{}", file.name.to_string_lossy()))
         })
     }
 
@@ -82,12 +105,24 @@ impl Numbers {
         }
         let files = (0..).map_while(|place| message.text_of(&file_name(place)));
         numbers.modes = files.filter_map(read_file).collect();
+        let hottest = (0..).map_while(|place| message.text_of(&hot_name(place)));
+        numbers.hottest = hottest.filter_map(read_hot).collect();
         Some(numbers)
     }
 }
 
 fn file_name(place: usize) -> String {
     format!("file_{place}")
+}
+
+fn hot_name(place: usize) -> String {
+    format!("hot_{place}")
+}
+
+fn read_hot(words: &str) -> Option<Hot> {
+    let (cached, name) = words.split_once(BETWEEN)?;
+    let cached_bytes = if cached == CLOSED { None } else { Some(cached.parse().ok()?) };
+    Some(Hot { name: name.into(), cached_bytes })
 }
 
 /// The reason has no such character in it; what the path has is the path's.
@@ -114,6 +149,8 @@ mod tests {
             file("/a b\n\u{1f}\"c", Trust::Checked, "somebody has it open for writing"),
             file("/d", Trust::Sure, ""),
         ];
+        let hot = |name: &str, cached_bytes| Hot { name: name.into(), cached_bytes };
+        numbers.hottest = vec![hot("/a b\n\u{1f}\"c", Some(0)), hot("/d", None), hot("", Some(u64::MAX))];
         let line = numbers.put(Message::answer("numbers")).line();
         let message = Message::parse(&line).expect("it is one of ours");
         assert_eq!(Numbers::of(&message), Some(numbers));
@@ -121,5 +158,11 @@ mod tests {
         let names: std::collections::HashSet<String> =
             Numbers::default().all().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), Numbers::default().all().len(), "no name twice");
+    }
+    #[test]
+    fn as_many_hot_files_are_asked_for_as_a_message_takes() {
+        let asked = [0, 3, usize::MAX].map(|files| hottest_in(&question(files)));
+        assert_eq!(asked, [0, 3, FILES_MAX]);
+        assert_eq!(hottest_in(&Message::ask("numbers")), 0, "an earlier version does not ask");
     }
 }

@@ -41,12 +41,12 @@ use rustix::fs::{Mode, OFlags};
 use super::folder::{Folder, Lock};
 use super::line::PATIENCE;
 use super::message::{LINE_MAX, Message};
-use super::numbers::Numbers;
+use super::numbers::{self, Numbers};
 use super::start::READY;
 use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
 use crate::run::remembered::Remembered;
 use crate::run::signals::Signals;
-use crate::run::{OwnerNumbers, PRELOAD, Session, sealed_file};
+use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, PRELOAD, Session, sealed_file};
 use crate::size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
@@ -80,7 +80,7 @@ pub struct Cache {
     /// What it is for its viewers.
     pub owner: Arc<dyn Owner>,
     /// How its own numbers are asked for.
-    pub numbers: Box<dyn Fn() -> OwnerNumbers>,
+    pub numbers: Box<dyn AskedNumbers>,
     /// Looks at some of its files, and lets go of those that were removed: called now and then while nobody uses it.
     pub tidy: Box<dyn Fn()>,
 }
@@ -237,7 +237,7 @@ struct Attendant {
     listener: UnixListener,
     signals: Signals,
     session: Session,
-    numbers: Box<dyn Fn() -> OwnerNumbers>,
+    numbers: Box<dyn AskedNumbers>,
     tidy: Box<dyn Fn()>,
     use_: Use,
     talks: Vec<Talk>,
@@ -441,7 +441,10 @@ impl Attendant {
             Some("join") => self.join(talk, question),
             Some("plan") => self.take_plan(question),
             Some("numbers") => match &self.talks[talk].joined {
-                Some(joined) => self.numbers_of(joined).put(Message::answer("numbers")),
+                Some(joined) => {
+                    let files = numbers::hottest_in(question);
+                    self.numbers_of(joined, files).put(Message::answer("numbers"))
+                }
                 None => refused("you have not joined"),
             },
             Some("status") => self.status().put(),
@@ -459,7 +462,7 @@ impl Attendant {
         running.for_each(|joined| joined.others += 1);
         self.leave_run(talk);
         let run = self.session.service.begin_run();
-        self.talks[talk].joined = Some(Joined { run, before: (self.numbers)(), others });
+        self.talks[talk].joined = Some(Joined { run, before: self.numbers.numbers(), others });
         self.use_.runs += 1;
         self.session.place().put(Message::answer("joined")).number("run", run)
     }
@@ -525,10 +528,13 @@ impl Attendant {
         Message::answer("planned").number("descriptor", descriptor.into())
     }
 
-    fn numbers_of(&self, joined: &Joined) -> Numbers {
+    /// What a run did so far, with the `files` that are read most.
+    fn numbers_of(&self, joined: &Joined, files: usize) -> Numbers {
+        let hottest = if files > 0 { self.numbers.hottest(files) } else { Vec::new() };
         Numbers {
+            hottest: hottest.into_iter().map(Hot::from).collect(),
             totals: self.session.service.totals_of(joined.run),
-            owner: (self.numbers)().since(&joined.before),
+            owner: self.numbers.numbers().since(&joined.before),
             stats: self.session.stats(),
             others: joined.others,
             modes: self.session.owner.modes(),
@@ -573,7 +579,7 @@ impl Attendant {
         // 3 each run hears what it did; it may be asking just now, and takes this for the answer
         for talk in 0..self.talks.len() {
             if let Some(joined) = self.talks[talk].joined.take() {
-                let last = self.numbers_of(&joined).put(Message::answer("stopped"));
+                let last = self.numbers_of(&joined, 0).put(Message::answer("stopped"));
                 let _ = self.talks[talk].stream.write(last.line().as_bytes());
             }
         }

@@ -2,8 +2,8 @@
 //!
 //! | | standard output, standard error, status | bytes from the cache |
 //! |---|---|---|
-//! | programs that call `read` and its kin themselves | the same | more than 90 % of the file |
-//! | programs that read through the C library's streams, or through descriptors 0 to 2 | the same | not asked |
+//! | programs that call `read` and its kin, themselves or through the C library's streams | the same | more than 90 % of the file |
+//! | programs that read through descriptors 0 to 2 | the same | not asked |
 //! | programs that map files, or have the kernel copy them | the same | not asked |
 //!
 //! The second column keeps the first honest: an interposer that does nothing
@@ -94,6 +94,15 @@ fn python3() {
     let folder = scratch();
     let copy = folder.path().join("copy");
     same(&[python, script, "binary", "copy", copy.to_str().expect("a plain path")]);
+}
+
+/// Through the C library's streams.
+#[test]
+fn streams() {
+    served(&["sha256sum", "text", "binary", "many/100"], &["text", "binary"]);
+    served(&["sort", "-S", "16M", "text"], &["text"]);
+    served(&["sed", "-n", "100000p;$p", "text"], &["text"]);
+    served(&["cut", "-c", "1-8", "text"], &["text"]);
 }
 
 #[test]
@@ -218,14 +227,6 @@ fn tar_to_a_file() {
     let script = format!("from={}; {script}", files().display());
     let report = same_in(folder.path(), &sh(&script));
     assert!(report.served() > size(&files().join("binary")), "{report:?}");
-}
-
-#[test]
-fn streams() {
-    served(&["sha256sum", "text", "binary", "many/100"], &["text", "binary"]);
-    served(&["sort", "-S", "16M", "text"], &["text"]);
-    served(&["sed", "-n", "100000p;$p", "text"], &["text"]);
-    served(&["cut", "-c", "1-8", "text"], &["text"]);
 }
 
 #[test]

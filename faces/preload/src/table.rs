@@ -34,8 +34,8 @@
 //!             [looked|owner's| kernel's reads  |told| credit in bytes    ]
 //! ```
 //!
-//! A read that the kernel makes at its offset stands in the word while it is under way, and nobody attaches
-//! meanwhile: whoever did would take an offset that is about to move.
+//! A read that the kernel makes at its offset stands in the word while it is under way, as does a seek, and nobody
+//! attaches meanwhile: whoever did would take an offset that is about to move.
 //!
 //! State and offset are one word, so a read that was served while the
 //! descriptor went back to the kernel fails its compare-exchange and starts
@@ -442,8 +442,8 @@ pub fn charge(fd: i32, from: Word, bytes: u64) -> bool {
     exchange(fd, from, from.charged(bytes)).is_ok()
 }
 
-/// The kernel is about to read a candidate at its offset. `None` if it is no candidate with a credit; else what
-/// [`end_kernels_read`] is to be told.
+/// The kernel is about to read a candidate at its offset, or to move that. `None` if it is no candidate with a credit;
+/// else what [`end_kernels_read`] is to be told.
 pub fn begin_kernels_read(fd: i32, bytes: u64) -> Option<Word> {
     loop {
         let word = look_settled(fd)?;
@@ -457,7 +457,7 @@ pub fn begin_kernels_read(fd: i32, bytes: u64) -> Option<Word> {
     }
 }
 
-/// The read is over. One that never is, because its thread was cancelled, keeps the candidate with the kernel.
+/// It is over. One that never is, because its thread was cancelled, keeps the candidate with the kernel.
 pub fn end_kernels_read(fd: i32, begun: Word) {
     while let Some(word) = look_settled(fd) {
         if word.state() != State::Candidate || !word.is_same_opening(begun) || !word.has_kernels_reads() {
@@ -551,12 +551,19 @@ fn kernel_offset(fd: i32) -> Option<u64> {
 
 /// Seeks in a candidate, while no other thread can begin to serve it. `None`: it is no candidate any more.
 pub fn seek_candidate(fd: i32, from: Word, offset: i64, whence: i32) -> Option<isize> {
+    let seek = || match kernel::lseek(fd, offset, whence) {
+        Ok(now) => now as isize,
+        Err(error) => -error.0 as isize,
+    };
+    // Programs that seek before each read do so without the two calls that hold back signals.
+    if let Some(begun) = begin_kernels_read(fd, 0) {
+        let answer = seek();
+        end_kernels_read(fd, begun);
+        return Some(answer);
+    }
     let mut answer = 0;
     moving(fd, from, || {
-        answer = match kernel::lseek(fd, offset, whence) {
-            Ok(now) => now as isize,
-            Err(error) => -error.0 as isize,
-        };
+        answer = seek();
         from
     })
     .ok()

@@ -83,6 +83,48 @@ fn programs_that_cannot_reach_the_cache_say_nothing() {
     }
 }
 
+/// 1. A program is the first of its name space of processes, and reads a file for some time.
+/// 2. Another is the first of its own, and so has the same number.
+/// 3. Each is left alone: the owner would take one for the other, and free what the first has, who then waits for ever.
+#[test]
+fn programs_in_name_spaces_of_their_own_are_left_alone() {
+    if !Command::new("unshare")
+        .args(["--pid", "--fork", "true"])
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return println!("SKIPPED: name spaces cannot be made here");
+    }
+    let folder = scratch();
+    let [file, reader] = ["file", "reader.py"].map(|name| folder.path().join(name));
+    let reads = "
+import os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+for i in range(12):
+    if i >= 6:
+        file = os.open(sys.argv[1], os.O_RDONLY)
+    print(len(os.pread(file, 65536, i * 65536)), flush=True)
+    time.sleep(0.3 if i < 6 else 0.2)
+";
+    std::fs::write(&file, vec![b'x'; 3 << 20]).expect("the disk has room");
+    std::fs::write(&reader, reads).expect("the disk has room");
+    let apart = format!("unshare --pid --fork python3 {} {}", reader.display(), file.display());
+    let script = format!("{apart} & sleep 0.7; {apart}; wait");
+    let output = run(&["timeout", "30", "sh", "-c", &script]).output().expect("it starts");
+    assert_silent(&output, &"65536\n".repeat(24));
+}
+
+/// Who may use only so many addresses keeps them for himself.
+#[test]
+fn a_program_with_few_addresses_has_them_all() {
+    let script = "ulimit -v 1000000; exec python3 -c 'import mmap; print(len(mmap.mmap(-1, 500 << 20)))'";
+    let mut limited = quinion();
+    limited.args([
+        "run", "--memory", "700M", "--attach", "at-once", "--report", "none", "--", "sh", "-c", script,
+    ]);
+    assert_silent(&limited.output().expect("it starts"), &format!("{}\n", 500 << 20));
+}
+
 /// Its runtime wants to be the first of all objects, and is not.
 #[test]
 fn a_program_that_watches_its_memory_runs_as_without_us() {

@@ -221,7 +221,8 @@ rules! {
     read pread dup fork forkread vfork spawn exec fdopen sendfile write stream truncate truncate_only append grow
     hints vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
     positioned unshared adopted forked_viewer fork_among_threads crowd scrubbed vfork_writes_nothing flags read_flags
-    advice close_elsewhere longjmp threads_end_mid_read cancel_anywhere cancel_disabled aio closed_by_stream
+    advice close_elsewhere longjmp threads_end_mid_read cancel_anywhere cancel_disabled close_cancelled confined aio
+    closed_by_stream
 }
 
 /// 1. A descriptor is duplicated by `dup`, `dup2` and `fcntl`, and sent to itself through a socket.

@@ -27,6 +27,9 @@ use crate::{kernel, start};
 /// The longest name: `/proc/`, ten digits, `/fd/`, ten digits.
 const NAME_MAX: usize = 30;
 
+/// What stands where it stood.
+const NOTHING: [u8; NAME_MAX] = [b':'; NAME_MAX];
+
 struct Name(UnsafeCell<[u8; NAME_MAX + 1]>);
 // SAFETY: written before its length is, with Release, by the constructor; read after that.
 unsafe impl Sync for Name {}
@@ -34,6 +37,9 @@ unsafe impl Sync for Name {}
 static NAME: Name = Name(UnsafeCell::new([0; NAME_MAX + 1]));
 /// How long it is; 0 if it is not known.
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// Where it stands in the environment that the program was given.
+static PLACE: AtomicUsize = AtomicUsize::new(0);
 
 /// By whose rights this process could load it.
 static USER: AtomicU32 = AtomicU32::new(0);
@@ -47,7 +53,21 @@ pub fn remember(preload: Option<&[u8]>, owner: u64) {
     // SAFETY: nobody reads it before the length is there.
     unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
     USER.store(kernel::effective_user(), Ordering::Relaxed);
+    PLACE.store(first.as_ptr() as usize, Ordering::Relaxed); // read with the length, which orders it
     LENGTH.store(first.len(), Ordering::Release); // partner: the Acquire in `name`
+}
+
+/// Takes our object's name out of the environment that the program was given, whether it can be reached or not: the
+/// programs that it becomes from now on are to be without it. Some programs write their titles there; those stay.
+pub fn withdraw() {
+    let Some(name) = name() else { return };
+    let name = &name[..name.len() - 1];
+    let place = PLACE.load(Ordering::Relaxed) as *const u8; // ordered by the length's Acquire
+    // SAFETY: the environment that a program was given stays mapped; only this thread looks, and each byte is a value.
+    let still = unsafe { core::slice::from_raw_parts(place, name.len()) };
+    if still == name {
+        kernel::overwrite(place, &NOTHING[..name.len()]);
+    }
 }
 
 /// Nothing is looked at any more: the calls that it takes may be forbidden from now on.
@@ -77,7 +97,6 @@ pub unsafe fn forget_in(environment: *const *const c_char) {
     let mut at = 0;
     for part in value.split(|byte| is_separator(*byte)) {
         if part == &name[..name.len() - 1] && !is_reachable(name) {
-            const NOTHING: [u8; NAME_MAX] = [b':'; NAME_MAX];
             kernel::overwrite(value[at..].as_ptr(), &NOTHING[..part.len()]);
         }
         at += part.len() + 1;

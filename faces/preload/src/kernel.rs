@@ -6,6 +6,8 @@ use quinion::units::EXTENT_SIZE;
 pub use quinion::viewer::sys::SignalsHeld;
 use quinion::viewer::sys::{Errno, call, result};
 
+use crate::start;
+
 /// Numbers of system calls, on x86-64.
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod number {
@@ -31,6 +33,7 @@ pub mod number {
     pub const GETPID: usize = 39;
     pub const SENDFILE: usize = 40;
     pub const SENDMSG: usize = 46;
+    pub const SENDMMSG: usize = 307;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
     pub const FORK: usize = 57;
@@ -38,6 +41,8 @@ pub mod number {
     pub const EXECVE: usize = 59;
     pub const FCNTL: usize = 72;
     pub const FLOCK: usize = 73;
+    pub const READLINK: usize = 89;
+    pub const PRLIMIT64: usize = 302;
     pub const TRUNCATE: usize = 76;
     pub const FTRUNCATE: usize = 77;
     pub const CREAT: usize = 85;
@@ -258,6 +263,24 @@ pub fn effective_user() -> u32 {
 pub fn process() -> u32 {
     // SAFETY: no argument.
     unsafe { call(number::GETPID, [0; 6]) as u32 }
+}
+
+/// Whether the name space of processes is the one that `/proc` shows: who names this process by its number means it.
+pub fn is_known_by_number() -> bool {
+    let mut name = [0u8; 16];
+    let args = [c"/proc/self".as_ptr() as usize, name.as_mut_ptr() as usize, name.len(), 0, 0, 0];
+    // SAFETY: the path is a string that ends, and the kernel writes at most the size it is told of.
+    let length = result(unsafe { call(number::READLINK, args) }).unwrap_or(0);
+    start::number(&name[..length], 10) == Some(u64::from(process()))
+}
+
+/// Whether the addresses that this process may use are limited; if that cannot be told they are not.
+pub fn are_addresses_limited() -> bool {
+    const RLIMIT_AS: usize = 9;
+    let mut limits = [u64::MAX; 2];
+    // SAFETY: no new limit is given, and the kernel's structure is two numbers of 64 bits.
+    let asked = unsafe { call(number::PRLIMIT64, [0, RLIMIT_AS, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    result(asked).is_ok() && limits[0] != u64::MAX
 }
 
 /// The calling thread.

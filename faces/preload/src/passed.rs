@@ -479,8 +479,10 @@ extern "C" fn confined(option: usize) {
     }
 }
 
-/// The calls that we make besides the program's own may be forbidden from now on.
+/// The calls that we make besides the program's own may be forbidden from now on, to this program and to those that it
+/// becomes: they are to be without us, as far as it hands on the environment that it was given.
 fn forbidden() {
+    gone::withdraw();
     gone::look_no_more();
     process::stop(Reason::Passed);
 }
@@ -514,6 +516,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),
+        number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
         number::FLOCK => locked(a),

@@ -188,6 +188,9 @@ pub fn viewer() -> Option<&'static Viewer> {
 pub fn join() -> Option<&'static Viewer> {
     if mode() == CHILD {
         busy(switch(), CHILD, || {
+            if !kernel::is_known_by_number() {
+                return LEFT; // it was forked into a name space of processes that the owner does not see
+            }
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
             // SAFETY: both files stay mapped in the child as they were in its parent.

@@ -18,13 +18,17 @@ use crate::kernel::number;
 
 #[link(name = "c")]
 unsafe extern "C" {
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn __errno_location() -> *mut c_int;
     fn fileno(stream: *mut c_void) -> c_int;
-    fn pthread_testcancel();
 }
 
+type Dlsym = unsafe extern "C" fn(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+type TestCancel = unsafe extern "C" fn();
+
 const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
+
+/// `pthread_testcancel`; null until the start, and in a process of an older C library that has no threads.
+static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The place of one real function.
 #[repr(transparent)]
@@ -55,8 +59,11 @@ pub fn stream_fd(stream: *mut c_void) -> c_int {
 /// Ends the thread here if somebody asked for that: a served read is a cancellation point as the real one is.
 #[inline]
 pub fn test_cancel() {
-    // SAFETY: no argument; wrappers that call this may be unwound.
-    unsafe { pthread_testcancel() }
+    let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before us
+    if !test.is_null() {
+        // SAFETY: the C library's function, which takes nothing; wrappers that call this may be unwound.
+        unsafe { core::mem::transmute::<*mut c_void, TestCancel>(test)() }
+    }
 }
 
 impl Real {
@@ -92,9 +99,31 @@ impl Real {
     }
 }
 
+/// The address of what another object calls so; null if none does.
 fn look_up(name: &CStr) -> *mut c_void {
+    let Some(dlsym) = dlsym() else { return core::ptr::null_mut() };
     // SAFETY: the name is a string.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
+}
+
+/// The dynamic linker's `dlsym`, by the first version it ever had: the object has to load where the C library is older
+/// than the one it was linked with, or the linker would end the program. `None` where that is so old that it is in a
+/// library of its own, and the program has not loaded that: then nothing can be served.
+#[inline(never)] // the directives stand once
+fn dlsym() -> Option<Dlsym> {
+    let address: usize;
+    // SAFETY: it reads an address that the dynamic linker has filled in, or left 0.
+    unsafe {
+        core::arch::asm!(
+            ".weak quinion_dlsym",
+            ".symver quinion_dlsym, dlsym@GLIBC_2.2.5",
+            "mov {address}, qword ptr [rip + quinion_dlsym@GOTPCREL]",
+            address = out(reg) address,
+            options(nostack, preserves_flags, readonly, pure),
+        );
+        // SAFETY: the type is what dlsym(3) says; 0 is `None`.
+        core::mem::transmute::<usize, Option<Dlsym>>(address)
+    }
 }
 
 /// Stands for a function the C library does not have: ENOSYS, as from a kernel that lacks the call.
@@ -109,6 +138,7 @@ pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
 
 /// Looks all functions up.
 pub fn resolve() {
+    TEST_CANCEL.store(look_up(c"pthread_testcancel"), Ordering::Relaxed);
     for wrapped in ALL {
         let found = look_up(wrapped.name);
         if !found.is_null() {

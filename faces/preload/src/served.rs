@@ -411,9 +411,16 @@ fn look(
     }
 }
 
-/// Reads at `position` of a served descriptor.
+/// Reads at `position` of a served descriptor; `is_whole` says that this is all of the program's call.
 #[inline(always)] // the manner is known to who calls
-fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner) -> Result<usize, Unserved> {
+fn transfer(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    manner: Manner,
+    is_whole: bool,
+) -> Result<usize, Unserved> {
     let file = table::file(fd);
     match viewer.trust(&file) {
         Trust::Sure => {}
@@ -422,7 +429,7 @@ fn transfer(viewer: &Viewer, fd: c_int, position: u64, to: Part, manner: Manner)
             Looked::Right => {}
             Looked::Young if manner == Manner::Now => return Err(Unserved::NotReady),
             // SAFETY: as in `look`.
-            Looked::Young => return unsafe { read_by_kernel(viewer, fd, position, to) },
+            Looked::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
             Looked::Gone(reason) => {
                 table::detach(fd, reason);
                 return Err(Unserved::ToKernel);
@@ -473,7 +480,13 @@ fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
 /// # Safety
 /// The buffer may be written.
 #[cold]
-unsafe fn read_by_kernel(viewer: &Viewer, fd: c_int, position: u64, to: Part) -> Result<usize, Unserved> {
+unsafe fn read_by_kernel(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    is_whole: bool,
+) -> Result<usize, Unserved> {
     // SAFETY: the caller's promise.
     let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
         table::detach(fd, Reason::Passed);
@@ -483,6 +496,7 @@ unsafe fn read_by_kernel(viewer: &Viewer, fd: c_int, position: u64, to: Part) ->
     viewer.count(Counter::KernelBytes, bytes as u64);
     // `counted` takes them for served.
     viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
+    viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
     Ok(bytes)
 }
 
@@ -549,12 +563,13 @@ fn transfer_all(
     manner: Manner,
 ) -> Result<usize, Unserved> {
     match to {
-        Target::One(part) => transfer(viewer, fd, position, part, manner),
+        Target::One(part) => transfer(viewer, fd, position, part, manner, true),
         Target::Many(parts) => {
             let mut done = 0;
             for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
                 let len = len.min(READ_BYTES_MAX - done);
-                let bytes = match transfer(viewer, fd, position + done as u64, Part { base, len }, manner) {
+                let (part, is_whole) = (Part { base, len }, parts.len() == 1);
+                let bytes = match transfer(viewer, fd, position + done as u64, part, manner, is_whole) {
                     Err(Unserved::NotReady) if done > 0 => 0,
                     other => other?,
                 };
@@ -851,9 +866,10 @@ names! {
         answer
     }
 
-    /// Forgets the descriptor, then closes it.
+    /// Forgets the descriptor, then closes it; not one that a cancelled thread leaves open.
     close | __close (fd: c_int) -> c_int {
         if process::is_on() {
+            test_cancel();
             table::forget(fd);
         }
         call_real!(close(fd => c_int) -> c_int)

@@ -27,6 +27,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let Some(place) = place.and_then(Place::parse) else { return };
     // SAFETY: as above.
     gone::remember(unsafe { find(environment, b"LD_PRELOAD=") }, place.process);
+    if !may_attach() {
+        return;
+    }
     let Some((viewer, mapped)) = attach(&place) else { return };
     viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
     patch_library(&place);
@@ -34,6 +37,12 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     if process::start(viewer, mapped, kernel::process()).is_some() {
         adopt_inherited();
     }
+}
+
+/// Whether this process can be a viewer: the owner finds it by the number that it gives itself, and the addresses that
+/// the arena takes are not missed.
+fn may_attach() -> bool {
+    kernel::is_known_by_number() && !kernel::are_addresses_limited()
 }
 
 /// Patches the C library, if there is a plan for it.
@@ -87,7 +96,8 @@ impl Place {
     }
 }
 
-fn number(digits: &[u8], radix: u32) -> Option<u64> {
+/// The number that the digits are, if they are.
+pub fn number(digits: &[u8], radix: u32) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }

@@ -184,6 +184,9 @@ fn say(fd: c_int, to: u8) {
             } else if to == SHARED {
                 set(fd, before, SHARED);
             }
+            // Again: who published a descriptor after the first look has looked at ours before it was set. Who
+            // publishes from now on sees it.
+            table::file_is_written(stat.device, stat.inode);
         }
         // What can be read only may be opened anew for writing under the same number; it is looked at again.
         None if writes => drop(set(fd, before, NEVER)),

@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -18,6 +20,7 @@
 #include <sys/ioctl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -616,6 +619,7 @@ static void c_locks(void) {
     say("setfl", fcntl(fd, F_SETFL, O_NONBLOCK));
     say("rest", rest(fd, 3000));
 }
+static int sent(int fd, int by_number);
 static void c_syscall(void) {
     int fd = ro();
     rd(fd, 700);
@@ -631,6 +635,11 @@ static void c_syscall(void) {
     int other = syscall(SYS_dup, fd);
     rd(fd, 50), rd(other, 50);
     say("sys dup", lseek(other, 0, SEEK_CUR));
+    fd = ro();
+    rd(fd, 60);
+    other = sent(fd, 1);
+    rd(other, 50), rd(fd, 50);
+    say("sys sendmmsg", lseek(other, 0, SEEK_CUR));
     fd = ro();
     rd(fd, 50);
     int w = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY);
@@ -714,7 +723,7 @@ static void at(int fd, long count) {
         add(&n, sizeof n);
     }
 }
-static int received(int fd) { /* the same description, through a message */
+static int sent(int fd, int by_number) { /* the same description, through a message */
     int s[2], got;
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, s)) exit(2);
     char byte = 'x', control[CMSG_SPACE(sizeof(int))];
@@ -724,13 +733,15 @@ static int received(int fd) { /* the same description, through a message */
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    if (sendmsg(s[0], &m, 0) != 1) exit(2);
+    struct mmsghdr many = {.msg_hdr = m};
+    if ((by_number ? syscall(SYS_sendmmsg, s[0], &many, 1, 0) : sendmsg(s[0], &m, 0)) != 1) exit(2);
     memset(control, 0, sizeof control);
     if (recvmsg(s[1], &m, 0) != 1) exit(2);
     memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof got);
     close(s[0]), close(s[1]);
     return got;
 }
+static int received(int fd) { return sent(fd, 0); }
 static void c_positioned(void) {
     int fd = ro();
     rd(fd, 1000);
@@ -1117,6 +1128,59 @@ static void c_cancel_disabled(void) {
     at(shared, 20);
     say("rest", rest(shared, 9000));
 }
+/* A close that is cancelled before it closes leaves the descriptor, and its offset. */
+static void *closes(void *ignored) {
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    rd(shared, 5000);
+    pthread_cancel(pthread_self());
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    close(shared);
+    return ignored;
+}
+static void c_close_cancelled(void) {
+    pthread_t thread;
+    void *ended = NULL;
+    shared = ro();
+    rd(shared, 100);
+    if (pthread_create(&thread, NULL, closes, NULL)) exit(2);
+    pthread_join(thread, &ended);
+    say("cancelled", ended == PTHREAD_CANCELED);
+    say("open at", lseek(shared, 0, SEEK_CUR));
+    say("rest", rest(shared, 9000));
+}
+/* A program that may do only what `cat` does becomes that. */
+static void c_confined(void) {
+    static const int allowed[] = {
+        SYS_read, SYS_write, SYS_open, SYS_openat, SYS_close, SYS_fstat, SYS_newfstatat, SYS_mmap, SYS_mprotect, SYS_munmap,
+        SYS_brk, SYS_exit_group, SYS_arch_prctl, SYS_access, SYS_pread64, SYS_fadvise64, SYS_set_tid_address, SYS_lseek,
+        SYS_set_robust_list, SYS_rseq, SYS_futex, SYS_prlimit64, SYS_getrandom, SYS_execve, SYS_statx, SYS_ioctl, SYS_mremap,
+        SYS_copy_file_range,
+    };
+    enum { COUNT = sizeof allowed / sizeof *allowed };
+    struct sock_filter filter[COUNT + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0 /* the number */)};
+    for (int i = 0; i < COUNT; i++)
+        filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], COUNT - i, 0);
+    filter[COUNT + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    filter[COUNT + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {COUNT + 3, filter};
+    int fd = ro(), status;
+    rd(fd, 7000);
+    fflush(stdout);
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+        if (!child) {
+            int nowhere = open("/dev/null", O_WRONLY);
+            dup2(nowhere, 1);
+            if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(3);
+            if (i ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) : prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) _exit(4);
+            execl("/bin/cat", "cat", path, NULL);
+            _exit(5);
+        }
+        waitpid(child, &status, 0);
+        say("confined", status);
+    }
+    say("rest", rest(fd, 9000));
+}
 
 /* ---- the kernel's other ways ---- */
 static void c_aio(void) {
@@ -1255,6 +1319,8 @@ int main(int argc, char **argv) {
         {"threads_end_mid_read", c_threads_end_mid_read},
         {"cancel_anywhere", c_cancel_anywhere},
         {"cancel_disabled", c_cancel_disabled},
+        {"close_cancelled", c_close_cancelled},
+        {"confined", c_confined},
         {"aio", c_aio},
         {"closed_by_stream", c_closed_by_stream},
         {"adopted_child", c_adopted_child},

@@ -212,8 +212,8 @@ pub fn join() -> Option<&'static Viewer> {
 /// How readily files are taken over. Only while [`is_on`].
 pub fn manners() -> Manners {
     // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
-    // asked is the same for all viewers. A child's thread that joins meanwhile writes the same words over it, but for the
-    // viewer's number, which is not asked for.
+    // asked is the same for all viewers. A child's thread that joins meanwhile writes the same words over it, but for
+    // the viewer's number, which is not asked for.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.manners()
 }
 

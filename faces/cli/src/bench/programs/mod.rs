@@ -68,7 +68,7 @@ const KERNEL: &str = "kernel";
 const NOT_WORSE: f64 = 1.0 / 1.05;
 /// Counted repetitions of a full run: there are many cases; and of those that take seconds.
 const REPEAT: usize = 5;
-const REPEAT_LONG: usize = 3;
+const REPEAT_LONG: usize = 2;
 
 /// The word for every program.
 const ALL: &str = "all";

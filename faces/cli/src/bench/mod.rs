@@ -194,8 +194,8 @@ const EXPERIMENTS: [Experiment; 15] = [
 ];
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
-/// will do: two of the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes some 39 minutes
-/// on two cores.
+/// will do: two of the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes
+/// some 39 minutes on two cores.
 const REPEAT_QUICK: usize = 3;
 const REPEAT_FULL: usize = 5;
 

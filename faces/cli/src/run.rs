@@ -328,6 +328,7 @@ fn run_program(
     if kind.may_be_told() && options.intercept != Intercept::Off {
         point(&mut command);
     }
+    signals::pass_on_inherited(&mut command);
     std::thread::scope(|scope| {
         let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
         match command.spawn() {

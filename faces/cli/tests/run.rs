@@ -119,6 +119,7 @@ const TESTS: &[(&str, fn())] = &[
     ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
     ("a_signal_to_the_whole_group_comes_once", a_signal_to_the_whole_group_comes_once),
     ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
+    ("standard_streams_that_are_closed_stay_closed", standard_streams_that_are_closed_stay_closed),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
     ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
     ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
@@ -291,13 +292,42 @@ fn what_was_ignored_stays_ignored() {
     let mut child = command.spawn().unwrap();
     assert!(rest(child.stdout.take().unwrap()).starts_with("ready\n"));
     assert!(child.wait().unwrap().success());
-    let ignored = Command::new("sh")
-        .args(["-c", "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" grep SigIgn /proc/self/status"])
-        .arg(std::env::current_exe().unwrap())
-        .output()
-        .unwrap();
-    let mask = u64::from_str_radix(text(&ignored.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
-    assert_eq!(mask & 1, 1, "SIGHUP is ignored in the program too: {ignored:?}");
+    for (trapped, bits) in [("HUP", 1), ("PIPE", 1 << 12), ("HUP PIPE", 1 | 1 << 12), ("URG", 0)] {
+        let script = format!("trap '' {trapped}; QUINION_TEST_RUN=1 \"$0\" grep SigIgn /proc/self/status");
+        let output =
+            Command::new("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()).output().unwrap();
+        let mask = u64::from_str_radix(text(&output.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
+        assert_eq!(
+            mask & (1 | 1 << 12),
+            bits,
+            "{trapped} and no other is ignored in the program: {output:?}"
+        );
+    }
+}
+
+/// Runs the program in a shell that says in `redirection` what becomes of its streams.
+fn with_streams(redirection: &str, words: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("QUINION_TEST_RUN=1 \"$0\" \"$@\" {redirection}")]);
+    command.arg(std::env::current_exe().unwrap()).args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn standard_streams_that_are_closed_stay_closed() {
+    // Its status says which are open.
+    let open = "s=0; for n in 0 1 2; do test -e /proc/$$/fd/$n && s=$((s + (1 << n))); done; exit $s";
+    for closed in 0..8 {
+        let streams = ["<&-", ">&-", "2>&-"].into_iter().enumerate();
+        let words: Vec<&str> =
+            streams.filter(|(stream, _)| closed >> stream & 1 == 1).map(|(_, word)| word).collect();
+        let output = with_streams(&words.join(" "), &["sh", "-c", open]);
+        assert_eq!(output.status.code(), Some(7 & !closed), "{words:?}: {output:?}");
+    }
+    // So nothing is taken for empty, and nothing lost in silence.
+    for (redirection, words) in [("<&-", &["cat"][..]), (">&-", &["cat", "/etc/passwd"])] {
+        let output = with_streams(redirection, words);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains("Bad file descriptor"), "{output:?}");
+    }
 }
 
 fn we_stop_and_go_on_with_the_program() {

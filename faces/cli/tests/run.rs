@@ -127,6 +127,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_report_has_its_schema", the_report_has_its_schema),
     ("calls_reach_us_as_was_asked", calls_reach_us_as_was_asked),
     ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
+    ("what_did_not_attach_is_told_with_what_may_be_why", what_did_not_attach_is_told),
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
     ("the_object_replaces_the_functions_it_should_and_no_others", the_objects_exports),
@@ -611,6 +612,26 @@ fn a_static_program_runs_unharmed() {
         assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap());
         assert!(report.contains("set-uid"), "{report}");
         assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+/// A dynamic linker that refuses our object ends the program before anything of it, or of us, has run.
+fn what_did_not_attach_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (source, linker, program) = (path("code.c"), path("ld-linux-x86-64.so.2"), path("program"));
+    let code = "void _start(void) { __asm__ volatile(\"mov $60, %eax; mov $1, %edi; syscall\"); }";
+    std::fs::write(&source, code).unwrap();
+    let cc = |words: &[&str]| Command::new("cc").args(["-nostdlib", &source]).args(words).status().unwrap();
+    assert!(cc(&["-shared", "-fPIC", "-Wl,-e,_start", "-o", &linker]).success());
+    let named = format!("-Wl,--dynamic-linker={linker}");
+    assert!(cc(&["-pie", "-fPIE", &named, "-o", &program]).success());
+    let (output, report) = reported(&mut quinion(&[&program]));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    for part in
+        ["did not attach", "clear its environment", "its dynamic linker refused our object", "older C"]
+    {
+        assert!(report.contains(part), "{part} is missing in {report}");
     }
 }
 

@@ -49,7 +49,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use quinion_cli::report::{self, Form};
 use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
-use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions};
+use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions, open_files};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -319,7 +319,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let build = || {
         let memory = memory.map(Size::Bytes);
         let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
-        let cache = builder.build().map_err(|error| error.to_string())?;
+        let cache = builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
         let owner = attach.owner(&cache);
         let numbers = Box::new(Watched(Arc::clone(&owner)));
         let tidy = Box::new(move || cache.let_go_of_removed(keep::TIDIED_AT_ONCE));
@@ -338,7 +338,7 @@ fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
 
 /// One that works as `tuning` says.
 fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
-    builder(memory, tuning).build().map_err(|error| error.to_string())
+    builder(memory, tuning).build().map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
 fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {

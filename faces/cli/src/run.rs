@@ -40,6 +40,7 @@ pub mod examine;
 pub mod foreign;
 pub mod keep;
 mod live;
+pub mod open_files;
 pub mod plan;
 mod planned;
 mod program;
@@ -52,7 +53,7 @@ pub use live::{Hot, MEND, mend};
 use live::{Live, Look};
 use plan::Plan;
 pub use planned::Planned;
-pub use program::{Kind, Obstacle, chain_of, look_at, obstacle};
+pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
 use remembered::Remembered;
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
@@ -171,7 +172,7 @@ pub fn run(
     numbers: &(impl Numbers + Sync),
 ) -> io::Result<Ended> {
     options.check()?;
-    let mut session = Session::start(owner)?;
+    let mut session = open_files::needed_for("the cache's service", Session::start(owner))?;
     let planned = planning.end(|plan| session.patch_by(plan));
     let look = |files: usize| Look {
         totals: session.totals(),
@@ -215,7 +216,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
     }
     options.check()?;
     let planning = Planning::begin(options);
-    let mut kept = Kept::join(wanted)?;
+    let mut kept = open_files::needed_for("the way to the cache that stays", Kept::join(wanted))?;
     let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
     let numbers = |files| lock(&kept).numbers(files).ok().flatten();
@@ -322,12 +323,13 @@ fn run_program(
     })?;
     let kind = program::look_at(name);
     // Until this is dropped a signal is meant for the program.
-    let signals = Signals::catch()?;
+    let signals = open_files::needed_for("the catching of signals", Signals::catch())?;
     let mut command = Command::new(name);
     command.args(arguments);
     if kind.may_be_told() && options.intercept != Intercept::Off {
         point(&mut command);
     }
+    signals::pass_on_inherited(&mut command);
     std::thread::scope(|scope| {
         let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
         match command.spawn() {
@@ -509,7 +511,7 @@ fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
 
 fn cannot_start(program: &[OsString], found: &Obstacle) -> Ended {
     let Obstacle { status, wrong, remedy } = found;
-    complain(&format!("cannot start {}: {wrong}; {remedy}", program[0].to_string_lossy()));
+    complain(&format!("cannot start {}: {wrong}; {remedy}", quoted(&program[0])));
     Ended::Status(*status)
 }
 

@@ -234,7 +234,12 @@ fn programs_that_cannot_be_started() {
     assert_complains(
         &output(&mut run(&["no-such-program-here"])),
         127,
-        &["no-such-program-here", "check the name"],
+        &["cannot start `no-such-program-here`: ", "check the name"],
+    );
+    assert_complains(
+        &output(&mut run(&["", "x"])),
+        127,
+        &["cannot start ``: there is no such program; its name is empty"],
     );
     assert_complains(
         &output(&mut run(&["--memroy", "1G", "true"])),
@@ -245,6 +250,31 @@ fn programs_that_cannot_be_started() {
     assert_complains(&output(&mut run(&[text(&path)])), 126, &[text(&path), "executed"]);
     assert_complains(&output(&mut run(&[text(scratch.path())])), 126, &[text(scratch.path())]);
     assert_complains(&output(quinion().arg("run")), 2, &["PROGRAM"]);
+}
+
+/// Whatever is the first for which there is no room, it is said what that was, and what can be done.
+#[test]
+fn too_few_open_files() {
+    let quinion = env!("CARGO_BIN_EXE_quinion");
+    let with = |limit: u32| {
+        // Nothing but standard streams is inherited, so that the limit says how many more there may be.
+        let script =
+            format!("for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; ulimit -n {limit}; exec \"$@\"");
+        let mut command = plain("sh");
+        command.args(["-c", &script, "sh", quinion, "run", "--memory", MEMORY, "--report", "none"]);
+        output(command.args(["--", "cat", "/etc/passwd"]))
+    };
+    let mut refused = 0;
+    for limit in 4..=20 {
+        let said = with(limit);
+        if !said.status.success() {
+            refused += 1;
+            let allowed = format!("may have {limit} open");
+            assert_complains(&said, 1, &["Too many open files", &allowed, "`ulimit -n 256`"]);
+        }
+    }
+    assert!(refused > 2, "a run needs more than that: {refused}");
+    assert!(with(256).status.success());
 }
 
 /// A program's status is worth more than a report: that there cannot be one is said before it starts.

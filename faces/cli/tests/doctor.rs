@@ -27,7 +27,10 @@ fn asked(program: &Path) -> (String, i32) {
     ]);
     assert!(output.stderr.is_empty(), "{output:?}");
     let said = text(&output.stdout);
-    assert!(said.starts_with('{') && said.ends_with("}\n") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.starts_with("{\"schema\":1,\"machine\":{") && said.ends_with("}\n") && said.lines().count() == 1,
+        "{said}"
+    );
     (said, output.status.code().unwrap())
 }
 
@@ -72,6 +75,7 @@ fn the_machine_is_told_in_words_and_in_json() {
     let folder = folder.path().to_str().unwrap();
     let output = quinion(&["doctor", "--json", "--folder", folder]);
     let said = text(&output.stdout);
+    assert!(said.starts_with("{\"schema\":1,\"machine\":{"), "{said}");
     for key in [
         "kernel",
         "io_uring",
@@ -93,6 +97,7 @@ fn the_machine_is_told_in_words_and_in_json() {
     assert!(!said.contains("\"program\":"), "{said}");
     let output = quinion(&["doctor", "--folder", folder]);
     assert!(text(&output.stdout).lines().count() > 10 && output.status.success(), "{output:?}");
+    assert!(!text(&output.stdout).contains("schema"), "that is for programs: {output:?}");
 }
 
 #[test]
@@ -228,7 +233,9 @@ fn what_cannot_be_run_is_an_error_that_says_what_to_do() {
     executable(&junk, b"echo no script says what runs it\n");
     executable(&lost, b"#!/no/such/interpreter\n");
     for (path, wrong) in [
+        (Path::new("no-such-program-anywhere"), "`no-such-program-anywhere` cannot be run: "),
         (Path::new("no-such-program-anywhere"), "check the name"),
+        (Path::new(""), "`` cannot be run: there is no such program; its name is empty"),
         (Path::new("/etc/passwd"), "may not be executed"),
         (folder.path(), "it is a folder; name a program in it"),
         (&cut, "is cut short"),

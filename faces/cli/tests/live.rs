@@ -262,7 +262,7 @@ fn a_program_that_cannot_be_started_leaves_its_message_and_no_panel() {
     let arguments = ["--live", "--memory=16M", "--report=none", "--", "no-such-program-anywhere"];
     let mut terminal = Terminal::run(ROWS, &arguments);
     terminal.wait_until("the end", |shown| shown.contains("ended with 127"));
-    assert!(terminal.shown().contains("cannot start no-such-program-anywhere"), "{}", terminal.shown());
+    assert!(terminal.shown().contains("cannot start `no-such-program-anywhere`"), "{}", terminal.shown());
     terminal.expect_given_back();
 }
 

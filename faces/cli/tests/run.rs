@@ -119,6 +119,7 @@ const TESTS: &[(&str, fn())] = &[
     ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
     ("a_signal_to_the_whole_group_comes_once", a_signal_to_the_whole_group_comes_once),
     ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
+    ("standard_streams_that_are_closed_stay_closed", standard_streams_that_are_closed_stay_closed),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
     ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
     ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
@@ -126,6 +127,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_report_has_its_schema", the_report_has_its_schema),
     ("calls_reach_us_as_was_asked", calls_reach_us_as_was_asked),
     ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
+    ("what_did_not_attach_is_told_with_what_may_be_why", what_did_not_attach_is_told),
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
     ("the_object_replaces_the_functions_it_should_and_no_others", the_objects_exports),
@@ -291,13 +293,42 @@ fn what_was_ignored_stays_ignored() {
     let mut child = command.spawn().unwrap();
     assert!(rest(child.stdout.take().unwrap()).starts_with("ready\n"));
     assert!(child.wait().unwrap().success());
-    let ignored = Command::new("sh")
-        .args(["-c", "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" grep SigIgn /proc/self/status"])
-        .arg(std::env::current_exe().unwrap())
-        .output()
-        .unwrap();
-    let mask = u64::from_str_radix(text(&ignored.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
-    assert_eq!(mask & 1, 1, "SIGHUP is ignored in the program too: {ignored:?}");
+    for (trapped, bits) in [("HUP", 1), ("PIPE", 1 << 12), ("HUP PIPE", 1 | 1 << 12), ("URG", 0)] {
+        let script = format!("trap '' {trapped}; QUINION_TEST_RUN=1 \"$0\" grep SigIgn /proc/self/status");
+        let output =
+            Command::new("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()).output().unwrap();
+        let mask = u64::from_str_radix(text(&output.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
+        assert_eq!(
+            mask & (1 | 1 << 12),
+            bits,
+            "{trapped} and no other is ignored in the program: {output:?}"
+        );
+    }
+}
+
+/// Runs the program in a shell that says in `redirection` what becomes of its streams.
+fn with_streams(redirection: &str, words: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("QUINION_TEST_RUN=1 \"$0\" \"$@\" {redirection}")]);
+    command.arg(std::env::current_exe().unwrap()).args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn standard_streams_that_are_closed_stay_closed() {
+    // Its status says which are open.
+    let open = "s=0; for n in 0 1 2; do test -e /proc/$$/fd/$n && s=$((s + (1 << n))); done; exit $s";
+    for closed in 0..8 {
+        let streams = ["<&-", ">&-", "2>&-"].into_iter().enumerate();
+        let words: Vec<&str> =
+            streams.filter(|(stream, _)| closed >> stream & 1 == 1).map(|(_, word)| word).collect();
+        let output = with_streams(&words.join(" "), &["sh", "-c", open]);
+        assert_eq!(output.status.code(), Some(7 & !closed), "{words:?}: {output:?}");
+    }
+    // So nothing is taken for empty, and nothing lost in silence.
+    for (redirection, words) in [("<&-", &["cat"][..]), (">&-", &["cat", "/etc/passwd"])] {
+        let output = with_streams(redirection, words);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains("Bad file descriptor"), "{output:?}");
+    }
 }
 
 fn we_stop_and_go_on_with_the_program() {
@@ -581,6 +612,26 @@ fn a_static_program_runs_unharmed() {
         assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap());
         assert!(report.contains("set-uid"), "{report}");
         assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+/// A dynamic linker that refuses our object ends the program before anything of it, or of us, has run.
+fn what_did_not_attach_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (source, linker, program) = (path("code.c"), path("ld-linux-x86-64.so.2"), path("program"));
+    let code = "void _start(void) { __asm__ volatile(\"mov $60, %eax; mov $1, %edi; syscall\"); }";
+    std::fs::write(&source, code).unwrap();
+    let cc = |words: &[&str]| Command::new("cc").args(["-nostdlib", &source]).args(words).status().unwrap();
+    assert!(cc(&["-shared", "-fPIC", "-Wl,-e,_start", "-o", &linker]).success());
+    let named = format!("-Wl,--dynamic-linker={linker}");
+    assert!(cc(&["-pie", "-fPIE", &named, "-o", &program]).success());
+    let (output, report) = reported(&mut quinion(&[&program]));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    for part in
+        ["did not attach", "clear its environment", "its dynamic linker refused our object", "older C"]
+    {
+        assert!(report.contains(part), "{part} is missing in {report}");
     }
 }
 

@@ -6,6 +6,9 @@
 //!                                  verdict    what `run` will serve, what it will not, and what can be done
 //! ```
 //!
+//! In JSON the parts come behind `"schema":1`, as in the reports of `run` and `keeps`. Keys stay; new ones may be
+//! added.
+//!
 //! What can be tried is tried, and nothing that was tried is left behind. The
 //! program is never run: its file and the files of its libraries are read. What it
 //! loads while it runs is not known here; `run` looks at that when it happens.
@@ -23,6 +26,8 @@ mod program;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use quinion_cli::run::quoted;
 
 use crate::report::{Form, Report, Value};
 use crate::{EXIT_NOT_SERVED, complain};
@@ -51,7 +56,11 @@ pub fn main(arguments: Arguments) -> ExitCode {
     } else {
         arguments.folder
     };
+    let form = if arguments.json { Form::Json } else { Form::Text };
     let mut report = Report::new();
+    if form == Form::Json {
+        report.add("schema", "schema", Value::Number(1));
+    }
     report.add("machine", "machine", Value::Group(machine::report(&folders)));
     let mut code = ExitCode::SUCCESS;
     if let Some(name) = &arguments.program {
@@ -65,7 +74,6 @@ pub fn main(arguments: Arguments) -> ExitCode {
         report.add("program", "program", Value::Group(looked.report()));
         report.add("verdict", "what run does with it", Value::Group(looked.verdict()));
     }
-    let form = if arguments.json { Form::Json } else { Form::Text };
     match crate::print(&report.printed(form)) {
         Ok(()) => code,
         Err(code) => code,
@@ -77,7 +85,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
 fn wrong_folder(folder: &Path) -> Option<String> {
     match folder.metadata() {
         Ok(found) if found.is_dir() => None,
-        Ok(_) => Some(format!("{} is not a folder; name the folder that it lies in", folder.display())),
-        Err(error) => Some(format!("{}: {error}; name a folder that is there", folder.display())),
+        Ok(_) => Some(format!("{} is not a folder; name the folder that it lies in", quoted(folder))),
+        Err(error) => Some(format!("{}: {error}; name a folder that is there", quoted(folder))),
     }
 }

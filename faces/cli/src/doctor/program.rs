@@ -47,16 +47,17 @@ struct Linked {
 /// If there is none, or it cannot be read; in words.
 pub fn look(name: &OsStr) -> Result<Looked, String> {
     let shown = name.display().to_string();
+    let named = run::quoted(name);
     if let Some(found) = run::obstacle(&[name.to_owned()]) {
-        return Err(format!("{shown} cannot be run: {}; {}", found.wrong, found.remedy));
+        return Err(format!("{named} cannot be run: {}; {}", found.wrong, found.remedy));
     }
     let chain = run::chain_of(name);
     let Some(path) = chain.last() else {
-        return Err(format!("{shown} is no file; name a program that can be run"));
+        return Err(format!("{named} is no file; name a program that can be run"));
     };
     let kind = run::look_at(name);
     if kind == Kind::Unknown && !is_unreadable(path) {
-        let path = path.display();
+        let path = run::quoted(path);
         return Err(format!(
             "{path} cannot be looked at: {}; name a program that can be run",
             wrong_with(&chain)

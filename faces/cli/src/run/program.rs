@@ -7,6 +7,7 @@
 //!
 //! What would keep it from being started at all is seen here too, before anything is set up for it.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
-use super::{CANNOT_START, NOT_FOUND};
+use super::{CANNOT_START, NOT_FOUND, open_files};
 
 /// What kind of program it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -84,7 +85,7 @@ pub struct Obstacle {
     /// What is wrong.
     pub wrong: String,
     /// What to do about it.
-    pub remedy: &'static str,
+    pub remedy: Cow<'static, str>,
 }
 
 impl Obstacle {
@@ -97,12 +98,16 @@ impl Obstacle {
                 "it is no program of this machine, and no script that says in its first line what runs it",
                 "name that first, as in `quinion run -- sh SCRIPT`, or begin the script with `#!/bin/sh`",
             ),
-            _ => Self::new(CANNOT_START, error.to_string(), "check that it may be executed"),
+            code => {
+                let remedy =
+                    open_files::remedy(code).map_or("check that it may be executed".into(), Cow::from);
+                Self::new(CANNOT_START, error.to_string(), remedy)
+            }
         }
     }
 
-    fn new(status: i32, wrong: impl Into<String>, remedy: &'static str) -> Self {
-        Self { status, wrong: wrong.into(), remedy }
+    fn new(status: i32, wrong: impl Into<String>, remedy: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, wrong: wrong.into(), remedy: remedy.into() }
     }
 }
 
@@ -139,6 +144,9 @@ fn not_there(program: &[OsString]) -> Obstacle {
         [_, next, ..] if next == "--" => {
             "the program comes after `--`; an option's value may need a `=`, as in --keep=NAME"
         }
+        [name, ..] if name.is_empty() => {
+            "its name is empty; perhaps a variable that was to name it is not set"
+        }
         _ => "check the name, or give its path",
     };
     Obstacle::new(NOT_FOUND, "there is no such program", remedy)
@@ -174,6 +182,11 @@ fn is_missing(path: &Path) -> bool {
 /// A path whose letters can all be seen.
 fn shown(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
+}
+
+/// A name as it stands in a message: in quotes, so that one that is empty, or has spaces in it, is seen to be a name.
+pub fn quoted(name: impl AsRef<Path>) -> String {
+    format!("`{}`", shown(name.as_ref()))
 }
 
 /// The file a name means: a path, or the first match in PATH.

@@ -259,8 +259,9 @@ impl RunReport<'_> {
             && !matches!(self.ended, Ended::Status(126 | 127))
         {
             notes.push(
-                "nothing was served: the program did not attach; it may clear its environment, or run \
-                 where ours is not seen"
+                "nothing was served: the program did not attach; it may clear its environment or run where ours is \
+                 not seen, or its dynamic linker refused our object, as that of an older C library does, and said so \
+                 on standard error"
                     .into(),
             );
         }

@@ -16,11 +16,18 @@
 //!
 //! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
 //! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
+//!
+//! Two things that we were started with are changed by Rust's runtime before `main`, so that the program would not get
+//! them as they were: SIGPIPE is ignored in us and back at its default in what we start, and a standard stream that was
+//! closed is opened as `/dev/null`. So they are noted before that, and the program gets them as we did: see
+//! [`pass_on_inherited`].
 #![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 /// The signal that stops who writes to a terminal from the background, where that is asked for.
@@ -46,6 +53,18 @@ const CAUGHT: [i32; 12] = [
 
 /// Where the handler writes; -1 while nobody reads.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
+
+/// Which standard streams were closed when we were started.
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+
+/// Whether SIGPIPE was ignored then.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// The C library calls what is named in this section before `main`, and Rust's runtime begins there.
+// SAFETY: the section holds such functions, and this one needs nothing that the runtime makes.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE: extern "C" fn() = note_inherited;
 
 /// A signal that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -299,4 +318,46 @@ fn set_blocked(number: i32, how: i32) {
         libc::sigaddset(&raw mut only, number);
         libc::pthread_sigmask(how, &raw const only, std::ptr::null_mut());
     }
+}
+
+/// Notes what the runtime is about to change.
+extern "C" fn note_inherited() {
+    for (stream, closed) in (0..).zip(&CLOSED) {
+        // SAFETY: numbers only; there is an errno for each thread, and nobody looks at it yet.
+        let is_closed =
+            unsafe { libc::fcntl(stream, libc::F_GETFD) == -1 && *libc::__errno_location() == libc::EBADF };
+        closed.store(is_closed, Ordering::Relaxed);
+    }
+    // SAFETY: all zeros is a value of this C structure, and the call fills it.
+    let is_ignored = unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now) == 0
+            && now.sa_sigaction == libc::SIG_IGN
+    };
+    PIPE_IGNORED.store(is_ignored, Ordering::Relaxed);
+}
+
+/// Lets the program of `command`, which has our standard streams, get what the runtime changed as we got it. Where
+/// nothing was changed nothing is done: who asks for this is started by fork, which takes longer than a spawn.
+pub fn pass_on_inherited(command: &mut Command) {
+    let closed = [0, 1, 2].map(|stream: usize| CLOSED[stream].load(Ordering::Relaxed));
+    let is_pipe_ignored = PIPE_IGNORED.load(Ordering::Relaxed);
+    if !is_pipe_ignored && !closed.contains(&true) {
+        return;
+    }
+    let restore = move || {
+        for (stream, is_closed) in (0..).zip(closed) {
+            if is_closed {
+                // SAFETY: a number only; it is the runtime's /dev/null, and nothing of Rust writes to it before exec.
+                unsafe { libc::close(stream) };
+            }
+        }
+        if is_pipe_ignored {
+            // SAFETY: ignoring a signal needs no handler. The library set its default before this is called.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        }
+        Ok(())
+    };
+    // SAFETY: it makes system calls alone, which a child of a process with threads may do, and allocates nothing.
+    unsafe { command.pre_exec(restore) };
 }

@@ -44,6 +44,7 @@ use super::message::{LINE_MAX, Message};
 use super::numbers::{self, Numbers};
 use super::start::READY;
 use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
+use crate::run::open_files;
 use crate::run::remembered::Remembered;
 use crate::run::signals::Signals;
 use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, PRELOAD, Session, sealed_file};
@@ -97,7 +98,7 @@ impl std::fmt::Debug for Cache {
 /// What is wrong, in words; whoever started us was told.
 pub fn keep(keeping: &Keeping, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
-    let lock = take_lock().map_err(|error| error.to_string())?;
+    let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
     let begun = begin(keeping, lock, build);
     let said = match &begun {
         Ok(_) => READY,
@@ -133,7 +134,7 @@ fn begin(
     lock: Lock,
     build: impl FnOnce() -> Result<Cache, String>,
 ) -> Result<Attendant, String> {
-    let said = |error: io::Error| error.to_string();
+    let said = |error: io::Error| open_files::said(&error, error.raw_os_error());
     let Keeping { folder, name, idle, attach } = keeping.clone();
     let folder = Folder::open(&folder).map_err(said)?;
     if !folder.is_lock_of(&lock, &name).map_err(said)? {

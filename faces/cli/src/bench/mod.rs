@@ -131,7 +131,7 @@ const EXPERIMENTS: [Experiment; 15] = [
         name: "programs",
         question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
         starts: Starts::Cold,
-        takes: Takes { quick: [8.0, 13.0], full: [60.0, 105.0] },
+        takes: Takes { quick: [8.0, 13.0], full: [60.0, 90.0] },
         cases: programs::cases,
     },
     Experiment {
@@ -195,7 +195,7 @@ const EXPERIMENTS: [Experiment; 15] = [
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
 /// will do: two of the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes
-/// some 39 minutes on two cores.
+/// some 38 minutes on two cores.
 const REPEAT_QUICK: usize = 3;
 const REPEAT_FULL: usize = 5;
 

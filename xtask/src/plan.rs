@@ -64,7 +64,7 @@ pub fn test() -> Vec<Step> {
             )),
         ),
         Step::new("no-std", Action::Run(cargo("check -p quinion --no-default-features"))),
-        Step::new("tests", Action::Run(cargo("test --workspace"))),
+        Step::new("tests", Action::Run(cargo("test --workspace --no-fail-fast"))),
         Step::new(
             "portable",
             Action::Run(portable("test -p quinion --lib folio --target-dir target/portable")),

@@ -131,12 +131,13 @@ fn several_experiments_come_in_their_order_with_every_peer() {
         let named = format!("\"peer_name\":\"{peer}\"");
         assert!(lines.contains(&named) || wrong.contains("not measured"), "no {peer} in\n{lines}{wrong}");
     }
-    // The kernel keeps the file of 256 MiB, and a cache of 64 MiB no more than that, with its process.
+    // The kernel keeps the file of 256 MiB, but for what it takes back meanwhile; a cache of 64 MiB takes no more than
+    // that, with its process.
     let memory = |line: &&str| value_of(line, "metric").starts_with("memory");
     for line in lines.lines().filter(memory) {
         let [ours, kernel] = ["quinion", "peer"].map(|key| value_of(line, key).parse::<f64>());
         match (ours, kernel) {
-            (Ok(ours), Ok(kernel)) => assert!((20.0..100.0).contains(&ours) && kernel > 250.0, "{line}"),
+            (Ok(ours), Ok(kernel)) => assert!((20.0..100.0).contains(&ours) && kernel > 2.0 * ours, "{line}"),
             _ => assert!(wrong.contains("memory that was held is not told"), "{line}\n{wrong}"),
         }
     }

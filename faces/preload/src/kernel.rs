@@ -6,8 +6,6 @@ use quinion::units::EXTENT_SIZE;
 pub use quinion::viewer::sys::SignalsHeld;
 use quinion::viewer::sys::{Errno, call, result};
 
-use crate::start;
-
 /// Numbers of system calls, on x86-64.
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod number {
@@ -33,7 +31,6 @@ pub mod number {
     pub const GETPID: usize = 39;
     pub const SENDFILE: usize = 40;
     pub const SENDMSG: usize = 46;
-    pub const SENDMMSG: usize = 307;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
     pub const FORK: usize = 57;
@@ -42,7 +39,6 @@ pub mod number {
     pub const FCNTL: usize = 72;
     pub const FLOCK: usize = 73;
     pub const READLINK: usize = 89;
-    pub const PRLIMIT64: usize = 302;
     pub const TRUNCATE: usize = 76;
     pub const FTRUNCATE: usize = 77;
     pub const CREAT: usize = 85;
@@ -60,7 +56,9 @@ pub mod number {
     pub const PREADV: usize = 295;
     pub const PWRITEV: usize = 296;
     pub const NEWFSTATAT: usize = 262;
+    pub const PRLIMIT64: usize = 302;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
+    pub const SENDMMSG: usize = 307;
     pub const EXECVEAT: usize = 322;
     pub const PROCESS_VM_WRITEV: usize = 311;
     pub const COPY_FILE_RANGE: usize = 326;
@@ -265,13 +263,11 @@ pub fn process() -> u32 {
     unsafe { call(number::GETPID, [0; 6]) as u32 }
 }
 
-/// Whether the name space of processes is the one that `/proc` shows: who names this process by its number means it.
-pub fn is_known_by_number() -> bool {
-    let mut name = [0u8; 16];
-    let args = [c"/proc/self".as_ptr() as usize, name.as_mut_ptr() as usize, name.len(), 0, 0, 0];
+/// The digits by which `/proc` shows this process; how many, 0 if it does not.
+pub fn digits_in_proc(to: &mut [u8; 16]) -> usize {
+    let args = [c"/proc/self".as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
     // SAFETY: the path is a string that ends, and the kernel writes at most the size it is told of.
-    let length = result(unsafe { call(number::READLINK, args) }).unwrap_or(0);
-    start::number(&name[..length], 10) == Some(u64::from(process()))
+    result(unsafe { call(number::READLINK, args) }).unwrap_or(0)
 }
 
 /// Whether the addresses that this process may use are limited; if that cannot be told they are not.

@@ -41,6 +41,7 @@ mod careful;
 mod gone;
 mod harmless;
 mod kernel;
+mod loaded;
 mod opened;
 mod passed;
 mod patch;

@@ -28,13 +28,14 @@
 //! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use quinion::arena::control::Patching;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
+use crate::loaded::{self, Code};
 use crate::plan::{
     BUILD_ID_MAX, ENTRIES_MAX, Entry, FIXES_MAX, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX,
 };
@@ -155,96 +156,31 @@ impl Entry {
 
 // ---- the library ------------------------------------------------------------------------------------------
 
-#[repr(C)]
-struct ProgramHeader {
-    kind: u32,
-    flags: u32,
-    file_offset: u64,
-    address: u64,
-    physical: u64,
-    file_bytes: u64,
-    bytes: u64,
-    align: u64,
-}
-
-/// The C library's `struct dl_phdr_info`, as far as we need it.
-#[repr(C)]
-struct Loaded {
-    base: usize,
-    name: *const c_char,
-    headers: *const ProgramHeader,
-    headers_len: u16,
-}
-
-#[link(name = "c")]
-unsafe extern "C" {
-    fn dl_iterate_phdr(
-        tell: extern "C" fn(*const Loaded, usize, *mut c_void) -> c_int,
-        with: *mut c_void,
-    ) -> c_int;
-}
-
 /// The C library, found among what is loaded.
 struct Library {
     base: usize,
-    /// Its executable bytes: where they are, how many, and where they are in its file.
-    code: usize,
-    code_bytes: usize,
-    code_in_file: u64,
+    code: Code,
     name: *const c_char,
-}
-
-struct Search<'a> {
-    build_id: &'a [u8],
-    found: Option<Library>,
 }
 
 impl Library {
     /// The loaded object that has this build-id.
-    fn find(build_id: &[u8]) -> Option<Self> {
-        let mut search = Search { build_id, found: None };
-        // SAFETY: the call hands `search` to `look_at` and to nobody else, before it returns.
-        unsafe { dl_iterate_phdr(look_at, (&raw mut search).cast()) };
-        search.found
+    fn find(id: &[u8]) -> Option<Self> {
+        let mut library = None;
+        loaded::each(&mut |object| {
+            if object.notes().any(|note| build_id(note) == Some(id)) {
+                library = object.code().map(|code| Self { base: object.base, code, name: object.name });
+            }
+            library.is_some()
+        });
+        library
     }
 
     /// Whether `len` bytes at `offset` are code of its.
     fn has(&self, offset: usize, len: usize) -> bool {
-        let at = self.base.wrapping_add(offset);
-        at >= self.code && at - self.code <= self.code_bytes.saturating_sub(len) && len <= self.code_bytes
+        let (at, code) = (self.base.wrapping_add(offset), &self.code);
+        at >= code.at && at - code.at <= code.bytes.saturating_sub(len) && len <= code.bytes
     }
-}
-
-extern "C" fn look_at(loaded: *const Loaded, _: usize, search: *mut c_void) -> c_int {
-    const LOAD: u32 = 1;
-    const NOTE: u32 = 4;
-    const EXECUTABLE: u32 = 1;
-    // SAFETY: the C library hands over a loaded object, and back what `find` gave it.
-    let (loaded, search) = unsafe { (&*loaded, &mut *search.cast::<Search<'_>>()) };
-    // SAFETY: the object has that many headers.
-    let headers = unsafe { core::slice::from_raw_parts(loaded.headers, usize::from(loaded.headers_len)) };
-    let has_id = headers.iter().filter(|header| header.kind == NOTE).any(|note| {
-        // SAFETY: notes are loaded where the header says, readable, with the bytes it says.
-        let bytes = unsafe {
-            core::slice::from_raw_parts(
-                (loaded.base + note.address as usize) as *const u8,
-                note.bytes as usize,
-            )
-        };
-        build_id(bytes).is_some_and(|id| id == search.build_id)
-    });
-    let mut code = headers.iter().filter(|header| header.kind == LOAD && header.flags & EXECUTABLE != 0);
-    if let (true, Some(header), None) = (has_id, code.next(), code.next()) {
-        search.found = Some(Library {
-            base: loaded.base,
-            code: loaded.base + header.address as usize,
-            code_bytes: header.file_bytes as usize,
-            code_in_file: header.file_offset,
-            name: loaded.name,
-        });
-        return 1;
-    }
-    0
 }
 
 /// The build-id among an object's notes.
@@ -331,7 +267,7 @@ fn divert(
     if first >= end {
         return Err(Patching::Interposed);
     }
-    let end = end.min((library.code + library.code_bytes).next_multiple_of(PAGE));
+    let end = end.min((library.code.at + library.code.bytes).next_multiple_of(PAGE));
     let _held = SignalsHeld::new();
     kernel::protect(first, end - first, kernel::READ_WRITE).map_err(|_| Patching::Denied)?;
     for ((entry, step), number) in steps() {
@@ -375,9 +311,9 @@ unsafe fn write_jump(at: usize, to: usize) {
 fn restore(library: &Library) {
     // SAFETY: the dynamic linker's name of a loaded object is a string.
     let name = unsafe { CStr::from_ptr(library.name) };
-    let start = library.code & !(PAGE - 1);
-    let in_file = library.code_in_file & !(PAGE as u64 - 1);
-    let bytes = library.code + library.code_bytes - start;
+    let start = library.code.at & !(PAGE - 1);
+    let in_file = library.code.in_file & !(PAGE as u64 - 1);
+    let bytes = library.code.at + library.code.bytes - start;
     if !kernel::map_code_again(start, bytes, name.to_bytes_with_nul(), in_file) {
         // SAFETY: an instruction that ends the process.
         unsafe { core::arch::asm!("ud2", options(noreturn)) }

@@ -47,7 +47,7 @@ use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{patch, table, written};
+use crate::{patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -188,7 +188,7 @@ pub fn viewer() -> Option<&'static Viewer> {
 pub fn join() -> Option<&'static Viewer> {
     if mode() == CHILD {
         busy(switch(), CHILD, || {
-            if !kernel::is_known_by_number() {
+            if !start::is_known_by_number() {
                 return LEFT; // it was forked into a name space of processes that the owner does not see
             }
             // SAFETY: the page exists, so the constructor has written the place.

@@ -1,20 +1,22 @@
 //! Real: the functions that stand behind our wrappers.
 //!
-//! They are looked up once, by the constructor. Until then a wrapper may be
-//! called all the same, by an allocator that another object's constructor
-//! starts; so what is a plain system call begins as one, and needs no lookup.
-//! The others are looked up when they are first needed.
+//! They are looked up once, by the constructor, where `dlsym(RTLD_NEXT)` would
+//! find them (`loaded.rs`). Until then a wrapper may be called all the same, by
+//! an allocator that another object's constructor starts; so what is a plain
+//! system call begins as one, and needs no lookup. The others are looked up
+//! when they are first needed.
 //!
 //! Where the C library is patched, a function's place holds the address of the
 //! instructions that were moved out of its beginning: entered there, it runs as
 //! it always did. Through its own address it would come back to our wrapper.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use quinion::viewer::sys::call;
 
 use crate::kernel::number;
+use crate::loaded;
 
 #[link(name = "c")]
 unsafe extern "C" {
@@ -22,12 +24,9 @@ unsafe extern "C" {
     fn fileno(stream: *mut c_void) -> c_int;
 }
 
-type Dlsym = unsafe extern "C" fn(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 type TestCancel = unsafe extern "C" fn();
 
-const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
-
-/// `pthread_testcancel`; null until the start, and in a process of an older C library that has no threads.
+/// `pthread_testcancel`; null until the start, and where an older C library has it in a library that is not loaded.
 static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The place of one real function.
@@ -87,42 +86,15 @@ impl Real {
         self.0.load(Ordering::Relaxed) as usize // as in `get`
     }
 
+    /// Looks in what is loaded now, and does not remember it: who has the function may be gone by the next call.
     #[cold]
     fn find(&self) -> *mut c_void {
-        let entry = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self));
-        let found = entry.map_or(core::ptr::null_mut(), |wrapped| look_up(wrapped.name));
-        if found.is_null() {
-            return missing as *mut c_void;
-        }
-        self.0.store(found, Ordering::Relaxed);
-        found
-    }
-}
-
-/// The address of what another object calls so; null if none does.
-fn look_up(name: &CStr) -> *mut c_void {
-    let Some(dlsym) = dlsym() else { return core::ptr::null_mut() };
-    // SAFETY: the name is a string.
-    unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
-}
-
-/// The dynamic linker's `dlsym`, by the first version it ever had: the object has to load where the C library is older
-/// than the one it was linked with, or the linker would end the program. `None` where that is so old that it is in a
-/// library of its own, and the program has not loaded that: then nothing can be served.
-#[inline(never)] // the directives stand once
-fn dlsym() -> Option<Dlsym> {
-    let address: usize;
-    // SAFETY: it reads an address that the dynamic linker has filled in, or left 0.
-    unsafe {
-        core::arch::asm!(
-            ".weak quinion_dlsym",
-            ".symver quinion_dlsym, dlsym@GLIBC_2.2.5",
-            "mov {address}, qword ptr [rip + quinion_dlsym@GOTPCREL]",
-            address = out(reg) address,
-            options(nostack, preserves_flags, readonly, pure),
-        );
-        // SAFETY: the type is what dlsym(3) says; 0 is `None`.
-        core::mem::transmute::<usize, Option<Dlsym>>(address)
+        let wrapped = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self));
+        let mut found = None;
+        loaded::after_us(&mut |names| {
+            found = found.or_else(|| wrapped.and_then(|wrapped| names.function(wrapped.name, wrapped.hash)));
+        });
+        found.unwrap_or(missing as *mut c_void)
     }
 }
 
@@ -136,13 +108,21 @@ pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
     real.get()
 }
 
-/// Looks all functions up.
+/// Looks all functions up. For the constructor: what is loaded then stays.
 pub fn resolve() {
-    TEST_CANCEL.store(look_up(c"pthread_testcancel"), Ordering::Relaxed);
-    for wrapped in ALL {
-        let found = look_up(wrapped.name);
-        if !found.is_null() {
-            wrapped.real.0.store(found, Ordering::Relaxed);
+    const TEST_CANCEL_HASH: u32 = loaded::hash(c"pthread_testcancel");
+    let (mut test_cancel, mut found) = (None, [None; ALL.len()]);
+    loaded::after_us(&mut |names| {
+        test_cancel = test_cancel.or_else(|| names.function(c"pthread_testcancel", TEST_CANCEL_HASH));
+        for (found, wrapped) in found.iter_mut().zip(ALL) {
+            *found = found.or_else(|| names.function(wrapped.name, wrapped.hash));
+        }
+    });
+    // Relaxed: as in `get`.
+    let places = ALL.iter().map(|wrapped| &wrapped.real.0);
+    for (place, found) in places.zip(found).chain([(&TEST_CANCEL, test_cancel)]) {
+        if let Some(found) = found {
+            place.store(found, Ordering::Relaxed);
         }
     }
 }
@@ -150,6 +130,8 @@ pub fn resolve() {
 /// A function of the C library and what stands before it.
 pub struct Wrapped {
     name: &'static CStr,
+    /// What [`loaded::hash`] makes of it.
+    hash: u32,
     /// Where the real one is.
     pub real: &'static Real,
     /// Our function of the same name.
@@ -210,10 +192,16 @@ macro_rules! reals {
         }
         static ALL: &[Wrapped] = &[
             $(Wrapped {
-                name: cstr(concat!(stringify!($call), "\0")), real: &$call, wrapper: wrapper::$call,
+                name: cstr(concat!(stringify!($call), "\0")),
+                hash: loaded::hash(cstr(concat!(stringify!($call), "\0"))),
+                real: &$call,
+                wrapper: wrapper::$call,
             },)*
             $(Wrapped {
-                name: cstr(concat!(stringify!($later), "\0")), real: &$later, wrapper: wrapper::$later,
+                name: cstr(concat!(stringify!($later), "\0")),
+                hash: loaded::hash(cstr(concat!(stringify!($later), "\0"))),
+                real: &$later,
+                wrapper: wrapper::$later,
             },)*
         ];
     };

@@ -42,7 +42,14 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
 /// Whether this process can be a viewer: the owner finds it by the number that it gives itself, and the addresses that
 /// the arena takes are not missed.
 fn may_attach() -> bool {
-    kernel::is_known_by_number() && !kernel::are_addresses_limited()
+    is_known_by_number() && !kernel::are_addresses_limited()
+}
+
+/// Whether the name space of processes is the one that `/proc` shows: who names this process by its number means it.
+pub fn is_known_by_number() -> bool {
+    let mut digits = [0; 16];
+    let length = kernel::digits_in_proc(&mut digits);
+    number(&digits[..length], 10) == Some(u64::from(kernel::process()))
 }
 
 /// Patches the C library, if there is a plan for it.
@@ -96,8 +103,7 @@ impl Place {
     }
 }
 
-/// The number that the digits are, if they are.
-pub fn number(digits: &[u8], radix: u32) -> Option<u64> {
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }

@@ -1,0 +1,260 @@
+//! Loaded: the objects that the dynamic linker has loaded, and the functions that they have by name.
+//!
+//! ```text
+//!   program, vdso, THIS OBJECT, libpthread, libc, ld.so        as they were loaded
+//!                               '--------- after_us ---------> the first that has the name is the real function
+//! ```
+//!
+//! `dlsym(RTLD_NEXT, name)` would find the same. But before version 2.34 of the C library it lies in a library of its
+//! own, which few programs load, and an object that asks for a name nobody has ends the program. So the tables are read
+//! here: the dynamic section and its symbols (System V ABI, chapter 5), found by the GNU hash section, which is a Bloom
+//! filter, buckets, and chains of hashes whose lowest bit ends them.
+//!
+//! Invariants:
+//!  1. Nothing is written. An object whose tables are not all there has no names.
+//!  2. Of several versions of a name the default one is meant, as by `dlsym`.
+//!
+//! Not an invariant: that an object without a GNU hash section is searched. The C library has had one since 2006.
+//!
+//! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+/// What of the object lies where; `Elf64_Phdr`.
+#[repr(C)]
+pub struct ProgramHeader {
+    kind: u32,
+    flags: u32,
+    file_offset: u64,
+    address: u64,
+    physical: u64,
+    file_bytes: u64,
+    bytes: u64,
+    align: u64,
+}
+
+const LOAD: u32 = 1;
+const DYNAMIC: u32 = 2;
+const NOTE: u32 = 4;
+const EXECUTABLE: u32 = 1;
+
+/// A loaded object; the C library's `struct dl_phdr_info`, as far as we need it.
+#[repr(C)]
+pub struct Object {
+    /// What is added to its addresses.
+    pub base: usize,
+    /// Its file.
+    pub name: *const c_char,
+    headers: *const ProgramHeader,
+    headers_len: u16,
+}
+
+/// Whether an object was sought; then no other is looked at.
+type Found<'a> = &'a mut dyn FnMut(&Object) -> bool;
+
+#[link(name = "c")]
+unsafe extern "C" {
+    fn dl_iterate_phdr(
+        tell: extern "C" fn(*const Object, usize, *mut c_void) -> c_int,
+        with: *mut c_void,
+    ) -> c_int;
+}
+
+/// Calls `found` with each object, in the order in which they were loaded, until it says so.
+pub fn each(mut found: Found<'_>) {
+    extern "C" fn tell(object: *const Object, _: usize, with: *mut c_void) -> c_int {
+        // SAFETY: the C library hands over a loaded object, and back what `each` gave it, which nobody else has.
+        let (object, found) = unsafe { (&*object, &mut *with.cast::<Found<'_>>()) };
+        c_int::from(found(object))
+    }
+    // SAFETY: the call hands `found` to `tell` and to nobody else, before it returns.
+    unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
+}
+
+/// Calls `look` with the names of each object that was loaded after this one.
+pub fn after_us(look: &mut dyn FnMut(&Names)) {
+    let mut is_after = false;
+    each(&mut |object| {
+        if !is_after {
+            is_after = object.has(after_us as *const () as usize);
+        } else if let Some(names) = object.names() {
+            look(&names);
+        }
+        false
+    });
+}
+
+/// Executable bytes of an object: where they are, how many, and where they are in its file.
+pub struct Code {
+    pub at: usize,
+    pub bytes: usize,
+    pub in_file: u64,
+}
+
+impl Object {
+    fn headers(&self, kind: u32) -> impl Iterator<Item = &ProgramHeader> {
+        // SAFETY: the object has that many headers.
+        let all = unsafe { core::slice::from_raw_parts(self.headers, usize::from(self.headers_len)) };
+        all.iter().filter(move |header| header.kind == kind)
+    }
+
+    fn address(&self, header: &ProgramHeader) -> usize {
+        self.base.wrapping_add(header.address as usize)
+    }
+
+    /// Whether the address is one of its.
+    fn has(&self, address: usize) -> bool {
+        self.headers(LOAD).any(|part| address.wrapping_sub(self.address(part)) < part.bytes as usize)
+    }
+
+    /// Its code, if that is in one piece.
+    pub fn code(&self) -> Option<Code> {
+        let mut parts = self.headers(LOAD).filter(|part| part.flags & EXECUTABLE != 0);
+        let (Some(part), None) = (parts.next(), parts.next()) else { return None };
+        Some(Code { at: self.address(part), bytes: part.file_bytes as usize, in_file: part.file_offset })
+    }
+
+    /// The bytes of its notes.
+    pub fn notes(&self) -> impl Iterator<Item = &[u8]> {
+        self.headers(NOTE).map(|note| {
+            // SAFETY: notes are loaded where the header says, readable, with the bytes it says.
+            unsafe { core::slice::from_raw_parts(self.address(note) as *const u8, note.bytes as usize) }
+        })
+    }
+
+    /// Its names, if it tells them.
+    fn names(&self) -> Option<Names> {
+        const LAST: usize = 0;
+        const STRINGS: usize = 5;
+        const SYMBOLS: usize = 6;
+        const GNU_HASH: usize = 0x6fff_fef5;
+        const VERSIONS: usize = 0x6fff_fff0;
+        let mut entry = self.address(self.headers(DYNAMIC).next()?) as *const [usize; 2];
+        let (mut strings, mut symbols, mut hashes, mut versions) = (0, 0, 0, 0);
+        // SAFETY: the dynamic section is loaded there: pairs of a kind and a value, and a last one.
+        while let [kind, value] = unsafe { entry.read() }
+            && kind != LAST
+        {
+            // The linker has made addresses of some objects' values; of others they still lack the base.
+            let address = if value < self.base { self.base + value } else { value };
+            match kind {
+                STRINGS => strings = address,
+                SYMBOLS => symbols = address,
+                GNU_HASH => hashes = address,
+                VERSIONS => versions = address,
+                _ => {}
+            }
+            // SAFETY: as above; this was not the last.
+            entry = unsafe { entry.add(1) };
+        }
+        let is_whole = [strings, symbols, hashes].iter().all(|address| *address != 0);
+        is_whole.then_some(Names {
+            base: self.base,
+            strings: strings as *const c_char,
+            symbols: symbols as *const Symbol,
+            hashes: hashes as *const u32,
+            versions: versions as *const u16,
+        })
+    }
+}
+
+/// `Elf64_Sym`.
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    kind_and_binding: u8,
+    visibility: u8,
+    section: u16,
+    value: u64,
+    bytes: u64,
+}
+
+/// The tables of an object by which a name is found; none but `versions` is null.
+pub struct Names {
+    base: usize,
+    strings: *const c_char,
+    symbols: *const Symbol,
+    hashes: *const u32,
+    /// A number for each symbol; null if the object has no versions.
+    versions: *const u16,
+}
+
+/// What the GNU hash section calls a name by.
+pub const fn hash(name: &CStr) -> u32 {
+    let bytes = name.to_bytes();
+    let (mut hash, mut at) = (5381u32, 0);
+    while at < bytes.len() {
+        hash = hash.wrapping_mul(33).wrapping_add(bytes[at] as u32);
+        at += 1;
+    }
+    hash
+}
+
+impl Names {
+    /// The address of the function that is called so, if the object has it; `hash` is [`hash`] of the name.
+    pub fn function(&self, name: &CStr, hash: u32) -> Option<*mut c_void> {
+        const WORD_BITS: usize = u64::BITS as usize;
+        let key = hash as usize;
+        // SAFETY: the section has four numbers, then as many words of the filter as the third says, as many buckets as
+        // the first says, and a hash for each symbol from the second on. A chain's last hash has its lowest bit set.
+        unsafe {
+            let [buckets_len, first, words, shift] =
+                self.hashes.cast::<[u32; 4]>().read().map(|number| number as usize);
+            if buckets_len == 0 || words == 0 {
+                return None;
+            }
+            let filter = self.hashes.add(4).cast::<u64>();
+            let bits = 1u64 << (key % WORD_BITS) | 1u64 << ((key >> shift) % WORD_BITS);
+            if filter.add(key / WORD_BITS % words).read() & bits != bits {
+                return None;
+            }
+            let buckets = filter.add(words).cast::<u32>();
+            let chains = buckets.add(buckets_len);
+            let mut at = buckets.add(key % buckets_len).read() as usize;
+            while at >= first {
+                let chained = chains.add(at - first).read();
+                if chained | 1 == hash | 1
+                    && let Some(found) = self.function_at(at, name)
+                {
+                    return Some(found);
+                }
+                if chained & 1 != 0 {
+                    break;
+                }
+                at += 1;
+            }
+        }
+        None
+    }
+
+    /// The symbol's address, if it is a function that is called so, by default, and lies in this object.
+    ///
+    /// # Safety
+    ///
+    /// The object has that many symbols.
+    unsafe fn function_at(&self, at: usize, name: &CStr) -> Option<*mut c_void> {
+        const FUNCTION: u8 = 2;
+        const CHOSEN_BY_CALL: u8 = 10;
+        const HIDDEN: u16 = 1 << 15;
+        // SAFETY: by the caller there is such a symbol, with a name that ends, and its version if there are any.
+        let (symbol, called, version) = unsafe {
+            let symbol = &*self.symbols.add(at);
+            let called = CStr::from_ptr(self.strings.add(symbol.name as usize));
+            let version = if self.versions.is_null() { 0 } else { self.versions.add(at).read() };
+            (symbol, called, version)
+        };
+        if symbol.section == 0 || version & HIDDEN != 0 || called != name {
+            return None;
+        }
+        let address = self.base.wrapping_add(symbol.value as usize) as *mut c_void;
+        match symbol.kind_and_binding & 0xf {
+            FUNCTION => Some(address),
+            // SAFETY: it is a function that takes nothing and gives the address of the one to be called; by now all
+            // objects are relocated.
+            CHOSEN_BY_CALL => Some(unsafe {
+                core::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_void>(address)()
+            }),
+            _ => None,
+        }
+    }
+}

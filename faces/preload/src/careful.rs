@@ -112,7 +112,7 @@ pub fn is_settled(stat: &Stat) -> bool {
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
 pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
-    // What is attached is what may be found here (`served.rs`, `look_over`), or it would be attached without end.
+    // What is attached is what may be found here (`attach.rs`, `look_over`), or it would be attached without end.
     const LEFT_ALONE: i32 = kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH;
     kernel::fstat(fd).is_some_and(|now| {
         now.device == device && now.inode == inode && now.changed_nanos() == changed_nanos && now.is_regular()

@@ -5,10 +5,10 @@
 //! the cache does; every other passes the call on.
 //!
 //! ```text
-//!   program --read(fd)--> served.rs --hit--> bytes out of the arena, no system call
-//!                            |  `--miss--> ask the owner, look again
-//!                            |
-//!                            `--not served--> real.rs --> the C library --> the kernel
+//!   program --read(fd)--> served.rs --> turn.rs --served--> bytes.rs --hit--> out of the arena, no system call
+//!                                        |   |                  `--miss--> ask the owner, look again
+//!                                        |   `--it is time--> attach.rs: ask the owner for the file
+//!                                        `--not served--> real.rs --> the C library --> the kernel
 //!   program --dup, fork, mmap, ...--> passed.rs, opened.rs: give descriptors back first, then the real call
 //!   the C library itself, and whoever names do not lead to us --> patch.rs --> the same wrappers
 //! ```
@@ -37,6 +37,8 @@
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod attach;
+mod bytes;
 mod careful;
 mod gone;
 mod harmless;
@@ -51,6 +53,7 @@ mod real;
 mod served;
 mod start;
 mod table;
+mod turn;
 mod written;
 
 /// There is nobody to tell; the program must not go on with half a step done.

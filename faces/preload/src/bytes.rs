@@ -1,0 +1,250 @@
+//! Bytes: what a read of a served descriptor brings.
+//!
+//! ```text
+//!   1 may what is cached be believed?    not sure -> look at the file's times first
+//!   2 copy, asking the owner for what is missing
+//!   3 the end of the file?               ask the kernel whether it still is there
+//! ```
+//!
+//! What is not plainly served ends with the descriptor given back to the
+//! kernel, which then has to answer.
+
+use core::ffi::c_int;
+
+use quinion::arena::Trust;
+use quinion::arena::control::{Advice, Counter, Operation, Reason};
+use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+
+use crate::attach::why;
+use crate::{kernel, table, written};
+
+/// The most bytes one call reads, as in the kernel.
+pub const READ_BYTES_MAX: usize = 0x7fff_f000;
+/// How often a read looks again after the file was seen to have grown.
+const REVALIDATIONS_MAX: u32 = 3;
+
+/// The kernel's `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub base: *mut u8,
+    pub len: usize,
+}
+
+/// Where the bytes go.
+#[derive(Clone, Copy)]
+pub enum Target<'a> {
+    One(Part),
+    Many(&'a [Part]),
+}
+
+/// How a read is to be served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// Whatever it takes, and what was read stays cached.
+    Plain,
+    /// RWF_DONTCACHE: what was not cached before is not afterwards.
+    Uncached,
+    /// RWF_NOWAIT: only what is cached.
+    Now,
+}
+
+/// Why a read has no bytes.
+#[derive(Clone, Copy)]
+pub enum Unserved {
+    /// The descriptor has been given back to the kernel, which has to answer.
+    ToKernel,
+    /// It would have to wait.
+    NotReady,
+}
+
+/// One look at the cache; `None` if the read would have to wait and must not.
+#[inline(always)] // the manner is known to who calls
+fn look(
+    viewer: &Viewer,
+    file: &ViewedFile<'_>,
+    position: u64,
+    to: Part,
+    manner: Manner,
+) -> Option<ReadOutcome> {
+    // SAFETY: the buffer is the program's, and it said it may be written.
+    unsafe {
+        match manner {
+            Manner::Plain => Some(viewer.read(file, position, to.base, to.len)),
+            Manner::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
+            Manner::Now => viewer.read_ready(file, position, to.base, to.len),
+        }
+    }
+}
+
+/// Reads at `position` of a served descriptor; `is_whole` says that this is all of the program's call.
+#[inline(always)] // the manner is known to who calls
+fn transfer(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    manner: Manner,
+    is_whole: bool,
+) -> Result<usize, Unserved> {
+    let file = table::file(fd);
+    match viewer.trust(&file) {
+        Trust::Sure => {}
+        Trust::Checked if !written::has_locked() => {}
+        trust => match look_at_times(viewer, fd, trust) {
+            Looked::Right => {}
+            Looked::Young if manner == Manner::Now => return Err(Unserved::NotReady),
+            // SAFETY: as in `look`.
+            Looked::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
+            Looked::Gone(reason) => {
+                table::detach(fd, reason);
+                return Err(Unserved::ToKernel);
+            }
+        },
+    }
+    let read = look(viewer, &file, position, to, manner);
+    match read {
+        Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
+        read => transfer_slowly(viewer, fd, position, to, manner, read),
+    }
+}
+
+/// What a look at a file's times told.
+enum Looked {
+    /// What is cached is the file's.
+    Right,
+    /// It was changed so lately that nothing can be told by its times.
+    Young,
+    /// It is not to be served any more.
+    Gone(Reason),
+}
+
+/// Looks whether what is cached is the file's, before a read.
+#[cold]
+fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
+    if trust == Trust::Kernel {
+        let ended = viewer.arena().owner_has_ended();
+        return Looked::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
+    }
+    let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
+    if table::was_seen(fd, &stat) {
+        return Looked::Right;
+    }
+    if !stat.is_settled() {
+        return Looked::Young;
+    }
+    // The owner looks after we did: what it leaves is no older than `stat`.
+    match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
+        Ok(_) => table::note_seen(fd, &stat),
+        Err(error) => return Looked::Gone(why(&error)),
+    }
+    Looked::Right
+}
+
+/// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
+///
+/// # Safety
+/// The buffer may be written.
+#[cold]
+unsafe fn read_by_kernel(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    is_whole: bool,
+) -> Result<usize, Unserved> {
+    // SAFETY: the caller's promise.
+    let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
+        table::detach(fd, Reason::Passed);
+        return Err(Unserved::ToKernel);
+    };
+    viewer.count(Counter::KernelReads, 1);
+    viewer.count(Counter::KernelBytes, bytes as u64);
+    // `counted` takes them for served.
+    viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
+    viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
+    Ok(bytes)
+}
+
+#[cold]
+fn transfer_slowly(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    manner: Manner,
+    mut read: Option<ReadOutcome>,
+) -> Result<usize, Unserved> {
+    let file = table::file(fd);
+    let mut asked = 0;
+    let mut revalidations = 0;
+    let reason = loop {
+        let Some(outcome) = read else {
+            refuse(viewer, fd, position, to);
+            return Err(Unserved::NotReady);
+        };
+        asked += outcome.asked;
+        let size = match outcome.end {
+            ReadEnd::Full => break None,
+            ReadEnd::EndOfFile(size) => size,
+            ReadEnd::Stale => break Some(Reason::Changed),
+            ReadEnd::Failed(error) => break Some(why(&error)),
+        };
+        if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
+            break None;
+        }
+        revalidations += 1;
+        if revalidations > REVALIDATIONS_MAX {
+            break Some(Reason::Changed);
+        }
+        if let Err(error) = viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
+            break Some(why(&error));
+        }
+        read = look(viewer, &file, position, to, manner);
+    };
+    if let Some(reason) = reason {
+        table::detach(fd, reason);
+        return Err(Unserved::ToKernel);
+    }
+    if asked > 0 {
+        viewer.count(Counter::Asked, 1);
+    }
+    Ok(read.map_or(0, |read| read.bytes))
+}
+
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries
+/// again gets on. Who tries again and again says so once.
+fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
+    if table::is_first_refusal(fd, position / 4096) {
+        viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
+    }
+}
+
+#[inline(always)] // the manner is known to who calls
+pub fn transfer_all(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Target<'_>,
+    manner: Manner,
+) -> Result<usize, Unserved> {
+    match to {
+        Target::One(part) => transfer(viewer, fd, position, part, manner, true),
+        Target::Many(parts) => {
+            let mut done = 0;
+            for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
+                let len = len.min(READ_BYTES_MAX - done);
+                let (part, is_whole) = (Part { base, len }, parts.len() == 1);
+                let bytes = match transfer(viewer, fd, position + done as u64, part, manner, is_whole) {
+                    Err(Unserved::NotReady) if done > 0 => 0,
+                    other => other?,
+                };
+                done += bytes;
+                if bytes < len || done == READ_BYTES_MAX {
+                    break;
+                }
+            }
+            Ok(done)
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Turn: whether a read of a descriptor is answered from the cache or by the kernel.
+//!
+//! ```text
+//!   Candidate --read--> credit? --the kernel has read so much, or the owner is known to have it--> attach
+//!                          '----else the kernel reads, and the credit is charged
+//!   Served, Positioned --------> the cache
+//!   anything else -------------> the kernel, with its offset put right first
+//! ```
+//!
+//! A file is attached when the owner says so. It is asked when a descriptor has
+//! been read for some time, or at once for a large file that it is known to
+//! have; until then, and until it agrees, the kernel reads the file
+//! (`table.rs`, credit).
+
+use core::ffi::c_int;
+
+use quinion::arena::control::{Counter, Manners, Reason};
+use quinion::viewer::Viewer;
+
+use crate::attach::attach;
+use crate::bytes::Target;
+use crate::table::{self, State, Word};
+use crate::{kernel, process};
+
+/// At what place of a file a read begins, and so what a descriptor's state has to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Where the descriptor stands, which must be the private offset.
+    Offset,
+    /// Where the call says.
+    Position,
+}
+
+impl Start {
+    /// Whether a descriptor in this state is served.
+    #[inline]
+    fn is_served(self, state: State) -> bool {
+        state == State::Served || self == Start::Position && state == State::Positioned
+    }
+}
+
+/// The viewer and the word of a descriptor that is served; one that may be is attached on the way, if it is time.
+#[inline]
+pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
+    if let Some(viewer) = process::viewer() {
+        let word = table::look(fd)?;
+        if start.is_served(word.state()) {
+            return Some((viewer, word));
+        }
+    }
+    not_served_yet(fd, to, start)
+}
+
+#[cold]
+fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
+    if !process::is_on() {
+        return None;
+    }
+    loop {
+        let word = table::look(fd)?;
+        match word.state() {
+            state if start.is_served(state) => return Some((process::viewer()?, word)),
+            State::Moving => kernel::yield_now(),
+            State::Candidate | State::Shared
+                if start == Start::Position || word.state() == State::Candidate =>
+            {
+                match whose_turn(fd, word) {
+                    Turn::Ours => attach(fd, word),
+                    // A read at the offset is charged by `pass_on`.
+                    Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                        left_to_the_kernel(fd, word);
+                        return None;
+                    }
+                    Turn::Kernels | Turn::Unknown => {}
+                }
+            }
+            State::Kernel | State::Candidate | State::Shared | State::Served | State::Positioned => {
+                left_to_the_kernel(fd, word);
+                return None;
+            }
+            State::Other => return None,
+            State::Unknown => settle_unknown(fd, word),
+        }
+    }
+}
+
+/// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
+pub fn is_served(fd: c_int) -> bool {
+    if !process::is_on() {
+        return false;
+    }
+    loop {
+        let Some(word) = table::look(fd) else { return false };
+        match word.state() {
+            State::Served | State::Positioned => return true,
+            State::Candidate => match whose_turn(fd, word) {
+                Turn::Ours => attach(fd, word),
+                Turn::Kernels => return false,
+                Turn::Unknown => {}
+            },
+            State::Moving => kernel::yield_now(),
+            _ => return false,
+        }
+    }
+}
+
+/// A read that might have been served is not.
+fn left_to_the_kernel(fd: c_int, word: Word) {
+    if let Some(viewer) = process::viewer() {
+        viewer.count(Counter::KernelReads, 1);
+        if table::tell(fd, word) {
+            viewer.count_reason(Reason::Foreign);
+        }
+    }
+}
+
+/// Who is to read a candidate.
+enum Turn {
+    /// We, after asking the owner.
+    Ours,
+    /// The kernel, for a while.
+    Kernels,
+    /// That has just been found out: look again.
+    Unknown,
+}
+
+fn whose_turn(fd: c_int, word: Word) -> Turn {
+    match word.credit() {
+        Some(0) if !word.has_kernels_reads() => Turn::Ours,
+        Some(_) => Turn::Kernels,
+        None => look_at(fd, word),
+    }
+}
+
+/// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
+/// looked at by who asks.
+fn look_at(fd: c_int, word: Word) -> Turn {
+    let manners = process::manners();
+    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
+        return Turn::Ours;
+    }
+    let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
+        return Turn::Ours;
+    };
+    let bytes = stat.size as u64;
+    let (device, inode, is_large) = (stat.device, stat.inode, bytes >= manners.large_bytes);
+    let is_wanted =
+        || process::is_taken(device, inode) || process::openings_before(device, inode) >= OPENINGS_MAX;
+    if is_large && is_wanted() {
+        return Turn::Ours;
+    }
+    let credit = if is_large { bytes.saturating_mul(2) } else { manners.credit_bytes };
+    if table::give_credit(fd, word, credit, false) {
+        process::count_reason(Reason::Left);
+    }
+    Turn::Unknown
+}
+
+/// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read: it
+/// is read again and again, by descriptors none of which comes far.
+const OPENINGS_MAX: u64 = 2;
+
+/// What a read takes of a credit.
+fn worth(to: Target<'_>) -> u64 {
+    match to {
+        Target::One(part) => Manners::worth(part.len as u64),
+        Target::Many(parts) => {
+            Manners::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
+        }
+    }
+}
+
+/// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
+pub struct Passed(Option<Word>);
+
+/// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
+/// until the read has ended.
+#[inline]
+pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
+    if !process::is_on() {
+        return Passed::nothing();
+    }
+    let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
+    if reads.is_none() {
+        table::share(fd, Reason::Passed);
+    }
+    Passed(reads)
+}
+
+impl Passed {
+    /// The kernel's offset is not used.
+    pub fn nothing() -> Self {
+        Self(None)
+    }
+
+    /// The kernel has answered.
+    #[inline]
+    pub fn end(self, fd: c_int) {
+        if let Some(begun) = self.0 {
+            table::end_kernels_read(fd, begun);
+        }
+    }
+}
+
+/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
+/// might have been served.
+fn settle_unknown(fd: c_int, word: Word) {
+    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
+    if regular && let Some(viewer) = process::viewer() {
+        viewer.count_reason(Reason::Foreign);
+    }
+    table::settle(fd, word, word.with_state(if regular { State::Kernel } else { State::Other }));
+}

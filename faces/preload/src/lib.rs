@@ -63,6 +63,9 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }
 
+// The C library of 2011 gave `memcpy` a new version; by the old one, which is `memmove`, the object loads everywhere.
+core::arch::global_asm!(".symver memcpy, memcpy@GLIBC_2.2.5");
+
 // The core library was built to unwind and names this function, which only the standard library has. Nothing
 // here unwinds by itself; a cancelled thread's unwinding is told to go on to the next frame. Hidden, so that
 // nobody else's is replaced.

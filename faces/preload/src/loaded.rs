@@ -14,9 +14,8 @@
 //!  1. Nothing is written. An object whose tables are not all there has no names.
 //!  2. Of several versions of a name the default one is meant, as by `dlsym`.
 //!
-//! Not an invariant: that an object without a GNU hash section is searched. The C library has had one since 2006.
-//!
-//! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object.
+//! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object. Of an object that has
+//! only the older hash section all symbols are compared.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -125,12 +124,13 @@ impl Object {
     /// Its names, if it tells them.
     fn names(&self) -> Option<Names> {
         const LAST: usize = 0;
+        const OLD_HASH: usize = 4;
         const STRINGS: usize = 5;
         const SYMBOLS: usize = 6;
         const GNU_HASH: usize = 0x6fff_fef5;
         const VERSIONS: usize = 0x6fff_fff0;
         let mut entry = self.address(self.headers(DYNAMIC).next()?) as *const [usize; 2];
-        let (mut strings, mut symbols, mut hashes, mut versions) = (0, 0, 0, 0);
+        let (mut strings, mut symbols, mut hashes, mut old_hash, mut versions) = (0, 0, 0, 0, 0);
         // SAFETY: the dynamic section is loaded there: pairs of a kind and a value, and a last one.
         while let [kind, value] = unsafe { entry.read() }
             && kind != LAST
@@ -141,15 +141,24 @@ impl Object {
                 STRINGS => strings = address,
                 SYMBOLS => symbols = address,
                 GNU_HASH => hashes = address,
+                OLD_HASH => old_hash = address,
                 VERSIONS => versions = address,
                 _ => {}
             }
             // SAFETY: as above; this was not the last.
             entry = unsafe { entry.add(1) };
         }
-        let is_whole = [strings, symbols, hashes].iter().all(|address| *address != 0);
-        is_whole.then_some(Names {
+        if strings == 0 || symbols == 0 || hashes == 0 && old_hash == 0 {
+            return None;
+        }
+        let symbols_len = match old_hash {
+            0 => 0,
+            // SAFETY: the section begins with how many chains it has, after how many buckets: one for each symbol.
+            section => unsafe { (section as *const [u32; 2]).read()[1] as usize },
+        };
+        Some(Names {
             base: self.base,
+            symbols_len,
             strings: strings as *const c_char,
             symbols: symbols as *const Symbol,
             hashes: hashes as *const u32,
@@ -169,11 +178,14 @@ struct Symbol {
     bytes: u64,
 }
 
-/// The tables of an object by which a name is found; none but `versions` is null.
+/// The tables of an object by which a name is found.
 pub struct Names {
     base: usize,
     strings: *const c_char,
     symbols: *const Symbol,
+    /// How many symbols there are, if that is told.
+    symbols_len: usize,
+    /// The GNU hash section; null if there is none: then `symbols_len` is told.
     hashes: *const u32,
     /// A number for each symbol; null if the object has no versions.
     versions: *const u16,
@@ -193,6 +205,20 @@ pub const fn hash(name: &CStr) -> u32 {
 impl Names {
     /// The address of the function that is called so, if the object has it; `hash` is [`hash`] of the name.
     pub fn function(&self, name: &CStr, hash: u32) -> Option<*mut c_void> {
+        if self.hashes.is_null() {
+            // SAFETY: the object has that many symbols.
+            return (1..self.symbols_len).find_map(|at| unsafe { self.function_at(at, name) });
+        }
+        // SAFETY: the section is there.
+        unsafe { self.hashed(name, hash) }
+    }
+
+    /// As [`Names::function`], by the GNU hash section.
+    ///
+    /// # Safety
+    ///
+    /// There is one.
+    unsafe fn hashed(&self, name: &CStr, hash: u32) -> Option<*mut c_void> {
         const WORD_BITS: usize = u64::BITS as usize;
         let key = hash as usize;
         // SAFETY: the section has four numbers, then as many words of the filter as the third says, as many buckets as

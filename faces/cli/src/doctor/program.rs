@@ -223,7 +223,7 @@ impl Linked {
         let library = self.c_library();
         report.add("c_library", "C library", library.map_or(Value::Unknown, |found| path(&found.path)));
         let version = library.and_then(|found| version(&found.elf));
-        report.add("c_library_version", "its version", version.map_or(Value::Unknown, Value::Text));
+        report.add("c_library_version", "its version at least", version.map_or(Value::Unknown, Value::Text));
         let id = library.and_then(|found| found.elf.build_id());
         let id = id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect());
         report.add("c_library_build_id", "its build-id", id.map_or(Value::Unknown, Value::Text));

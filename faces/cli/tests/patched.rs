@@ -236,6 +236,67 @@ fn sha256sum_and_sort_are_served() {
     }
 }
 
+/// As before version 2.34 of the C library, where `dlsym` lay in a library that few programs load: then nothing has it,
+/// and our object finds the functions by itself.
+#[test]
+fn programs_without_dlsym_are_served_and_patched() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    std::fs::copy(LINKER, place("linker")).unwrap();
+    let mut library = std::fs::read(library_of(Path::new(LINKER)).unwrap()).unwrap();
+    let names = library.windows(7).enumerate().filter(|(_, bytes)| bytes == b"\0dlsym\0");
+    let names: Vec<usize> = names.map(|(at, _)| at).collect();
+    assert_eq!(names.len(), 1, "the C library has the name once");
+    library[names[0] + 1] = b'x';
+    std::fs::write(place("libc.so.6"), library).unwrap();
+    let (linker, program) = (place("linker"), built().path("patched"));
+    let words = [&linker, Path::new("--library-path"), folder.path(), &program, Path::new("streams")];
+    let words = words.map(|word| word.to_str().unwrap());
+    for (plan, expected) in [(None, Patching::NoPlan), (Some(plan()), Patching::Patched)] {
+        let totals = same(&words, plan, None);
+        assert_eq!(outcome(&totals, expected), totals.viewers, "{totals:?}");
+        assert_eq!(totals.bytes >= 6 * FILE_BYTES as u64, plan.is_some(), "{totals:?}");
+    }
+}
+
+/// A library that was loaded for another one alone has a function that we stand in front of, and no `dlsym` of ours
+/// sees it: liburing under a plug-in. It is the one that is called.
+#[test]
+fn what_a_plug_in_brings_along_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, source: &str, more: &[&str]| {
+        let path = folder.path().join(name);
+        std::fs::write(path.with_extension("c"), source).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O2", "-w", "-o"]).arg(&path).arg(path.with_extension("c"));
+        compiler.args(more).arg(format!("-L{0}", folder.path().display()));
+        assert!(compiler.status().expect("a C compiler named cc").success(), "{compiler:?}");
+        path
+    };
+    let library = ["-shared", "-fPIC"];
+    build(
+        "libring.so",
+        "int io_uring_queue_init(unsigned n, void *ring, unsigned flags) { return n + 35; }",
+        &library,
+    );
+    let plug_in = "int io_uring_queue_init(unsigned, void *, unsigned); \
+                   int start(void) { return io_uring_queue_init(7, 0, 0); }";
+    build("plugin.so", plug_in, &["-shared", "-fPIC", "-Wl,-rpath,$ORIGIN", "-lring"]);
+    let program = "#include <dlfcn.h>\n#include <stdio.h>\n\
+                   int main(int n, char **words) { \
+                       int (*start)(void) = dlsym(dlopen(words[1], RTLD_NOW), \"start\"); \
+                       printf(\"%d\\n\", start()); \
+                   }";
+    let program = build("program", program, &[]);
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let mut session = Session::start(Arc::new(CacheOwner::new(cache))).unwrap();
+    let mut command = Command::new(program);
+    session.point_to(command.arg(folder.path().join("plugin.so")));
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "42\n", "{output:?}");
+    assert_eq!(session.stop().viewers, 1);
+}
+
 // ---- where it is not possible ---------------------------------------------------------------------------------
 
 /// The machine's C library, its bytes changed by `change`, which is told where a name's function is in the file.

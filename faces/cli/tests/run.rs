@@ -687,14 +687,13 @@ fn names_in_object(which: &str) -> Vec<String> {
 }
 
 /// It has no allocator of its own (`no_std`), so who is not among these is not called: `malloc`, a mutex.
-/// `dl_iterate_phdr` takes the linker's lock; the start calls it, and a wrapper that runs before it. Nobody calls
-/// `dlsym`: before version 2.34 of the C library most programs have none, and the linker ends who asks for it.
+/// `dlsym` and `dl_iterate_phdr` take the linker's lock; the start calls them, and a wrapper that runs before it.
 fn the_objects_imports() {
     let names = names_in_object("--undefined-only");
     let imports: Vec<&str> =
         names.iter().filter_map(|name| name.strip_prefix(['U', 'w'])?.trim().split('@').next()).collect();
     let bytes = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
-    let others = ["__errno_location", "dl_iterate_phdr", "fileno"];
+    let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "fileno"];
     // What linkers put into every object, to be called if it is there.
     let start =
         ["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"];
@@ -705,6 +704,8 @@ fn the_objects_imports() {
     let versioned: Vec<&String> = names.iter().filter(|name| name.contains('@')).collect();
     assert!(versioned.len() > others.len(), "{names:?}");
     assert_eq!(versioned.into_iter().find(|name| !is_old(name)), None);
+    // Before version 2.34 most programs have no `dlsym`, and the linker ends who asks for it firmly.
+    assert!(names.iter().any(|name| name.trim_start().starts_with("w dlsym@")), "{names:?}");
 }
 
 fn the_objects_exports() {

@@ -1,21 +1,24 @@
 //! Loaded: the objects that the dynamic linker has loaded, and the functions that they have by name.
 //!
 //! ```text
-//!   program, vdso, THIS OBJECT, libpthread, libc, ld.so        as they were loaded
-//!                               '--------- after_us ---------> the first that has the name is the real function
+//!   program, vdso, THIS OBJECT, libpthread, libc, ...      as they were loaded
+//!                               '------ after_us ------    the first that has the name is the real function
 //! ```
 //!
-//! `dlsym(RTLD_NEXT, name)` would find the same. But before version 2.34 of the C library it lies in a library of its
-//! own, which few programs load, and an object that asks for a name nobody has ends the program. So the tables are read
-//! here: the dynamic section and its symbols (System V ABI, chapter 5), found by the GNU hash section, which is a Bloom
-//! filter, buckets, and chains of hashes whose lowest bit ends them.
+//! `dlsym(RTLD_NEXT, name)` finds the same, and is asked where there is one. But
+//! before version 2.34 of the C library it lies in a library of its own, which
+//! few programs load. For them the tables are read here: the dynamic section and
+//! its symbols (System V ABI, chapter 5), found by the GNU hash section, which is
+//! a Bloom filter, buckets, and chains of hashes whose lowest bit ends them;
+//! where there is none, all symbols are compared.
 //!
 //! Invariants:
 //!  1. Nothing is written. An object whose tables are not all there has no names.
 //!  2. Of several versions of a name the default one is meant, as by `dlsym`.
 //!
-//! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object. Of an object that has
-//! only the older hash section all symbols are compared.
+//! Not an invariant: that what is found stays loaded. It does for who asks at the start and has no `dlopen`.
+//!
+//! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -135,8 +138,10 @@ impl Object {
         while let [kind, value] = unsafe { entry.read() }
             && kind != LAST
         {
-            // The linker has made addresses of some objects' values; of others they still lack the base.
-            let address = if value < self.base { self.base + value } else { value };
+            // The linker has made addresses of some objects' values; of others they still lack the base. Which it is no
+            // order tells: the base of an object that asked for a place and got a lower one is "negative".
+            let places = [value, self.base.wrapping_add(value)];
+            let address = places.into_iter().find(|place| self.has(*place)).unwrap_or(0);
             match kind {
                 STRINGS => strings = address,
                 SYMBOLS => symbols = address,
@@ -259,8 +264,10 @@ impl Names {
     ///
     /// The object has that many symbols.
     unsafe fn function_at(&self, at: usize, name: &CStr) -> Option<*mut c_void> {
+        const UNTYPED: u8 = 0; // by an assembler that was not told; the dynamic linker takes it
         const FUNCTION: u8 = 2;
         const CHOSEN_BY_CALL: u8 = 10;
+        const LOCAL: u8 = 0;
         const HIDDEN: u16 = 1 << 15;
         // SAFETY: by the caller there is such a symbol, with a name that ends, and its version if there are any.
         let (symbol, called, version) = unsafe {
@@ -269,12 +276,13 @@ impl Names {
             let version = if self.versions.is_null() { 0 } else { self.versions.add(at).read() };
             (symbol, called, version)
         };
-        if symbol.section == 0 || version & HIDDEN != 0 || called != name {
+        let (kind, binding) = (symbol.kind_and_binding & 0xf, symbol.kind_and_binding >> 4);
+        if symbol.section == 0 || binding == LOCAL || version & HIDDEN != 0 || called != name {
             return None;
         }
         let address = self.base.wrapping_add(symbol.value as usize) as *mut c_void;
-        match symbol.kind_and_binding & 0xf {
-            FUNCTION => Some(address),
+        match kind {
+            UNTYPED | FUNCTION => Some(address),
             // SAFETY: it is a function that takes nothing and gives the address of the one to be called; by now all
             // objects are relocated.
             CHOSEN_BY_CALL => Some(unsafe {

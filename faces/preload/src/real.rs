@@ -1,16 +1,16 @@
 //! Real: the functions that stand behind our wrappers.
 //!
-//! They are looked up once, by the constructor, where `dlsym(RTLD_NEXT)` would
-//! find them (`loaded.rs`). Until then a wrapper may be called all the same, by
-//! an allocator that another object's constructor starts; so what is a plain
-//! system call begins as one, and needs no lookup. The others are looked up
-//! when they are first needed.
+//! They are looked up once, by the constructor: by `dlsym`, or where nobody has
+//! that in the tables of what is loaded (`loaded.rs`). Until then a wrapper may
+//! be called all the same, by an allocator that another object's constructor
+//! starts; so what is a plain system call begins as one, and needs no lookup.
+//! The others are looked up when they are needed.
 //!
 //! Where the C library is patched, a function's place holds the address of the
 //! instructions that were moved out of its beginning: entered there, it runs as
 //! it always did. Through its own address it would come back to our wrapper.
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use quinion::viewer::sys::call;
@@ -24,7 +24,11 @@ unsafe extern "C" {
     fn fileno(stream: *mut c_void) -> c_int;
 }
 
+type Dlsym = unsafe extern "C" fn(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 type TestCancel = unsafe extern "C" fn();
+
+const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
+const TEST_CANCEL_NAME: &CStr = c"pthread_testcancel";
 
 /// `pthread_testcancel`; null until the start, and where an older C library has it in a library that is not loaded.
 static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
@@ -89,41 +93,116 @@ impl Real {
     /// Looks in what is loaded now, and does not remember it: who has the function may be gone by the next call.
     #[cold]
     fn find(&self) -> *mut c_void {
-        let wrapped = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self));
-        let mut found = None;
-        loaded::after_us(&mut |names| {
-            found = found.or_else(|| wrapped.and_then(|wrapped| names.function(wrapped.name, wrapped.hash)));
-        });
-        found.unwrap_or(missing as *mut c_void)
+        let Some(wrapped) = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self)) else {
+            return missing as *mut c_void;
+        };
+        let found = dlsym().map_or(core::ptr::null_mut(), |dlsym| next(dlsym, wrapped.name));
+        match found.is_null() {
+            false => found,
+            true if wrapped.may_be_local() => the_only(wrapped).unwrap_or(not_supported as *mut c_void),
+            true => wrapped.missing(),
+        }
     }
 }
 
 /// Stands for a function the C library does not have: ENOSYS, as from a kernel that lacks the call.
 extern "C" fn missing() -> isize {
-    answer(-38)
+    answer(-ENOSYS)
 }
+
+/// As `missing`, for a function that answers with an address.
+extern "C" fn nothing() -> *mut c_void {
+    answer(-ENOSYS);
+    core::ptr::null_mut()
+}
+
+/// As `missing`, for a function that answers with the negative error and leaves `errno`.
+extern "C" fn not_supported() -> isize {
+    -ENOSYS
+}
+
+/// Stands for `closefrom`, which cannot fail: who finds our wrapper of that name closes by it and by nothing else.
+extern "C" fn close_from(first: c_int) {
+    let args = [first.max(0) as usize, u32::MAX as usize, 0, 0, 0, 0];
+    // SAFETY: the call is the program's.
+    unsafe { call(number::CLOSE_RANGE, args) };
+}
+
+const ENOSYS: isize = 38;
 
 /// The address behind a trampoline's place; for the assembly.
 pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
     real.get()
 }
 
-/// Looks all functions up. For the constructor: what is loaded then stays.
+/// Looks all functions up. For the constructor.
 pub fn resolve() {
-    const TEST_CANCEL_HASH: u32 = loaded::hash(c"pthread_testcancel");
+    match dlsym() {
+        Some(dlsym) => {
+            keep(&TEST_CANCEL, next(dlsym, TEST_CANCEL_NAME));
+            ALL.iter().for_each(|wrapped| keep(&wrapped.real.0, next(dlsym, wrapped.name)));
+        }
+        None => resolve_by_tables(),
+    }
+}
+
+/// As [`resolve`], where nobody has `dlsym`: in one walk over what is loaded.
+#[cold]
+fn resolve_by_tables() {
+    const TEST_CANCEL_HASH: u32 = loaded::hash(TEST_CANCEL_NAME);
     let (mut test_cancel, mut found) = (None, [None; ALL.len()]);
     loaded::after_us(&mut |names| {
-        test_cancel = test_cancel.or_else(|| names.function(c"pthread_testcancel", TEST_CANCEL_HASH));
+        test_cancel = test_cancel.or_else(|| names.function(TEST_CANCEL_NAME, TEST_CANCEL_HASH));
         for (found, wrapped) in found.iter_mut().zip(ALL) {
             *found = found.or_else(|| names.function(wrapped.name, wrapped.hash));
         }
     });
-    // Relaxed: as in `get`.
-    let places = ALL.iter().map(|wrapped| &wrapped.real.0);
-    for (place, found) in places.zip(found).chain([(&TEST_CANCEL, test_cancel)]) {
-        if let Some(found) = found {
-            place.store(found, Ordering::Relaxed);
+    keep(&TEST_CANCEL, test_cancel.unwrap_or_default());
+    for (wrapped, found) in ALL.iter().zip(found) {
+        keep(&wrapped.real.0, found.unwrap_or_default());
+    }
+}
+
+/// The function of the one object that has it. Of several that were loaded for some alone it cannot be told which is
+/// meant.
+fn the_only(wrapped: &Wrapped) -> Option<*mut c_void> {
+    let (mut found, mut others) = (None, 0);
+    loaded::after_us(&mut |names| {
+        if let Some(function) = names.function(wrapped.name, wrapped.hash) {
+            (found, others) = (Some(function), others + 1);
         }
+    });
+    found.filter(|_| others == 1)
+}
+
+fn keep(place: &AtomicPtr<c_void>, found: *mut c_void) {
+    if !found.is_null() {
+        place.store(found, Ordering::Relaxed); // as in `get`
+    }
+}
+
+/// The address of what another object calls so, after ours; null if none does.
+fn next(dlsym: Dlsym, name: &CStr) -> *mut c_void {
+    // SAFETY: the name is a string.
+    unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
+}
+
+/// The dynamic linker's `dlsym`, by the first version it ever had. `None` before version 2.34 of the C library, where
+/// it is in a library of its own, if the program has not loaded that: asked for firmly, the linker would end it.
+#[inline(never)] // the directives stand once
+fn dlsym() -> Option<Dlsym> {
+    let address: usize;
+    // SAFETY: it reads an address that the dynamic linker has filled in, or left 0.
+    unsafe {
+        core::arch::asm!(
+            ".weak quinion_dlsym",
+            ".symver quinion_dlsym, dlsym@GLIBC_2.2.5",
+            "mov {address}, qword ptr [rip + quinion_dlsym@GOTPCREL]",
+            address = out(reg) address,
+            options(nostack, preserves_flags, readonly, pure),
+        );
+        // SAFETY: the type is what dlsym(3) says; 0 is `None`.
+        core::mem::transmute::<usize, Option<Dlsym>>(address)
     }
 }
 
@@ -136,6 +215,24 @@ pub struct Wrapped {
     pub real: &'static Real,
     /// Our function of the same name.
     pub wrapper: unsafe extern "C" fn(),
+}
+
+impl Wrapped {
+    /// Whether libraries have it that are loaded for one other library alone, where `dlsym` does not look: libaio and
+    /// liburing.
+    fn may_be_local(&self) -> bool {
+        self.name.to_bytes().starts_with(b"io_")
+    }
+
+    /// What stands for the function where nobody has it.
+    fn missing(&self) -> *mut c_void {
+        match self.name.to_bytes() {
+            b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"tmpfile" | b"tmpfile64" | b"fdopen"
+            | b"popen" | b"dlopen" | b"dlmopen" => nothing as *mut c_void,
+            b"closefrom" => close_from as *mut c_void,
+            _ => missing as *mut c_void,
+        }
+    }
 }
 
 /// Who wraps the function at `address`, if somebody does. Several names may stand for it; their wrappers do the same.

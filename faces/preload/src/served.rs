@@ -280,7 +280,7 @@ names! {
     }
 
     /// Served: the private offset moves.
-    lseek | lseek64 | __lseek (fd: c_int, offset: c_long, whence: c_int) -> c_long {
+    lseek | lseek64 | __lseek | llseek (fd: c_int, offset: c_long, whence: c_int) -> c_long {
         match seek(fd, offset, whence) {
             Some(answer) => real::answer(answer) as c_long,
             None => call_real!(lseek64(fd => c_int, offset => c_long, whence => c_int) -> c_long),

@@ -385,6 +385,9 @@ static void c_vectors(void) {
     say("errno", errno);
     say("rest", rest(fd, 60000));
 }
+/* A name of lseek's that programs of old have. */
+off_t old_seek(int fd, off_t at, int how);
+__asm__(".symver old_seek, llseek@GLIBC_2.2.5");
 static void c_seek(void) {
     int fd = ro(), early = ro();
     say("end first", lseek(early, -5000, SEEK_END));
@@ -401,6 +404,7 @@ static void c_seek(void) {
         say("errno", errno);
         say("then", rd(fd, 100));
     }
+    say("by its old name", old_seek(fd, 12345, SEEK_SET));
     say("rest", rest(fd, 4096));
 }
 static void c_reuse(void) {

@@ -19,6 +19,8 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::Instant;
 
 use crate::arena::control::{Advice, Manners};
 use crate::arena::{ArenaShare, Trust};
@@ -145,10 +147,14 @@ impl CacheOwner {
         let known =
             Attachment { file: Arc::clone(&file), inode: wish.name(), path: path.into(), can_write: false };
         self.files.lock().insert(handle, known);
-        let done = wish
-            .steps()
-            .take_while(|_| house.goes_on())
-            .try_for_each(|step| file.make_ready(step.start, (step.end - step.start) as usize));
+        let done = wish.steps().take_while(|_| house.goes_on()).try_for_each(|step| {
+            let begun = Instant::now();
+            file.make_ready(step.start, (step.end - step.start) as usize)?;
+            if house.has_viewers() {
+                sleep(polite::rest_after(begun.elapsed()));
+            }
+            Ok(())
+        });
         let known = self.files.lock().remove(&handle);
         drop(known); // outside the lock
         done

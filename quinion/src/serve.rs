@@ -169,6 +169,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
 pub trait House {
     /// Whether to go on.
     fn goes_on(&self) -> bool;
+    /// Whether a program may be running that reads from us.
+    fn has_viewers(&self) -> bool;
     /// Does `work` while the file counts as attached: a viewer that is about to write it says so, and
     /// [`Owner::writing`] is called. `work` hears whether one has said so before and may still be at it.
     fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool));
@@ -725,6 +727,9 @@ impl Shared {
 impl House for Shared {
     fn goes_on(&self) -> bool {
         !self.is_closed()
+    }
+    fn has_viewers(&self) -> bool {
+        (0..VIEWERS_MAX).any(|viewer| self.process(viewer) != 0)
     }
     fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool)) {
         // In this order, as in `attach`.

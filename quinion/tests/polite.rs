@@ -7,6 +7,7 @@
 //!
 //! Where the kernel does not let go of a file (it lies in memory), what asks for a cold one is left out, and says so.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -59,6 +60,9 @@ impl House for Alone {
     fn goes_on(&self) -> bool {
         true
     }
+    fn has_viewers(&self) -> bool {
+        false
+    }
     fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut(bool)) {
         work(false);
     }
@@ -103,6 +107,35 @@ fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
     assert_eq!(ask(&owner, &file, false), Some(4 << 20));
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
+    assert_eq!(ask(&owner, &file, false), None);
+}
+
+/// A house with a viewer, which counts how often that was asked.
+#[derive(Default)]
+struct Busy(Cell<u32>);
+
+impl House for Busy {
+    fn goes_on(&self) -> bool {
+        true
+    }
+    fn has_viewers(&self) -> bool {
+        self.0.set(self.0.get() + 1);
+        true
+    }
+    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut(bool)) {
+        work(false);
+    }
+}
+
+/// While somebody may be running a copy rests after each step, and is made all the same.
+#[test]
+fn a_copy_looks_after_each_step_whether_a_program_runs() {
+    let (folder, owner) = (folder(), owner());
+    let file = file(folder.path(), 4 << 20);
+    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    let house = Busy::default();
+    owner.prepare(&house);
+    assert_eq!((house.0.get(), owner.cache().stats().device_bytes), (4, 4 << 20));
     assert_eq!(ask(&owner, &file, false), None);
 }
 

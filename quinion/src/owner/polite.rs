@@ -14,6 +14,8 @@
 //!                                                      ATTACH <--asked again
 //! ```
 //!
+//! While a program runs, a copy rests most of the time.
+//!
 //! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
 //!
@@ -35,6 +37,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
@@ -53,6 +56,10 @@ const OPENINGS_MAX: u32 = 2;
 const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.
 const STEP: u64 = 1 << 20;
+/// How much longer a copy rests after a step than that took, while a program runs.
+const RESTS: u32 = 3;
+/// The longest rest, so that who ends us does not wait.
+const REST_MAX: Duration = Duration::from_millis(10);
 
 /// Device and inode.
 type Name = (u64, u64);
@@ -185,6 +192,13 @@ impl Polite {
     }
 }
 
+/// How long a copy rests after a step, while a program runs. It is made on another core, if one is free, but cores
+/// share caches, the way to memory, and often one of them is half of another. A short program has ended before much of
+/// that was taken from it; for a long one the copy is ready soon enough.
+pub(super) fn rest_after(step: Duration) -> Duration {
+    (step * RESTS).min(REST_MAX)
+}
+
 /// Whether the kernel holds nearly all of a file; or has bytes of it that the device has not, so that reading there
 /// would mean to write first.
 fn is_held(holds: KernelHolds, bytes: u64) -> bool {
@@ -204,4 +218,16 @@ fn look(process: u32, descriptor: i32, name: Name) -> Option<(OwnedFd, u64)> {
     // Where pages are tried one by one, only these are read.
     let _ = fadvise(&file, 0, None, Advice::Random);
     is_it.then_some((file, stat.st_size as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_takes_a_fourth_of_the_time_and_never_rests_long() {
+        assert_eq!(rest_after(Duration::from_millis(1)), Duration::from_millis(3));
+        assert_eq!(rest_after(Duration::ZERO), Duration::ZERO);
+        assert_eq!(rest_after(Duration::from_secs(1000)), REST_MAX);
+    }
 }

@@ -211,6 +211,11 @@ impl Leases {
         now < self.room.seen_until.load(Ordering::Relaxed)
     }
 
+    /// How long they may be, from now on; a step of the clock more at most, for which there is room.
+    pub fn seen_for(&self) -> Duration {
+        Duration::from_nanos(self.room.seen_until.load(Ordering::Relaxed).saturating_sub(now()))
+    }
+
     /// Has every holder give its lease up.
     pub fn give_up_all(&self) {
         let holders: Vec<_> = self.room.lock().holders.values().cloned().collect();

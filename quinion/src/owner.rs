@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::arena::control::{Advice, Manners};
 use crate::arena::{ArenaShare, Trust};
@@ -234,6 +234,10 @@ impl Owner for CacheOwner {
             known.can_write = claim == Claim::CanWrite;
         }
         Ok(())
+    }
+
+    fn sure_for(&self) -> Duration {
+        if self.outside == Outside::Lease { self.cache.leases_seen_for() } else { Duration::MAX }
     }
 
     fn writer_opened(&self, device: u64, inode: u64) {

@@ -5,7 +5,7 @@
 //!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
 //!     slot DONE    <--------  answer, wake                      <--
 //!
-//!   ten times a second, one thread:  heartbeat + 1
+//!   ten times a second, one thread:  heartbeat + 1; up to when viewers are sure
 //!                                    access rings  --frames, checked--> touched
 //!                                    dead viewers  --their handles----> detach, page free again
 //! ```
@@ -39,6 +39,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
@@ -53,7 +54,7 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::sys::last_word::{ENDED, LastWord};
 use crate::units::{Frame, MappingId, PageIndex};
-use crate::viewer::sys::{Errno, futex_wait, futex_wake};
+use crate::viewer::sys::{Errno, futex_wait, futex_wake, ticks, ticks_within};
 
 /// How many threads answer viewers unless somebody says otherwise.
 pub const WORKERS: usize = 4;
@@ -130,6 +131,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
         let _ = handle;
         if viewers == Writers::None { Ok(()) } else { Err(Errno::TXTBSY) }
+    }
+    /// How long from now on viewers may be sure of files of which their records say so ([`Trust::Sure`]), if nothing
+    /// else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was admitted.
+    fn sure_for(&self) -> Duration {
+        Duration::ZERO
     }
     /// A viewer is about to open that file so that it can write it.
     fn writer_opened(&self, device: u64, inode: u64) {
@@ -579,6 +585,7 @@ impl Shared {
             self.let_go(attached.handle, place);
             return Err(error);
         }
+        self.vouch();
         let before = self.seats[job.viewer].lock().handles.insert(attached.handle, place);
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
@@ -628,12 +635,20 @@ impl Shared {
     fn beat(&self) {
         while !self.is_closed() {
             self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
+            self.vouch();
             for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
                 self.free_if_over(viewer);
             }
             self.drain_rings();
             futex_wait(&self.control().closed, 0, BEAT_MILLIS);
         }
+    }
+
+    /// Tells viewers how long they may be sure. The clock is read first: whatever holds us up shortens that time.
+    fn vouch(&self) {
+        let from = ticks();
+        let until = from.saturating_add(ticks_within(self.owner.sure_for()));
+        self.control().sure_until.store(until, Ordering::Relaxed); // as in `Control::is_sure_at`
     }
 
     fn drain_rings(&self) {

@@ -221,7 +221,13 @@ impl Viewer {
         if self.arena.owner_has_ended() {
             return Trust::Kernel; // nobody sees to it any more that records say what is so
         }
-        self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust())
+        let said = self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust());
+        // Its owner may have been stopped, and others at work since.
+        if said == Trust::Sure && !self.control.control().is_sure_at(sys::ticks()) {
+            Trust::Looked
+        } else {
+            said
+        }
     }
 
     /// Whether any file is attached, by any viewer.

@@ -7,6 +7,8 @@
 //!     |--- kill -9 ------------------------> its leases are gone, and its records say what they said
 //!     '--- trust: the kernel's
 //! ```
+//!
+//! One that is stopped is not believed for long either.
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -18,6 +20,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use quinion::arena::control::Operation;
 use quinion::arena::{CellNumber, Trust};
@@ -59,8 +64,9 @@ fn be_the_owner() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// Reads a file by an owner of its own, ends that by `end`, and says how far the viewer trusts what it has.
-fn trust_after(end: impl FnOnce(&mut Child, &mut Lines)) -> (Trust, Trust) {
+/// Reads a file by an owner of its own, does to that what `end` does, which may ask how far the viewer trusts what it
+/// has, and says how far it did before and does after.
+fn trust_after(end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Trust)) -> (Trust, Trust) {
     // 1 an owner
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_owner", "--nocapture", "--test-threads=1"]).env(OWNER_VARIABLE, "1");
@@ -80,7 +86,8 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines)) -> (Trust, Trust) {
     let opened = File::open(folder.path().join("file")).unwrap();
     let data = opened.metadata().unwrap();
     let question = [opened.as_raw_fd() as u64, data.dev(), data.ino()];
-    // A process that the other test starts has our writer's descriptor until it executes its program.
+    // A process that another test starts has our writer's descriptor until it executes its program.
+    std::thread::sleep(Duration::from_millis(300));
     let attached = || viewer.request(Operation::Attach, question).ok();
     let [handle, place] = std::iter::repeat_with(attached).take(100_000).flatten().next().unwrap();
     let (marker_told, touched) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -92,7 +99,7 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines)) -> (Trust, Trust) {
     assert_eq!((outcome.bytes, outcome.end), (BYTES, ReadEnd::Full));
     // 3 and its end
     let before = viewer.trust(&file);
-    end(&mut child, &mut lines);
+    end(&mut child, &mut lines, &|| viewer.trust(&file));
     let after = viewer.trust(&file);
     let _ = child.kill();
     child.wait().unwrap();
@@ -101,7 +108,7 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines)) -> (Trust, Trust) {
 
 #[test]
 fn what_a_killed_owner_left_is_not_believed() {
-    let (before, after) = trust_after(|owner, _| {
+    let (before, after) = trust_after(|owner, _, _| {
         owner.kill().unwrap();
         owner.wait().unwrap();
     });
@@ -111,11 +118,37 @@ fn what_a_killed_owner_left_is_not_believed() {
 
 #[test]
 fn what_an_owner_that_ends_left_is_not_believed() {
-    let (before, after) = trust_after(|owner, lines| {
+    let (before, after) = trust_after(|owner, lines, _| {
         use std::io::Write;
         writeln!(owner.stdin.as_mut().unwrap()).unwrap();
         assert!(lines.any(|line| line.unwrap() == "stopped"));
     });
     assert_ne!(before, Trust::Kernel);
     assert_eq!(after, Trust::Kernel);
+}
+
+/// 1. The viewer is sure: the owner has a lease.
+/// 2. The owner is stopped, and hears of nobody who wants to write.
+/// 3. Long before the kernel lets such a one go on, the viewer looks at the file before each read.
+/// 4. The owner goes on, and the viewer is sure again.
+#[test]
+fn a_stopped_owner_is_not_believed_for_long() {
+    let break_time = std::fs::read_to_string("/proc/sys/fs/lease-break-time").unwrap();
+    let break_time = Duration::from_secs(break_time.trim().parse().unwrap());
+    let until = |is_so: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < break_time, "not within {break_time:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let (before, after) = trust_after(|owner, _, trust| {
+        assert_eq!(trust(), Trust::Sure, "there is a lease");
+        let process = Pid::from_raw(owner.id() as i32).unwrap();
+        kill_process(process, Signal::STOP).unwrap();
+        until(&|| trust() == Trust::Looked);
+        kill_process(process, Signal::CONT).unwrap();
+        until(&|| trust() == Trust::Sure);
+    });
+    assert_eq!((before, after), (Trust::Sure, Trust::Sure));
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use common::{Dice, PAGE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
-use quinion::backend::{Backend, Faults, MemoryFile, Sequence, Simulated, Times, WriteFaults};
+use quinion::backend::{Backend, Faults, MemoryFile, Reap, Sequence, Simulated, Times, WriteFaults};
 use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
 
 const MIB: u64 = 1 << 20;
@@ -499,8 +499,8 @@ fn threads_under_pressure_with_a_file_without_a_name() {
 #[test]
 fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
     let faults = Faults { seed: 9, delay_max: 4, sequence: Sequence::Shuffled, ..Faults::default() };
-    let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults);
-    let cache = builder().spill_to(Arc::new(disk), options(64).compress(true)).build().unwrap();
+    let disk = Arc::new(Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults));
+    let cache = builder().spill_to(disk.clone(), options(64).compress(true)).build().unwrap();
     let file = file(&cache);
     // Pages that can be packed: each is full of one byte, which says which it is.
     let mark = |page: u64| 1 + (page % 251) as u8;
@@ -546,9 +546,11 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
         assert!(bytes.iter().all(|byte| *byte == mark(page)), "page {page}");
     }
     drop(file);
-    // Who makes room may have the file in hand for a moment.
+    // Who makes room may have the file in hand for a moment, and what is on its way to the disk has it until that is
+    // asked again, which such a disk waits for.
     let is_late = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while cache.stats().spill_pages > 0 && std::time::Instant::now() < is_late {
+        disk.reap(Reap::Wait, &mut || false);
         std::thread::yield_now();
     }
     assert_eq!(cache.stats().spill_pages, 0);

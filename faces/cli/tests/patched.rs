@@ -289,7 +289,7 @@ fn what_a_plug_in_brings_along_is_called() {
                    }";
     let program = build("program", program, &[]);
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let mut session = Session::start(Arc::new(CacheOwner::new(cache))).unwrap();
+    let session = Session::start(Arc::new(CacheOwner::new(cache))).unwrap();
     let mut command = Command::new(program);
     session.point_to(command.arg(folder.path().join("plugin.so")));
     let output = command.output().unwrap();

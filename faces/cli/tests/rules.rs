@@ -116,6 +116,9 @@ impl Owner for Hesitant {
     fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
         self.owner.admit(handle, viewers)
     }
+    fn sure_for(&self) -> std::time::Duration {
+        self.owner.sure_for()
+    }
     fn writer_opened(&self, device: u64, inode: u64) {
         self.owner.writer_opened(device, inode);
     }

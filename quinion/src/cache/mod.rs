@@ -37,6 +37,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
@@ -532,6 +533,11 @@ impl Cache {
         if !self.shared.process.is_forked() {
             self.shared.leases.give_up_all();
         }
+    }
+
+    /// How long from now on leases that are believed in now may be believed in, without another look.
+    pub(crate) fn leases_seen_for(&self) -> Duration {
+        self.shared.leases.seen_for()
     }
 
     /// Gives the cache another bound, of `bytes` bytes, while it is in use: up to

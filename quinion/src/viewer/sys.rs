@@ -6,6 +6,7 @@
 //! function here touches `errno`, allocates, or is a cancellation point.
 
 use core::sync::atomic::AtomicU32;
+use core::time::Duration;
 
 /// The number of an error, as the kernel gave it (`EINVAL` is 22).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,6 +145,45 @@ impl Drop for SignalsHeld {
         // SAFETY: the mask has eight bytes.
         let _ = unsafe { call(number::RT_SIGPROCMASK, [Self::SET, address, 0, 8, 0, 0]) };
     }
+}
+
+/// A counter of the machine's that every process reads alike, without a system call; how fast it rises [`ticks_within`]
+/// says.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub fn ticks() -> u64 {
+    // SAFETY: it reads a register; who forbids that to a program (`PR_SET_TSC`) has it killed by any clock.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+/// A counter of the machine's that every process reads alike, without a system call; how fast it rises [`ticks_within`]
+/// says.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub fn ticks() -> u64 {
+    let ticks: u64;
+    // SAFETY: it reads a register, which Linux lets programs read.
+    unsafe {
+        core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nostack, nomem, preserves_flags))
+    };
+    ticks
+}
+
+/// No more [`ticks`] than `time` has, if that is not so long that it does not matter.
+#[cfg(target_arch = "x86_64")]
+pub fn ticks_within(time: Duration) -> u64 {
+    /// No processor with 64 bits counts slower.
+    const PER_MICROSECOND: u128 = 500;
+    u64::try_from(time.as_micros().saturating_mul(PER_MICROSECOND)).unwrap_or(u64::MAX)
+}
+/// No more [`ticks`] than `time` has, if that is not so long that it does not matter.
+#[cfg(target_arch = "aarch64")]
+pub fn ticks_within(time: Duration) -> u64 {
+    let per_second: u64;
+    // SAFETY: as in `ticks`.
+    unsafe {
+        core::arch::asm!("mrs {}, cntfrq_el0", out(reg) per_second, options(nostack, nomem, preserves_flags))
+    };
+    u64::try_from(time.as_micros().saturating_mul(u128::from(per_second)) / 1_000_000).unwrap_or(u64::MAX)
 }
 
 /// Milliseconds since some moment; never falls.

@@ -213,7 +213,8 @@ impl Leases {
 
     /// How long they may be, from now on; a step of the clock more at most, for which there is room.
     pub fn seen_for(&self) -> Duration {
-        Duration::from_nanos(self.room.seen_until.load(Ordering::Relaxed).saturating_sub(now()))
+        // Acquire, partner: `see`: who hears of a time hears of what holders said before it.
+        Duration::from_nanos(self.room.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 
     /// Has every holder give its lease up.
@@ -321,7 +322,8 @@ impl Room {
 
     /// All leases were seen to stand at `at`, or were ended.
     fn see(&self, at: u64, break_time: Duration) {
-        self.seen_until.fetch_max(at.saturating_add(nanoseconds(believed(break_time))), Ordering::Relaxed);
+        // Release, partner: `seen_for`.
+        self.seen_until.fetch_max(at.saturating_add(nanoseconds(believed(break_time))), Ordering::Release);
     }
 
     // ---- the threads ----------------------------------------------------------------------------

@@ -237,7 +237,7 @@ impl Owner for CacheOwner {
     }
 
     fn sure_for(&self) -> Duration {
-        if self.outside == Outside::Lease { self.cache.leases_seen_for() } else { Duration::MAX }
+        self.cache.leases_seen_for() // records say that they are sure only where there is a lease
     }
 
     fn writer_opened(&self, device: u64, inode: u64) {

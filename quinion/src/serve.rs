@@ -644,11 +644,13 @@ impl Shared {
         }
     }
 
-    /// Tells viewers how long they may be sure. The clock is read first: whatever holds us up shortens that time.
+    /// Tells viewers up to when they may be sure. The clock is read first: whatever holds us up shortens that time, as
+    /// does who says an older one a moment later.
     fn vouch(&self) {
         let from = ticks();
-        let until = from.saturating_add(ticks_within(self.owner.sure_for()));
-        self.control().sure_until.store(until, Ordering::Relaxed); // as in `Control::is_sure_at`
+        let time = catch_unwind(AssertUnwindSafe(|| self.owner.sure_for())).unwrap_or(Duration::ZERO);
+        // Release, partner: the Acquire in `Viewer::trust`.
+        self.control().sure_until.store(from.saturating_add(ticks_within(time)), Ordering::Release);
     }
 
     fn drain_rings(&self) {

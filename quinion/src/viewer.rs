@@ -221,13 +221,12 @@ impl Viewer {
         if self.arena.owner_has_ended() {
             return Trust::Kernel; // nobody sees to it any more that records say what is so
         }
+        // Before what is said: who sees a time sees what was said of files before that was promised. Acquire, partner:
+        // `Shared::vouch`.
+        let until = self.control.control().sure_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust());
         // Its owner may have been stopped, and others at work since.
-        if said == Trust::Sure && !self.control.control().is_sure_at(sys::ticks()) {
-            Trust::Looked
-        } else {
-            said
-        }
+        if said == Trust::Sure && sys::ticks() >= until { Trust::Unheard } else { said }
     }
 
     /// Whether any file is attached, by any viewer.

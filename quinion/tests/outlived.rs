@@ -129,7 +129,7 @@ fn what_an_owner_that_ends_left_is_not_believed() {
 
 /// 1. The viewer is sure: the owner has a lease.
 /// 2. The owner is stopped, and hears of nobody who wants to write.
-/// 3. Long before the kernel lets such a one go on, the viewer looks at the file before each read.
+/// 3. Long before the kernel lets such a one go on, the viewer believes nothing.
 /// 4. The owner goes on, and the viewer is sure again.
 #[test]
 fn a_stopped_owner_is_not_believed_for_long() {
@@ -146,7 +146,7 @@ fn a_stopped_owner_is_not_believed_for_long() {
         assert_eq!(trust(), Trust::Sure, "there is a lease");
         let process = Pid::from_raw(owner.id() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        until(&|| trust() == Trust::Looked);
+        until(&|| trust() == Trust::Unheard);
         kill_process(process, Signal::CONT).unwrap();
         until(&|| trust() == Trust::Sure);
     });

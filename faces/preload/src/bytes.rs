@@ -113,7 +113,7 @@ fn transfer(
 enum Looked {
     /// What is cached is the file's.
     Right,
-    /// It was changed so lately that nothing can be told by its times.
+    /// It was changed so lately that nothing can be told by its times; or nobody says that it was not.
     Young,
     /// It is not to be served any more.
     Gone(Reason),
@@ -125,6 +125,9 @@ fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
     if trust == Trust::Kernel {
         let ended = viewer.arena().owner_has_ended();
         return Looked::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
+    }
+    if trust == Trust::Unheard {
+        return Looked::Young;
     }
     let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
     if table::was_seen(fd, &stat) {

@@ -11,7 +11,7 @@
 //! it always did. Through its own address it would come back to our wrapper.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use quinion::viewer::sys::call;
 
@@ -32,6 +32,9 @@ const TEST_CANCEL_NAME: &CStr = c"pthread_testcancel";
 
 /// `pthread_testcancel`; null until the start, and where an older C library has it in a library that is not loaded.
 static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Whether [`resolve`] has been.
+static IS_RESOLVED: AtomicBool = AtomicBool::new(false);
 
 /// The place of one real function.
 #[repr(transparent)]
@@ -96,12 +99,14 @@ impl Real {
         let Some(wrapped) = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self)) else {
             return missing as *mut c_void;
         };
-        let found = dlsym().map_or(core::ptr::null_mut(), |dlsym| next(dlsym, wrapped.name));
-        match found.is_null() {
-            false => found,
-            true if wrapped.may_be_local() => the_only(wrapped).unwrap_or(not_supported as *mut c_void),
-            true => wrapped.missing(),
-        }
+        let found = match dlsym() {
+            Some(dlsym) => Some(next(dlsym, wrapped.name)).filter(|found| !found.is_null()),
+            // Who has no `dlsym` has no `dlopen`: what was not there at the start does not come.
+            None if IS_RESOLVED.load(Ordering::Relaxed) => None,
+            None => first(wrapped),
+        };
+        let found = found.or_else(|| if wrapped.may_be_local() { the_only(wrapped) } else { None });
+        found.unwrap_or_else(|| wrapped.missing())
     }
 }
 
@@ -144,6 +149,7 @@ pub fn resolve() {
         }
         None => resolve_by_tables(),
     }
+    IS_RESOLVED.store(true, Ordering::Relaxed); // by the only thread there is, or before any that comes
 }
 
 /// As [`resolve`], where nobody has `dlsym`: in one walk over what is loaded.
@@ -163,8 +169,15 @@ fn resolve_by_tables() {
     }
 }
 
+/// The function of the first object that has it, by the tables.
+fn first(wrapped: &Wrapped) -> Option<*mut c_void> {
+    let mut found = None;
+    loaded::after_us(&mut |names| found = found.or_else(|| names.function(wrapped.name, wrapped.hash)));
+    found
+}
+
 /// The function of the one object that has it. Of several that were loaded for some alone it cannot be told which is
-/// meant.
+/// meant: the program hears that there is none.
 fn the_only(wrapped: &Wrapped) -> Option<*mut c_void> {
     let (mut found, mut others) = (None, 0);
     loaded::after_us(&mut |names| {
@@ -218,9 +231,24 @@ pub struct Wrapped {
 }
 
 impl Wrapped {
-    /// Whether libraries have it that are loaded for one other library alone, where `dlsym` does not look: libaio and
-    /// liburing.
+    /// Whether libraries have it that may be loaded for one other library alone, where `dlsym` does not look: libaio,
+    /// liburing, and the smaller ones that the C library had before version 2.34. No others are looked for so at each
+    /// call: a child that was forked while another thread had the dynamic linker's lock would wait for it for ever.
     fn may_be_local(&self) -> bool {
+        self.has_prefix_io()
+            || matches!(
+                self.name.to_bytes(),
+                b"shm_open"
+                    | b"aio_write64"
+                    | b"lio_listio64"
+                    | b"forkpty"
+                    | b"login_tty"
+                    | b"dlopen"
+                    | b"dlmopen"
+            )
+    }
+
+    fn has_prefix_io(&self) -> bool {
         self.name.to_bytes().starts_with(b"io_")
     }
 
@@ -230,6 +258,7 @@ impl Wrapped {
             b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"tmpfile" | b"tmpfile64" | b"fdopen"
             | b"popen" | b"dlopen" | b"dlmopen" => nothing as *mut c_void,
             b"closefrom" => close_from as *mut c_void,
+            _ if self.has_prefix_io() => not_supported as *mut c_void,
             _ => missing as *mut c_void,
         }
     }

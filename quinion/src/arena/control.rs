@@ -65,7 +65,7 @@ pub struct Control {
     pub manners: [AtomicU64; 2],
     /// Up to when viewers are sure of files of which their records say so, by the clock that
     /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner says it anew with each heartbeat. One that was
-    /// stopped does not, and what it would have heard of it has not.
+    /// stopped does not, and what it would have heard of it has not: then the kernel reads.
     pub sure_until: AtomicU64,
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
@@ -165,12 +165,6 @@ impl Manners {
 }
 
 impl Control {
-    /// Whether the owner hears of others who are about to change a file; see [`Control::sure_until`]. `ticks` is now.
-    #[inline]
-    pub fn is_sure_at(&self, ticks: u64) -> bool {
-        ticks < self.sure_until.load(Ordering::Relaxed) // one number that means the same to all processes
-    }
-
     /// When viewers are to ask for files.
     pub fn manners(&self) -> Manners {
         let [large, credit] = &self.manners;

@@ -18,7 +18,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages. Since 3
 /// there is a table of pages under write-back. Since 4 a viewer's page says for which run it is and what its process
 /// writes, and the control file when files are asked for, which are attached, and what came of patching; a record says
-/// how far it is believed. Since 5 the control file says how often files were opened.
+/// how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
+/// to when leases are believed in.
 pub const LAYOUT_VERSION: u32 = 6;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.

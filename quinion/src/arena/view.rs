@@ -110,6 +110,9 @@ pub enum Trust {
     Looked = 2,
     /// It may not: somebody writes, and the kernel reads.
     Kernel = 3,
+    /// It may not now, for its owner has not been heard of lately, and the kernel reads for once. No record says so: a
+    /// viewer finds it out.
+    Unheard = 4,
 }
 
 impl Trust {

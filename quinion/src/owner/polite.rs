@@ -14,7 +14,7 @@
 //!                                                      ATTACH <--asked again
 //! ```
 //!
-//! While a program runs, a copy rests most of the time.
+//! While a program runs, a copy rests between its steps.
 //!
 //! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_takes_a_fourth_of_the_time_and_never_rests_long() {
+    fn a_copy_is_at_work_a_fourth_of_the_time_and_never_rests_long() {
         assert_eq!(rest_after(Duration::from_millis(1)), Duration::from_millis(3));
         assert_eq!(rest_after(Duration::ZERO), Duration::ZERO);
         assert_eq!(rest_after(Duration::from_secs(1000)), REST_MAX);

@@ -147,16 +147,16 @@ impl Drop for SignalsHeld {
     }
 }
 
-/// A counter of the machine's that every process reads alike, without a system call; how fast it rises [`ticks_within`]
-/// says.
+/// A counter of the machine's that is read without a system call, and by every process alike if the cores' counters go
+/// alike, as they do where the kernel takes the time from them. How fast it rises [`ticks_within`] says.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn ticks() -> u64 {
-    // SAFETY: it reads a register; who forbids that to a program (`PR_SET_TSC`) has it killed by any clock.
+    // SAFETY: it reads a register.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
-/// A counter of the machine's that every process reads alike, without a system call; how fast it rises [`ticks_within`]
-/// says.
+/// A counter of the machine's that is read without a system call, and by every process alike if the cores' counters go
+/// alike, as they do where the kernel takes the time from them. How fast it rises [`ticks_within`] says.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {

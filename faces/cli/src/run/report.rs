@@ -208,7 +208,7 @@ pub(super) fn mode_name(trust: Trust) -> &'static str {
         Trust::Sure => "lease",
         Trust::Looked => "looked_at",
         Trust::Checked => "checked",
-        Trust::Kernel => "kernel",
+        Trust::Kernel | Trust::Unheard => "kernel",
     }
 }
 

@@ -10,7 +10,8 @@
 //! few programs load. For them the tables are read here: the dynamic section and
 //! its symbols (System V ABI, chapter 5), found by the GNU hash section, which is
 //! a Bloom filter, buckets, and chains of hashes whose lowest bit ends them;
-//! where there is none, all symbols are compared.
+//! where there is none, all symbols are compared. They are read too for what a
+//! plug-in brings along for itself alone, where `dlsym` does not look.
 //!
 //! Invariants:
 //!  1. Nothing is written. An object whose tables are not all there has no names.
@@ -24,7 +25,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 
 /// What of the object lies where; `Elf64_Phdr`.
 #[repr(C)]
-pub struct ProgramHeader {
+struct ProgramHeader {
     kind: u32,
     flags: u32,
     file_offset: u64,
@@ -283,11 +284,12 @@ impl Names {
         let address = self.base.wrapping_add(symbol.value as usize) as *mut c_void;
         match kind {
             UNTYPED | FUNCTION => Some(address),
-            // SAFETY: it is a function that takes nothing and gives the address of the one to be called; by now all
-            // objects are relocated.
+            // SAFETY: it is a function that takes nothing and gives the address of the one to be called. The object is
+            // relocated: it was loaded with the program, or somebody in it or above it calls us.
             CHOSEN_BY_CALL => Some(unsafe {
                 core::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_void>(address)()
-            }),
+            })
+            .filter(|chosen| !chosen.is_null()),
             _ => None,
         }
     }

@@ -8,24 +8,22 @@
 //! Run: `cargo bench --bench viewer [-- MIB]` (the size of the file; 512 if not given).
 //! Answers recorded: BENCHMARKS.md.
 
-#![allow(unsafe_code, reason = "a viewer maps another process's memory and reads to addresses")]
+#![allow(unsafe_code, reason = "a viewer reads to addresses")]
 
-use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use quinion::arena::CellNumber;
 use quinion::arena::control::Operation;
-use quinion::serve::{Owner, Service};
+use quinion::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
+use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
 const REPEATS: u64 = 15;
@@ -95,10 +93,11 @@ fn own() -> Result<(), Box<dyn std::error::Error>> {
 
     let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()));
     let arena = owner.arena();
-    let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
-    let us = std::process::id();
-    let view = format!("{us}:{data}:{control}:{}:{}", arena.token(), temp.path().display());
-    let service = Service::start(Arc::clone(&owner), 1)?;
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("socket");
+    let view = format!("{}:{}:{}", arena.token(), socket.display(), temp.path().display());
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&socket)?), ..Default::default() };
+    let service = Service::start_with(Arc::clone(&owner), options)?;
     let mut child = Command::new(std::env::current_exe()?)
         .env(VIEW, view)
         .stdin(Stdio::piped())
@@ -125,29 +124,11 @@ fn own() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Maps what another process made, where large pages can be used.
-fn map(path: &str, write: bool) -> Result<Mapped, Box<dyn std::error::Error>> {
-    let file = OpenOptions::new().read(true).write(write).open(path)?;
-    let bytes = file.metadata()?.len();
-    let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-    // SAFETY: reserves fresh address space, and maps the file over an aligned part of it; never unmapped.
-    let base = unsafe {
-        let room = bytes as usize + (2 << 20);
-        let reserved = mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?;
-        let aligned = reserved.byte_add(reserved.cast::<u8>().align_offset(2 << 20));
-        mmap(aligned, bytes as usize, protection, MapFlags::SHARED | MapFlags::FIXED, &file, 0)?
-    };
-    Ok(Mapped { base: NonNull::new(base.cast()).ok_or("mapped at 0")?, bytes })
-}
-
 fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let fields: Vec<&str> = view.splitn(5, ':').collect();
-    let [owner, data, control, token, path] = fields[..] else { return Err("not a view".into()) };
-    let arena = map(&format!("/proc/{owner}/fd/{data}"), false)?;
-    let control = map(&format!("/proc/{owner}/fd/{control}"), true)?;
-    // SAFETY: both were mapped just now and stay so.
-    let viewer = unsafe { Viewer::attach(arena, control, token.parse()?, std::process::id()) }
-        .map_err(|error| format!("{error:?}"))?;
+    let fields: Vec<&str> = view.splitn(3, ':').collect();
+    let [token, socket, path] = fields[..] else { return Err("not a view".into()) };
+    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse()?, run: 0 };
+    let viewer = Viewer::connect(socket.as_ref(), &hello)?;
     let file = std::fs::File::open(path)?;
     let known = file.metadata()?;
     let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];

@@ -1,8 +1,8 @@
 //! Owner: a cache on behalf of viewers in other processes.
 //!
 //! ```text
-//!   viewer: attach(its process, its descriptor) --> we open the very same file through /proc,
-//!                                                   with our own description and our own rights
+//!   viewer: attach(a duplicate of its descriptor) --> we open the very same file through that,
+//!                                                     with a description of our own
 //!           fill, advance, revalidate(handle)   --> the paths of the cache, with that handle's readahead
 //! ```
 //!
@@ -15,7 +15,7 @@
 //! until the file is looked at again.
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, House, Owner, Writers};
+use crate::serve::{Attached, FileMode, FileName, House, Owner, Writers};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
@@ -198,11 +198,14 @@ impl Owner for CacheOwner {
         self.cache.give_up_leases();
     }
 
-    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
+    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
+        let FileName { device, inode } = name;
         let options = OpenOptions::new().outside(self.outside);
-        let path = format!("/proc/{process}/fd/{descriptor}");
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let file = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
+        let opened = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
+        drop(file); // it is the viewer's, too: locks and leases that it holds end with its last duplicate
+        let file = opened;
         if !file.is_inode(device, inode) {
             return Err(Errno(libc::ESTALE));
         }
@@ -260,9 +263,9 @@ impl Owner for CacheOwner {
         self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
     }
 
-    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let room = self.cache.arena().bound() / 4;
-        self.polite.as_ref()?.judge(process, descriptor, file, spent, room)
+        self.polite.as_ref()?.judge(file, (name.device, name.inode), spent, room)
     }
 
     fn prepare(&self, house: &dyn House) {

@@ -1,23 +1,36 @@
 //! Serve: the owner's side of what viewers ask.
 //!
 //! ```text
-//!   control file                 workers (4)                       Owner
+//!   process, at the socket       keeper
+//!     Hello    ------------>  whose process? of our domain? --> a seat, a page of its own
+//!     Welcome  <------------  arena, control, page
+//!
+//!   viewer's page                workers (4, more if they hang)    Owner
 //!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
 //!     slot DONE    <--------  answer, wake                      <--
 //!
-//!   ten times a second, one thread:  heartbeat + 1; up to when viewers are sure
+//!   ten times a second, the keeper:  heartbeat + 1; up to when viewers are sure
 //!                                    access rings  --frames, checked--> touched
-//!                                    dead viewers  --their handles----> detach, page free again
+//!   at once:                         dead viewers  --their handles----> detach, seat free again
 //! ```
 //!
-//! Nothing a viewer writes is trusted. A number is checked before it is used, a
+//! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
+//! spaces. The kernel says who is at the other end of the socket (`door.rs`); and before each file is attached the
+//! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
+//! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what he could not read.
+//!
+//! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a
 //! handle must have been given to the viewer that names it, and what a viewer
-//! does to its own page while the owner is at work hurts only that viewer. The
+//! does to its own page, which no other viewer has, hurts only that viewer. The
 //! owner's own notes about viewers, the **seats**, lie in the owner's memory.
 //!
+//! **Who may keep us waiting** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
+//! of the workers at most; the others get more workers, and viewers wait for a bounded time anyway.
+//!
 //! A viewer that dies is noticed by its process descriptor, so a new process
-//! with the same number is not mistaken for it. Its page is cleared and freed
-//! when no worker is at work for it.
+//! with the same number is not mistaken for it. Its seat is free
+//! when no worker is at work for it, and the next in that seat gets a fresh page. A process that became another program
+//! joins anew; what it had before is over then.
 //!
 //! A cache that outlives a command serves several **runs**, one after the other and side by side. Each gets a number,
 //! which its viewers put into their pages, so that each can be told what its own have done. The sums of viewers that
@@ -28,42 +41,61 @@
 //!  1. A worker answers into a page only while its seat is busy; a busy seat is never freed.
 //!  2. No lock of this room is held while the [`Owner`] is called.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
-//!  4. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/last_word.rs`).
-//!  5. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
+//!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
+//!  5. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/last_word.rs`).
+//!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners,
-    Operation, Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage,
-    WRITING_PLACES, place_of, state,
+    ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners, OPENED_ENTRIES,
+    Operation, Patching, RING_ENTRIES, Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
+    place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::domain::{Domain, Member};
 use crate::sys::fork::ForkGuard;
 use crate::sys::last_word::{ENDED, LastWord};
 use crate::units::{Frame, MappingId, PageIndex};
-use crate::viewer::sys::{Errno, futex_wait, futex_wake, ticks, ticks_within};
+use crate::viewer::Viewer;
+use crate::viewer::sys::{
+    Errno, FUTEXES_MAX, FutexWait, futex_wait, futex_wait_any, futex_wake, ticks, ticks_within,
+};
+
+mod door;
+mod workers;
+
+use door::Door;
+use workers::Workers;
 
 /// How many threads answer viewers unless somebody says otherwise.
 pub const WORKERS: usize = 4;
-/// The time between two heartbeats, in milliseconds.
-const BEAT_MILLIS: u32 = 100;
+/// The time between two heartbeats.
+const BEAT: Duration = Duration::from_millis(100);
 /// The run of viewers that said none.
 const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if nobody rings.
 const NAP_MILLIS: u32 = 1000;
+/// The same where it cannot sleep at all doorbells at once.
+const GLANCE_MILLIS: u32 = 2;
+/// Processes that may wait to be heard at a time.
+const LISTEN_MAX: i32 = 128;
+/// Workers that are at work for one viewer at most.
+const JOBS_MAX: u32 = 16;
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
 
 /// A file as the owner attached it for a viewer.
@@ -75,6 +107,23 @@ pub struct Attached {
     pub cell: CellNumber,
     /// The mapping's number.
     pub id: MappingId,
+}
+
+/// What the system calls a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FileName {
+    /// The device it lies on.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+}
+
+impl FileName {
+    /// That of the regular file behind a descriptor; `None` if it is none.
+    pub fn of(file: impl AsFd) -> Option<Self> {
+        let stat = fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
+        Some(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
 }
 
 /// What the owner's viewers say of a file that one of them attaches.
@@ -106,9 +155,10 @@ pub struct FileMode {
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
-    /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
-    /// descriptor may have been closed and used again since. Size and times are looked at now.
-    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
+    /// Attaches the file `name` for a viewer. `file` is a descriptor of that viewer's, duplicated, by which it can read
+    /// the file: proof that it may, and not to be read by, moved or kept, as the viewer has it too. Size and times are
+    /// looked at now.
+    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn manners(&self) -> Manners {
         Manners::default()
@@ -116,8 +166,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
     /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again.
     /// `spent` says that it does ask again.
-    fn leaves_to_kernel(&self, process: u32, descriptor: i32, file: (u64, u64), spent: bool) -> Option<u64> {
-        let _ = (process, descriptor, file, spent);
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
+        let _ = (file, name, spent);
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
@@ -235,12 +285,10 @@ impl ViewerTotals {
 /// What the owner knows of the viewer that has one page.
 #[derive(Debug, Default)]
 struct Seat {
-    /// The process, 0 for nobody.
-    process: u32,
-    /// Tells when the process has ended; `None` if the kernel gave us no such thing.
-    alive: Option<OwnedFd>,
-    /// What it has attached: the files' places among all that are.
-    handles: HashMap<u64, usize>,
+    /// The process; `None` for nobody.
+    process: Option<Process>,
+    /// What it has attached.
+    handles: HashMap<u64, Handle>,
     /// How far its ring of what it read has been looked at.
     tail: u32,
     /// Workers that are at work for it.
@@ -249,33 +297,30 @@ struct Seat {
     past: BTreeMap<u64, ViewerTotals>,
 }
 
-impl Seat {
-    /// Gets to know whoever has the page now.
-    fn meet(&mut self, process: u32) {
-        if self.process == 0 {
-            let pid = Pid::from_raw((process & !ABANDONED) as i32);
-            self.process = process & !ABANDONED;
-            self.alive = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        }
-    }
+/// A process that has joined.
+#[derive(Clone, Debug)]
+struct Process {
+    number: u32,
+    /// Tells when it has ended, and names it and no other.
+    alive: Arc<OwnedFd>,
+    /// Asks whether it still is of our domain.
+    member: Arc<Member>,
+}
 
-    /// Whether its viewer is no more: dead, or another program by now.
-    fn is_over(&self, process: u32) -> bool {
-        let Some(alive) = &self.alive else {
-            let pid = Pid::from_raw(self.process as i32);
-            return pid.is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
-        };
-        let mut fds = [PollFd::new(alive, PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        process & ABANDONED != 0 || poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
-    }
+/// A file that a viewer has attached.
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    /// Its place among all that are attached.
+    place: usize,
+    /// The device it lies on.
+    device: u64,
 }
 
 /// A question that a worker has taken.
 struct Job {
     viewer: usize,
     slot: usize,
-    process: u32,
+    process: Process,
     operation: u32,
     arguments: [u64; 3],
     attended: bool,
@@ -284,12 +329,75 @@ struct Job {
 struct Shared {
     owner: Arc<dyn Owner>,
     examiner: Option<Examiner>,
+    /// Whose processes may view the cache.
+    domain: Domain,
     seats: Vec<RankedMutex<Seat>>,
+    /// The process that has which seat, 0 for nobody: for who looks at all of them.
+    processes: Vec<AtomicU32>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
     last_run: AtomicU64,
     /// Where the last worker found work.
     cursor: AtomicU32,
+    workers: Workers,
+    door: Door,
+}
+
+/// How a [`Service`] is started.
+#[derive(Default)]
+pub struct ServiceOptions {
+    /// How many threads answer; at least one does.
+    pub workers: usize,
+    /// Who answers [`Operation::Examine`]. If nobody does, processes that ask are to be careful.
+    pub examiner: Option<Examiner>,
+    /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
+    /// [`Service::admit`] alone.
+    pub listener: Option<OwnedFd>,
+}
+
+impl fmt::Debug for ServiceOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceOptions").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+/// What a process needs to become a viewer, besides the arena's token.
+#[derive(Debug)]
+pub struct Admission {
+    /// The arena, for reading.
+    pub arena: OwnedFd,
+    /// What all viewers see, for reading.
+    pub control: OwnedFd,
+    /// The page of this viewer alone.
+    pub page: OwnedFd,
+    /// Its number.
+    pub viewer: usize,
+    /// What both files say.
+    pub token: u64,
+}
+
+impl Admission {
+    /// The viewer, in this process; see [`Viewer::of_files`].
+    ///
+    /// # Errors
+    /// Those of that call.
+    pub fn view(&self) -> std::io::Result<Viewer> {
+        Viewer::of_files([&self.arena, &self.control, &self.page], self.token)
+    }
+}
+
+/// A socket at `path`, for [`ServiceOptions::listener`]. Nobody but this user may connect.
+///
+/// # Errors
+/// The path is taken, too long (some hundred bytes), or the folder cannot be written.
+pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // Before it has a name: whoever finds the name finds it closed to others.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, LISTEN_MAX)?;
+    Ok(socket)
 }
 
 /// The threads that answer viewers. Dropping it stops them.
@@ -306,31 +414,58 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Nobody examines processes, so
-    /// those that ask are to be careful.
+    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Nobody examines processes,
+    /// and nobody joins by a socket.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
-        Self::start_with(owner, workers, None)
+        Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
 
-    /// The same, with who answers [`Operation::Examine`].
-    pub fn start_with(
-        owner: Arc<dyn Owner>,
-        workers: usize,
-        examiner: Option<Examiner>,
-    ) -> std::io::Result<Self> {
-        let seats = (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect();
-        let runs = RankedMutex::new(Rank::Viewer, HashSet::new());
-        let (last_run, cursor) = (AtomicU64::new(0), AtomicU32::new(0));
-        let shared = Arc::new(Shared { owner, examiner, seats, runs, last_run, cursor });
-        shared.owner.arena().populate_control().map_err(std::io::Error::other)?;
+    /// The same, by `options`.
+    pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
+        let ServiceOptions { workers, examiner, listener } = options;
+        owner.arena().populate_control().map_err(std::io::Error::other)?;
+        let door = Door::new(owner.arena(), listener)?;
+        let shared = Arc::new(Shared {
+            examiner,
+            domain: Domain::ours()?,
+            seats: (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect(),
+            processes: (0..VIEWERS_MAX).map(|_| AtomicU32::new(0)).collect(),
+            runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
+            last_run: AtomicU64::new(0),
+            cursor: AtomicU32::new(0),
+            workers: Workers::default(),
+            door,
+            owner,
+        });
         shared.control().set_manners(shared.owner.manners());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
         // alone; the rest is the keeper's, and it makes do with fewer.
-        service.threads.push(spawn(&service.shared, "quinion-worker", |shared| shared.answer_viewers())?);
+        service.shared.start_worker()?;
         let keep_house = move |shared: &Arc<Shared>| shared.keep_house(workers.saturating_sub(1));
         service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
         Ok(service)
+    }
+
+    /// Lets a process of our domain become a viewer, as it would by the socket. Its page is given to another when the
+    /// process has ended, or has joined anew.
+    ///
+    /// # Errors
+    /// There is no such process, it is of another domain (EACCES), there are as many viewers as there can be (EUSERS),
+    /// or the system refuses.
+    pub fn admit(&self, process: u32) -> std::io::Result<Admission> {
+        let error = |errno: Errno| std::io::Error::from_raw_os_error(errno.0);
+        let number = Pid::from_raw(process as i32).ok_or_else(|| error(Errno::SRCH))?;
+        let alive = pidfd_open(number, PidfdFlags::empty())?;
+        let (viewer, page) = self.shared.admit(process, alive).map_err(error)?;
+        let [arena, control] = self.shared.door.files()?;
+        let token = self.shared.owner.arena().token();
+        Ok(Admission { arena, control, page, viewer, token })
+    }
+
+    /// Keeps a plan for viewers that ask for it by its number, which this gives.
+    pub fn add_plan(&self, plan: OwnedFd) -> u32 {
+        self.shared.door.add_plan(plan)
     }
 
     /// What viewers did so far.
@@ -339,7 +474,7 @@ impl Service {
     }
 
     /// Begins to count for a run apart. Its number, above 0, goes to its viewers, who say it by
-    /// [`Viewer::count_for`](crate::viewer::Viewer::count_for).
+    /// [`Viewer::count_for`].
     pub fn begin_run(&self) -> u64 {
         let run = self.shared.last_run.fetch_add(1, Ordering::Relaxed) + 1;
         self.shared.runs.lock().insert(run);
@@ -364,7 +499,7 @@ impl Service {
         }
     }
 
-    /// How many processes view the cache now. One that has died is counted for a tenth of a second or so.
+    /// How many processes view the cache now. One that has died is counted until its end has been noticed.
     pub fn viewers(&self) -> usize {
         (0..VIEWERS_MAX).filter(|&viewer| self.shared.process(viewer) != 0).count()
     }
@@ -386,12 +521,12 @@ impl Service {
         }
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
-        control.doorbell.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
-        futex_wake(&control.doorbell, u32::MAX >> 1);
-        futex_wake(&control.closed, u32::MAX >> 1);
+        self.shared.ring_bell();
+        self.shared.door.wake();
         for thread in self.threads.drain(..) {
             thread.join().expect("a thread of the service does not panic");
         }
+        self.shared.workers.end();
         self.shared.wake_waiters();
         self.shared.drain_rings();
         self.shared.detach_all();
@@ -421,32 +556,88 @@ impl Shared {
         self.owner.arena().control().viewer_page(viewer).expect("a viewer's number is below VIEWERS_MAX")
     }
     fn process(&self, viewer: usize) -> u32 {
-        // Acquire, partner: the viewer's compare-exchange; who sees it there may look at its page.
-        self.control().processes[viewer].load(Ordering::Acquire)
+        // Acquire, partner: the Release in `admit`: who sees a process sees its page in place.
+        self.processes[viewer].load(Ordering::Acquire)
+    }
+    fn present(&self) -> impl Iterator<Item = usize> {
+        (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0)
     }
     fn is_closed(&self) -> bool {
         self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
     }
 
+    // ---- who joins ------------------------------------------------------------------------------
+
+    /// Gives a process a seat and a page, if it is of our domain.
+    fn admit(&self, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
+        let member = self.domain.member(number).map_err(|_| Errno::ACCES)?;
+        // The number was that process's when we asked: a descriptor of one that has ended is ready.
+        if has_ended(&alive) {
+            return Err(Errno::SRCH);
+        }
+        // What it had before it became another program is nobody's.
+        for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
+            self.free_if(viewer, |seat| seat.process.as_ref().is_some_and(|known| known.number == number));
+        }
+        self.drain_opened();
+        let process = Process { number, alive: Arc::new(alive), member: Arc::new(member) };
+        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) == 0) {
+            let mut seat = self.seats[viewer].lock();
+            if seat.process.is_some() {
+                continue; // somebody was faster
+            }
+            let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
+            seat.process = Some(process);
+            // Release, partner: the Acquire in `process`.
+            self.processes[viewer].store(number, Ordering::Release);
+            drop(seat);
+            // Workers that sleep wait for its doorbell, too, from now on; and the keeper for its end.
+            self.ring_bell();
+            self.door.wake();
+            return Ok((viewer, page));
+        }
+        Err(Errno::USERS)
+    }
+
+    /// Has all workers look again.
+    fn ring_bell(&self) {
+        let bell = &self.control().bell;
+        bell.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
+        futex_wake(bell, u32::MAX >> 1);
+    }
+
     // ---- the workers ----------------------------------------------------------------------------
 
+    /// Starts one more.
+    fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
+        self.workers.add(spawn(self, "quinion-worker", |shared| shared.answer_viewers())?);
+        Ok(())
+    }
+
     fn answer_viewers(&self) {
-        let control = self.control();
         while !self.is_closed() {
-            // SeqCst here and below, partner: `ring_doorbell` in the viewer. Whoever asks after we
-            // looked rings after we read the bell, so the sleep sees another bell; and a viewer that rings
+            let (control, mut bells) = (self.control(), ArrayOf::new());
+            // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. Whoever asks after we
+            // looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
-            let bell = control.doorbell.load(Ordering::SeqCst);
+            bells.push(FutexWait::new(&control.bell, control.bell.load(Ordering::SeqCst)));
+            for viewer in self.present() {
+                let doorbell = &self.page(viewer).doorbell;
+                bells.push(FutexWait::new(doorbell, doorbell.load(Ordering::SeqCst)));
+            }
             if let Some(job) = self.take_job() {
                 self.do_job(&job);
                 continue;
             }
-            // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
-            control.sleepers.fetch_add(1, Ordering::SeqCst);
-            if !self.is_closed() {
-                futex_wait(&control.doorbell, bell, NAP_MILLIS);
-            }
-            control.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.workers.rest(|| {
+                // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
+                control.sleepers.fetch_add(1, Ordering::SeqCst);
+                if !self.is_closed() && !futex_wait_any(bells.all(), NAP_MILLIS) {
+                    // This kernel waits for one word at a time: viewers are looked at again and again.
+                    futex_wait(&control.bell, control.bell.load(Ordering::Relaxed), GLANCE_MILLIS);
+                }
+                control.sleepers.fetch_sub(1, Ordering::SeqCst);
+            });
         }
     }
 
@@ -454,14 +645,11 @@ impl Shared {
     fn take_job(&self) -> Option<Job> {
         let start = self.cursor.load(Ordering::Relaxed) as usize;
         (0..VIEWERS_MAX).map(|step| (start + step) % VIEWERS_MAX).find_map(|viewer| {
-            let process = self.process(viewer);
-            if process == 0 {
+            if self.process(viewer) == 0 {
                 return None;
             }
             let job = self.page(viewer).requests.iter().enumerate().find_map(|(slot, request)| {
-                is_pending(request.state.load(Ordering::Relaxed))
-                    .then(|| self.take(viewer, slot, process))
-                    .flatten()
+                is_pending(request.state.load(Ordering::Relaxed)).then(|| self.take(viewer, slot)).flatten()
             });
             if job.is_some() {
                 self.cursor.store(viewer as u32 + 1, Ordering::Relaxed);
@@ -470,22 +658,23 @@ impl Shared {
         })
     }
 
-    /// Takes one question, if it still stands; its seat is busy from here on.
-    fn take(&self, viewer: usize, slot: usize, process: u32) -> Option<Job> {
+    /// Takes one question, if it still stands and its viewer does not occupy too many workers; its seat is busy from
+    /// here on.
+    fn take(&self, viewer: usize, slot: usize) -> Option<Job> {
         let mut seat = self.seats[viewer].lock();
         let request = &self.page(viewer).requests[slot];
         let pending = request.state.load(Ordering::Relaxed);
-        if !is_pending(pending) || self.process(viewer) != process {
+        let process = seat.process.clone()?;
+        if !is_pending(pending) || seat.busy >= JOBS_MAX {
             return None;
         }
         // Acquire, partner: the viewer's Release of PENDING: we see the question.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        seat.meet(process);
         seat.busy += 1;
         Some(Job {
             viewer,
             slot,
-            process: seat.process,
+            process,
             operation: request.operation.load(Ordering::Relaxed),
             arguments: [0, 1, 2].map(|i| request.arguments[i].load(Ordering::Relaxed)),
             attended: pending == state::PENDING,
@@ -496,7 +685,14 @@ impl Shared {
         // What it has read since it last asked is known before room is made for more.
         self.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
-        write_answer(&self.page(job.viewer).requests[job.slot], job.attended, result);
+        let request = &self.page(job.viewer).requests[job.slot];
+        if write_answer(request, job.attended, result) == Delivered::No
+            && job.operation == Operation::Attach as u32
+            && let Ok([handle, _]) = result
+            && handle != 0
+        {
+            self.detach(job.viewer, handle); // nobody knows of it
+        }
         self.seats[job.viewer].lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
             let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
@@ -514,15 +710,24 @@ impl Shared {
         const WRITING: u32 = Operation::Writing as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
-        let is_of_a_handle = !matches!(job.operation, ATTACH | EXAMINE | WRITER_OPENED | WRITING);
-        if is_of_a_handle && !self.seats[job.viewer].lock().handles.contains_key(&first) {
-            return Err(Errno::BADF);
-        }
+        // What a handle is needed for, and which file system may keep us waiting.
+        let device = match job.operation {
+            ATTACH => Some(second),
+            EXAMINE | WRITER_OPENED | WRITING => None,
+            _ => match self.seats[job.viewer].lock().handles.get(&first) {
+                Some(handle) => Some(handle.device),
+                None => return Err(Errno::BADF),
+            },
+        };
+        let _at_work = match device.filter(|_| job.operation != DETACH) {
+            Some(device) => Some(self.workers.enter(device).ok_or(Errno::AGAIN)?),
+            None => None,
+        };
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
             EXAMINE => {
                 let examine = self.examiner.as_ref();
-                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process));
+                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process.number));
                 Ok([conduct as u64, 0])
             }
             FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
@@ -536,11 +741,7 @@ impl Shared {
                 self.owner.advise(first, advice, second, len).map(|()| [0, 0])
             }
             DETACH => {
-                // Two that ask at once: the map says who was first.
-                let place = self.seats[job.viewer].lock().handles.remove(&first);
-                if let Some(place) = place {
-                    self.let_go(first, place);
-                }
+                self.detach(job.viewer, first);
                 Ok([0, 0])
             }
             WRITER_OPENED => {
@@ -559,7 +760,16 @@ impl Shared {
         let spent = descriptor & CREDIT_SPENT != 0;
         let can_write = descriptor & CAN_WRITE != 0;
         let descriptor = i32::try_from(descriptor & !CREDIT_SPENT & !CAN_WRITE).map_err(|_| Errno::BADF)?;
-        if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
+        // Whoever has become somebody else has no part in what is ours.
+        if !self.domain.has(&job.process.member) {
+            return Err(Errno::ACCES);
+        }
+        let file = readable_descriptor(&job.process.alive, descriptor)?;
+        let name = FileName { device, inode };
+        if FileName::of(&file) != Some(name) {
+            return Err(Errno(libc::ESTALE)); // the number is another file's by now
+        }
+        if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), name, spent) {
             return Ok([0, credit]);
         }
         // Nobody believes us before it is seen to that he hears of our end.
@@ -569,7 +779,7 @@ impl Shared {
         }
         // First, so that who writes from here on says so, or is seen by our look below.
         let place = self.enter(device, inode);
-        let attached = match self.owner.attach(job.process, descriptor, device, inode) {
+        let attached = match self.owner.attach(file, name) {
             Ok(attached) => attached,
             Err(error) => {
                 self.leave(place);
@@ -586,9 +796,17 @@ impl Shared {
             return Err(error);
         }
         self.vouch();
-        let before = self.seats[job.viewer].lock().handles.insert(attached.handle, place);
+        let before = self.seats[job.viewer].lock().handles.insert(attached.handle, Handle { place, device });
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
+    }
+
+    /// Takes a viewer's handle back. Two that ask at once: the map says who was first.
+    fn detach(&self, viewer: usize, handle: u64) {
+        let known = self.seats[viewer].lock().handles.remove(&handle);
+        if let Some(known) = known {
+            self.let_go(handle, known.place);
+        }
     }
 
     // ---- who writes what ------------------------------------------------------------------------
@@ -609,8 +827,7 @@ impl Shared {
     /// Whether a viewer says that it writes the file, or another that looks like it.
     fn is_written(&self, device: u64, inode: u64) -> bool {
         let place = place_of(device, inode, WRITING_PLACES);
-        (0..VIEWERS_MAX)
-            .any(|viewer| self.process(viewer) != 0 && !self.page(viewer).writing[place].is_zero())
+        self.present().any(|viewer| !self.page(viewer).writing[place].is_zero())
     }
 
     /// The handle is nobody's any more.
@@ -623,24 +840,35 @@ impl Shared {
 
     /// The keeper's life; the workers besides the first are its children.
     fn keep_house(self: &Arc<Self>, workers: usize) {
-        // Said when the last worker has ended, or by the kernel if we are killed: before that lets go of a lease.
+        // Said when we serve no more, or by the kernel if we are killed: before that lets go of a lease.
         let arena = self.owner.arena();
-        let _ended = LastWord::new(arena.owner_lives());
-        let worker = |_| spawn(self, "quinion-worker", |shared| shared.answer_viewers()).ok();
-        let workers: Vec<_> = (0..workers).filter_map(worker).collect();
-        self.beat();
-        workers.into_iter().for_each(|worker| worker.join().expect("a worker does not panic"));
+        let ended = LastWord::new(arena.owner_lives());
+        for _ in 0..workers {
+            let _ = self.start_worker(); // fewer do, too
+        }
+        let mut beat = Instant::now();
+        while !self.is_closed() {
+            if beat <= Instant::now() {
+                self.beat();
+                beat = Instant::now() + BEAT;
+            }
+            self.door.wait(beat, self);
+        }
+        drop(ended);
     }
 
-    fn beat(&self) {
-        while !self.is_closed() {
-            self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
-            self.vouch();
-            for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
-                self.free_if_over(viewer);
-            }
-            self.drain_rings();
-            futex_wait(&self.control().closed, 0, BEAT_MILLIS);
+    /// Ten times a second.
+    fn beat(self: &Arc<Self>) {
+        self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
+        self.vouch();
+        self.drain_rings();
+        self.drain_opened();
+        for viewer in self.present() {
+            self.free_if_over(viewer);
+        }
+        // All of them wait for somebody: perhaps for one who never answers.
+        if self.workers.are_all_busy() {
+            let _ = self.start_worker();
         }
     }
 
@@ -654,9 +882,26 @@ impl Shared {
     }
 
     fn drain_rings(&self) {
-        (0..VIEWERS_MAX)
-            .filter(|&viewer| self.process(viewer) != 0)
-            .for_each(|viewer| self.drain_ring(viewer));
+        self.present().for_each(|viewer| self.drain_ring(viewer));
+    }
+
+    /// Adds up which large files viewers opened.
+    fn drain_opened(&self) {
+        self.present().for_each(|viewer| {
+            let _seat = self.seats[viewer].lock(); // one at a time
+            self.drain_opened_of(viewer);
+        });
+    }
+
+    fn drain_opened_of(&self, viewer: usize) {
+        let page = self.page(viewer);
+        let (head, tail) = (&page.opened_head, &page.opened_tail);
+        let (head, tail) =
+            (head.load(Ordering::Relaxed), tail.swap(head.load(Ordering::Relaxed), Ordering::Relaxed));
+        let entries = head.wrapping_sub(tail).min(OPENED_ENTRIES as u32);
+        for place in (0..entries).map(|back| head.wrapping_sub(back + 1) as usize % OPENED_ENTRIES) {
+            self.control().count_opening(page.opened[place].load(Ordering::Relaxed));
+        }
     }
 
     /// Tells the owner which frames a viewer read since it was last told.
@@ -678,41 +923,41 @@ impl Shared {
         }
     }
 
-    /// Frees the page of a viewer that is no more.
+    /// Frees the seat of a viewer that is no more.
     fn free_if_over(&self, viewer: usize) {
+        self.free_if(viewer, |seat| seat.process.as_ref().is_some_and(|process| has_ended(&process.alive)));
+    }
+
+    /// Frees a seat, if its viewer `is_over` and nobody is at work for it.
+    fn free_if(&self, viewer: usize, is_over: impl FnOnce(&Seat) -> bool) {
         // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that nobody asks for.
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
-        let process = self.process(viewer);
-        if process == 0 {
-            return;
-        }
-        seat.meet(process);
-        if seat.busy > 0 || !seat.is_over(process) {
+        if seat.busy > 0 || !is_over(&seat) {
             return;
         }
         self.drain_ring_of(&mut seat, viewer);
+        self.drain_opened_of(viewer);
         seat.past.entry(run).or_default().add(self.page(viewer));
         let past = std::mem::take(&mut seat.past);
+        // The next in this seat gets another page: what this one still writes into its own is nobody's.
         let gone = std::mem::replace(&mut *seat, Seat { past, ..Seat::default() });
-        clear(self.page(viewer));
-        // Release, partner: the Acquire of the viewer that claims the page: it finds it cleared.
-        self.control().processes[viewer].store(0, Ordering::Release);
+        self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
         self.detach_handles(gone);
     }
 
     fn detach_handles(&self, seat: Seat) {
-        for (handle, place) in seat.handles {
-            self.let_go(handle, place);
+        for (handle, known) in seat.handles {
+            self.let_go(handle, known.place);
         }
     }
 
     // ---- the end --------------------------------------------------------------------------------
 
     fn wake_waiters(&self) {
-        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0) {
+        for viewer in self.present() {
             for request in &self.page(viewer).requests {
                 futex_wake(&request.state, u32::MAX >> 1);
             }
@@ -746,7 +991,7 @@ impl House for Shared {
         !self.is_closed()
     }
     fn has_viewers(&self) -> bool {
-        (0..VIEWERS_MAX).any(|viewer| self.process(viewer) != 0)
+        self.present().next().is_some()
     }
     fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool)) {
         // In this order, as in `attach`.
@@ -777,38 +1022,77 @@ fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
 }
 
-/// Writes the answer and wakes who waits for it. Of a question nobody waits for, only the slot is freed.
-fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) {
-    if !attended {
-        // Release, partner: the Acquire by which a viewer claims the slot.
-        request.state.store(state::FREE, Ordering::Release);
-        return;
-    }
-    match result {
-        Ok(answers) => {
-            request.error.store(0, Ordering::Relaxed);
-            for (place, answer) in request.answers.iter().zip(answers) {
-                place.store(answer, Ordering::Relaxed);
-            }
-        }
-        Err(error) => request.error.store(error.0 as u32, Ordering::Relaxed),
-    }
-    // SeqCst on both, partner: `wait` in the viewer, which says it sleeps and then looks at the state.
-    request.state.store(state::DONE, Ordering::SeqCst);
-    if request.sleeper.load(Ordering::SeqCst) != 0 {
-        futex_wake(&request.state, 1);
-    }
+/// Whether an answer reached who asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Delivered {
+    Yes,
+    No,
 }
 
-/// A viewer's page as the next viewer should find it.
-fn clear(page: &ViewerPage) {
-    for counter in &page.counters {
-        counter.store(0, Ordering::Relaxed);
+/// Writes the answer and wakes who waits for it. Of a question nobody waits for, only the slot is freed.
+fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> Delivered {
+    if attended {
+        match result {
+            Ok(answers) => {
+                request.error.store(0, Ordering::Relaxed);
+                for (place, answer) in request.answers.iter().zip(answers) {
+                    place.store(answer, Ordering::Relaxed);
+                }
+            }
+            Err(error) => request.error.store(error.0 as u32, Ordering::Relaxed),
+        }
+        // SeqCst on both, partner: `wait` in the viewer, which says it sleeps and then looks at the state.
+        let done =
+            request.state.compare_exchange(state::TAKEN, state::DONE, Ordering::SeqCst, Ordering::Relaxed);
+        if done.is_ok() {
+            if request.sleeper.load(Ordering::SeqCst) != 0 {
+                futex_wake(&request.state, 1);
+            }
+            return Delivered::Yes;
+        }
+        // Given up meanwhile.
     }
-    for request in &page.requests {
-        request.state.store(state::FREE, Ordering::Relaxed);
-    }
-    page.ring_head.store(0, Ordering::Relaxed);
-    page.run.store(NO_RUN, Ordering::Relaxed);
-    page.writing.iter().for_each(Tally::clear);
+    // Release, partner: the Acquire by which a viewer claims the slot.
+    request.state.store(state::FREE, Ordering::Release);
+    Delivered::No
 }
+
+/// A descriptor of another process, by which that can read a file.
+fn readable_descriptor(process: &OwnedFd, descriptor: i32) -> Result<OwnedFd, Errno> {
+    let file = pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty())
+        .map_err(|error| Errno(error.raw_os_error()))?;
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| Errno(error.raw_os_error()))?;
+    // Access mode 3 is for ioctl alone: it includes O_WRONLY.
+    if flags.intersects(OFlags::PATH | OFlags::WRONLY) {
+        return Err(Errno::BADF);
+    }
+    Ok(file)
+}
+
+/// Whether the process has ended that this is a descriptor of.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+/// Some bells, without a list in memory.
+struct ArrayOf<'a> {
+    words: [FutexWait<'a>; FUTEXES_MAX],
+    count: usize,
+}
+
+impl<'a> ArrayOf<'a> {
+    fn new() -> Self {
+        static NOTHING: AtomicU32 = AtomicU32::new(0);
+        Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0 }
+    }
+    fn push(&mut self, word: FutexWait<'a>) {
+        self.words[self.count] = word;
+        self.count += 1;
+    }
+    fn all(&self) -> &[FutexWait<'a>] {
+        &self.words[..self.count]
+    }
+}
+const _: () = assert!(VIEWERS_MAX < FUTEXES_MAX);

@@ -5,12 +5,12 @@
 //! own in the control file.
 //!
 //! ```text
-//!   arena (read-only)                      control file (read-write)
+//!   arena (read-only)                      a page of its own (read-write)
 //!     walk, check, copy, re-check  hit       ring      frames that were read
 //!     |                                      requests  "make this range ready"
 //!     v absent, filling                                      |  doorbell   ^ futex
 //!     ask ---------------------------------------------------+------------>| owner
-//!     look again
+//!     look again; too late: the kernel reads
 //! ```
 //!
 //! Nothing here takes a lock, allocates or needs the standard library, so a
@@ -20,38 +20,45 @@
 //! signals held back: a handler may end the thread, or jump.
 //!
 //! Invariants:
-//!  1. A viewer stores to its own page, to the doorbell, and nowhere else.
-//!  2. A slot belongs to whoever moved it from FREE to CLAIMED, until that thread stores FREE. One given
-//!     up while the owner may still be at work is never used again: a late answer must not look like
-//!     the answer to a later question.
-//!  3. Once the owner is gone it is never asked again; what is in the arena can still be read, and is not to be
-//!     believed of a file that may change ([`Viewer::trust`]).
+//!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
+//!  2. A slot belongs to whoever moved it from FREE to CLAIMED, until that thread frees it, or gives it up
+//!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
+//!     answer cannot look like the answer to a later question.
+//!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was
+//!     built with another bound. Whoever waited in vain reads by the kernel.
+//!  4. An owner that did not answer in time is not waited for again before its heartbeat has risen.
 //!
-//! Not an invariant: that the owner exists. Each wait ends, by an answer, by the owner's word that it
-//! serves no more, or because its heart stood still for [`OWNER_QUIET_MILLIS_MAX`].
+//! Not an invariant: that the owner exists, or moves. What is in the arena can be read without it, and is not to be
+//! believed of a file that may change ([`Viewer::trust`]).
 
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, Control, ControlView, Counter, Manners, Operation, Patching,
-    REQUEST_SLOTS, RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerPage, WRITING_PLACES, place_of,
-    state,
+    ATTACHED_PLACES, Advice, Counter, Manners, OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS,
+    RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerControl, ViewerPage, WRITING_PLACES, opening_of,
+    place_of, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};
 use crate::filemap::{Stopped, read_hits};
 use crate::units::{Frame, MappingId};
 
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod connect;
+pub mod hello;
 pub mod sys;
 
 use sys::SignalsHeld;
 
-/// How long an owner may show no sign of life, in milliseconds, before a viewer that waits gives it up.
-pub const OWNER_QUIET_MILLIS_MAX: u64 = 2000;
-/// How long one sleep lasts at most, in milliseconds; then the heartbeat is looked at.
-const SLEEP_MILLIS: u32 = 100;
+/// How long a viewer waits for an answer, in milliseconds: some times what a slow disk takes for a read. The kernel
+/// reads what takes longer.
+pub const ANSWER_MILLIS_MAX: u32 = 50;
+/// How long a viewer waits for the answer to a question that takes its time, in milliseconds.
+pub const LONG_MILLIS_MAX: u32 = 2000;
+/// How long the heart of an owner that is well stands still at most, in milliseconds: some beats.
+const STILL_MILLIS_MAX: u64 = 300;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
 /// Slots that hints may take: who has to wait for bytes always finds one that no hint is in.
@@ -75,8 +82,6 @@ pub enum AttachError {
     Layout(LayoutError),
     /// The two files do not belong together, or not to the cache that was meant.
     Token,
-    /// All [`VIEWERS_MAX`](crate::arena::control::VIEWERS_MAX) pages are taken.
-    Full,
     /// The owner serves no more.
     Closed,
 }
@@ -86,8 +91,11 @@ pub enum AttachError {
 pub enum RequestError {
     /// The owner says no, with this error number.
     Errno(i32),
-    /// The owner has ended, or does not move.
+    /// The owner has ended.
     OwnerGone,
+    /// The owner did not answer in time, or has not moved since it last did not. Nothing was done, or what was done was
+    /// taken back.
+    Late,
     /// All the viewer's [`REQUEST_SLOTS`] slots are in use.
     NoSlot,
     /// The owner made the bytes ready, and each time they were gone again before they were copied.
@@ -140,30 +148,33 @@ pub enum ReadEnd {
 #[derive(Debug)]
 pub struct Viewer {
     arena: View,
-    control: ControlView,
-    number: usize,
+    control: ViewerControl,
     run: AtomicU64,
-    gone: AtomicBool,
+    /// How long it waits for an answer, in milliseconds.
+    patience: u32,
+    /// Whether the owner did not answer in time when its heartbeat was `late_at`.
+    is_late: AtomicBool,
+    late_at: AtomicU32,
 }
 
 impl Viewer {
-    /// Attaches process `process`, the caller's, to the cache in the two files. `token` is what the
-    /// process was told of the cache it is meant to view.
+    /// Attaches the calling process to the cache in these files: the arena, what all viewers see, and the page that
+    /// the owner has made for this process. `token` is what the process was told of the cache it is meant to view.
     ///
     /// # Safety
-    /// Both files stay mapped, as [`View::attach`] and [`ControlView::attach`] want them, as long as the viewer
-    /// lives. The arena need not be writable.
+    /// All three stay mapped, as [`View::attach`] and [`ViewerControl::attach`] want them, as long as the viewer
+    /// lives. Only the page need be writable.
     pub unsafe fn attach(
         arena: Mapped,
-        control: Mapped,
+        common: Mapped,
+        page: Mapped,
         token: u64,
-        process: u32,
     ) -> Result<Self, AttachError> {
         // SAFETY: handed on.
         let arena = unsafe { View::attach(arena.base, arena.bytes) }.map_err(AttachError::Layout)?;
+        let (common, page) = ((common.base, common.bytes), (page.base, page.bytes));
         // SAFETY: handed on.
-        let control =
-            unsafe { ControlView::attach(control.base, control.bytes) }.map_err(AttachError::Layout)?;
+        let control = unsafe { ViewerControl::attach(common, page) }.map_err(AttachError::Layout)?;
         let theirs = [&arena.header().token, &control.control().token];
         if theirs.iter().any(|place| place.load(Ordering::Relaxed) != token) {
             return Err(AttachError::Token);
@@ -171,8 +182,15 @@ impl Viewer {
         if control.control().closed.load(Ordering::Relaxed) != 0 {
             return Err(AttachError::Closed);
         }
-        let number = claim_page(&control, process).ok_or(AttachError::Full)?;
-        Ok(Self { arena, control, number, run: AtomicU64::new(0), gone: AtomicBool::new(false) })
+        let (is_late, late_at) = (AtomicBool::new(false), AtomicU32::new(0));
+        Ok(Self { arena, control, run: AtomicU64::new(0), patience: ANSWER_MILLIS_MAX, is_late, late_at })
+    }
+
+    /// The same viewer, which waits up to `millis` milliseconds for an answer.
+    #[must_use]
+    pub fn waiting_at_most(mut self, millis: u32) -> Self {
+        self.patience = millis;
+        self
     }
 
     /// The arena.
@@ -182,22 +200,20 @@ impl Viewer {
     /// This viewer's page.
     #[inline]
     pub fn page(&self) -> &ViewerPage {
-        self.control.viewer_page(self.number).expect("a claimed page exists")
+        self.control.page()
     }
-    /// What this viewer counts is of that run; see [`ViewerPage::run`]. Said when a page was claimed, before anything
-    /// is counted there.
+    /// What this viewer counts is of that run; see [`ViewerPage::run`]. Said before anything is counted.
     pub fn count_for(&self, run: u64) {
         self.run.store(run, Ordering::Relaxed);
         self.page().run.store(run, Ordering::Relaxed);
     }
-    /// The run that it counts for, 0 if none was said: for a child that claims a page of its own.
+    /// The run that it counts for, 0 if none was said: for a child that becomes a viewer.
     pub fn run(&self) -> u64 {
         self.run.load(Ordering::Relaxed)
     }
-    /// Whether the owner was given up.
-    #[inline]
+    /// Whether the owner serves no more, however it ended.
     pub fn owner_is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+        self.control.control().closed.load(Ordering::Relaxed) != 0 || self.arena.owner_has_ended()
     }
 
     /// When files are asked for.
@@ -209,9 +225,20 @@ impl Viewer {
         self.control.control().is_taken(device, inode)
     }
 
-    /// As [`Control::openings_before`](crate::arena::control::Control::openings_before).
+    /// Counts an opening of a large file by this process; how many there were before, by any viewer, up to 255, as
+    /// far as that is known.
     pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
-        self.control.control().openings_before(device, inode)
+        let (page, hash) = (self.page(), opening_of(device, inode));
+        let known = self.control.control().openings(device, inode);
+        // What the owner has not added up yet. It may do so between the two looks: then some count twice.
+        let (head, tail) =
+            (page.opened_head.load(Ordering::Relaxed), page.opened_tail.load(Ordering::Relaxed));
+        let pending = head.wrapping_sub(tail).min(OPENED_ENTRIES as u32);
+        let entry = |back: u32| &page.opened[head.wrapping_sub(back) as usize % OPENED_ENTRIES];
+        let ours = (1..=pending).filter(|&back| entry(back).load(Ordering::Relaxed) == hash).count();
+        let place = page.opened_head.fetch_add(1, Ordering::Relaxed) as usize % OPENED_ENTRIES;
+        page.opened[place].store(hash, Ordering::Relaxed);
+        (known + ours as u64).min(255)
     }
 
     /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
@@ -476,15 +503,27 @@ impl Viewer {
         }
     }
 
-    /// Asks the owner and waits for its answer.
+    /// Asks the owner and waits for its answer, for a bounded time.
     ///
-    /// Waits while the owner works. Ends with an error if the owner closed, or showed no sign of life for
-    /// [`OWNER_QUIET_MILLIS_MAX`]. A signal that arrives meanwhile is handled afterwards, as during a read of the
-    /// kernel's own: a handler that does not come back would take the slot with it.
+    /// Ends with [`RequestError::Late`] if there is none by then, and the owner does nothing then of what was asked, or
+    /// takes it back; and at once if the owner has shown no sign of life since an answer was late. A signal that
+    /// arrives
+    /// meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not come back would
+    /// take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        self.ask(operation, arguments, self.patience)
+    }
+
+    /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
+    /// long as the owner's heart beats.
+    pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        self.ask(operation, arguments, LONG_MILLIS_MAX.max(self.patience))
+    }
+
+    fn ask(&self, operation: Operation, arguments: [u64; 3], millis: u32) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;
-        self.wait(slot)?;
+        self.wait(slot, millis)?;
         let error = slot.error.load(Ordering::Relaxed);
         let answers = [slot.answers[0].load(Ordering::Relaxed), slot.answers[1].load(Ordering::Relaxed)];
         // Release, partner: the Acquire in `claim_slot`: who claims the slot next finds our reads done.
@@ -506,8 +545,15 @@ impl Viewer {
         pending: u32,
         slots: usize,
     ) -> Result<&Request, RequestError> {
+        let control = self.control.control();
         if self.owner_is_gone() {
             return Err(RequestError::OwnerGone);
+        }
+        if self.is_late.load(Ordering::Relaxed) {
+            if control.heartbeat.load(Ordering::Relaxed) == self.late_at.load(Ordering::Relaxed) {
+                return Err(RequestError::Late);
+            }
+            self.is_late.store(false, Ordering::Relaxed);
         }
         let slot = self.claim_slot(slots).ok_or(RequestError::NoSlot)?;
         slot.operation.store(operation as u32, Ordering::Relaxed);
@@ -534,18 +580,19 @@ impl Viewer {
     }
 
     fn ring_doorbell(&self) {
-        let control = self.control.control();
+        let doorbell = &self.page().doorbell;
         // SeqCst on both, partner: the owner's worker, which adds to `sleepers` and then sleeps only if
-        // the bell still has the value it saw before it looked for work. Either we see the sleeper, or its
+        // the bells still have the values it saw before it looked for work. Either we see the sleeper, or its
         // sleep sees the bell.
-        control.doorbell.fetch_add(1, Ordering::SeqCst);
-        if control.sleepers.load(Ordering::SeqCst) != 0 {
-            sys::futex_wake(&control.doorbell, 1);
+        doorbell.fetch_add(1, Ordering::SeqCst);
+        if self.control.control().sleepers.load(Ordering::SeqCst) != 0 {
+            sys::futex_wake(doorbell, 1);
         }
     }
 
-    /// Waits until the answer stands.
-    fn wait(&self, slot: &Request) -> Result<(), RequestError> {
+    /// Waits until the answer stands, or it is too late; then the slot is given up. It is too late after `millis`
+    /// milliseconds, or when the heart has stood still for some beats.
+    fn wait(&self, slot: &Request, millis: u32) -> Result<(), RequestError> {
         // Acquire, partner: the owner's store of DONE, which its answers precede.
         let done = || slot.state.load(Ordering::Acquire) == state::DONE;
         for _ in 0..SPINS {
@@ -557,64 +604,47 @@ impl Viewer {
         // SeqCst, partner: the owner stores DONE and then looks for a sleeper. Either it sees this one and
         // wakes it, or the sleep below sees DONE.
         slot.sleeper.store(1, Ordering::SeqCst);
-        let mut patience = Patience::new(self.control.control());
+        let heartbeat = &self.control.control().heartbeat;
+        let (mut beat, begun) = (heartbeat.load(Ordering::Relaxed), sys::clock_millis());
+        let (until, mut still) =
+            (begun + u64::from(millis), begun + STILL_MILLIS_MAX.max(u64::from(self.patience)));
         loop {
-            let now = slot.state.load(Ordering::Acquire); // as in `done`
+            let now = slot.state.load(Ordering::Acquire); // partner: as in `done`
             if now == state::DONE {
                 return Ok(());
             }
-            if patience.is_over() {
-                // The owner may have answered just before it went.
-                return if done() { Ok(()) } else { Err(self.give_up()) };
+            let time = sys::clock_millis();
+            let beats = heartbeat.load(Ordering::Relaxed);
+            if beats != beat {
+                (beat, still) = (beats, time + STILL_MILLIS_MAX.max(u64::from(self.patience)));
             }
-            sys::futex_wait(&slot.state, now, SLEEP_MILLIS);
+            let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
+            let is_gone = self.owner_is_gone();
+            if left == 0 || is_gone {
+                return self
+                    .give_up(slot, if is_gone { RequestError::OwnerGone } else { RequestError::Late });
+            }
+            // An owner that ends wakes all sleepers, unless it was killed; then the time is short anyway.
+            sys::futex_wait(&slot.state, now, left);
         }
     }
 
-    fn give_up(&self) -> RequestError {
-        self.gone.store(true, Ordering::Relaxed);
-        RequestError::OwnerGone
-    }
-}
-
-/// Takes a page that is nobody's. A page this process had before it became another program is handed
-/// to the owner first.
-fn claim_page(control: &ControlView, process: u32) -> Option<usize> {
-    let places = &control.control().processes;
-    for place in places {
-        let left = process | ABANDONED;
-        let _ = place.compare_exchange(process, left, Ordering::Relaxed, Ordering::Relaxed);
-    }
-    // Acquire, partner: the Release by which the owner gives a page free after clearing it.
-    places
-        .iter()
-        .position(|place| place.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed).is_ok())
-}
-
-/// How long a viewer goes on waiting for an owner that shows no sign of life.
-struct Patience<'a> {
-    control: &'a Control,
-    beat: u32,
-    looked: u64,
-    quiet_millis: u64,
-}
-
-impl<'a> Patience<'a> {
-    fn new(control: &'a Control) -> Self {
-        let beat = control.heartbeat.load(Ordering::Relaxed);
-        Self { control, beat, looked: sys::clock_millis(), quiet_millis: 0 }
-    }
-    /// Whether to give up. One step counts for little even if much time passed: then it was this process
-    /// that stood still, stopped together with the owner, say.
-    fn is_over(&mut self) -> bool {
-        let now = sys::clock_millis();
-        self.quiet_millis += (now - self.looked).min(2 * u64::from(SLEEP_MILLIS));
-        self.looked = now;
-        let beat = self.control.heartbeat.load(Ordering::Relaxed);
-        if beat != self.beat {
-            (self.beat, self.quiet_millis) = (beat, 0);
+    /// Nobody waits for that answer any more, unless it stands by now.
+    fn give_up(&self, slot: &Request, error: RequestError) -> Result<(), RequestError> {
+        let to = |from, to| {
+            // Release, partner: the Acquire of who claims the slot next, or of the owner that takes its answer back.
+            // Acquire on failure, partner: the owner's store of DONE.
+            slot.state.compare_exchange(from, to, Ordering::Release, Ordering::Acquire)
+        };
+        let given_up = to(state::PENDING, state::FREE).or_else(|_| to(state::TAKEN, state::GIVEN_UP));
+        if given_up == Err(state::DONE) {
+            return Ok(());
         }
-        self.control.closed.load(Ordering::Relaxed) != 0 || self.quiet_millis >= OWNER_QUIET_MILLIS_MAX
+        if error == RequestError::Late {
+            self.late_at.store(self.control.control().heartbeat.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+        }
+        Err(error)
     }
 }
 

@@ -10,8 +10,7 @@ mod common;
 mod parts_stage;
 
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -23,12 +22,12 @@ use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, Readable};
 use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
 use quinion::readahead::{Config, Hint, Readahead};
-use quinion::serve::{Attached, Owner, Service};
+use quinion::serve::{Attached, FileName, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::viewer::sys::Errno;
-use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 const PAGE: u64 = 4096;
 const LARGEST: Orders = Orders { min: Order(9), max: Order(9) };
@@ -298,7 +297,7 @@ impl Owner for OneFile {
     fn arena(&self) -> ArenaShare<'_> {
         self.rig.arena.share()
     }
-    fn attach(&self, _: u32, _: i32, _: u64, _: u64) -> Result<Attached, Errno> {
+    fn attach(&self, _: OwnedFd, _: FileName) -> Result<Attached, Errno> {
         Ok(Attached { handle: 1, cell: self.rig.mapping.cell(), id: self.rig.mapping.id() })
     }
     fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
@@ -317,17 +316,6 @@ impl Owner for OneFile {
     fn touched(&self, _: Frame) {}
 }
 
-fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
-    use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
-    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
-    let base = unsafe {
-        mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).unwrap()
-    };
-    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes: bytes as u64 }
-}
-
 /// A viewer of the rig's file.
 struct Looker {
     viewer: Viewer,
@@ -336,12 +324,12 @@ struct Looker {
 }
 
 impl Looker {
-    fn new(owner: &OneFile) -> Self {
-        let arena = owner.arena();
-        let (data, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
-        // SAFETY: the mappings stay.
-        let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
-        viewer.request(Operation::Attach, [0, 0, 0]).unwrap();
+    fn new(service: &Service) -> Self {
+        let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
+        // Any file is the rig's.
+        let file = tempfile::tempfile().unwrap();
+        let FileName { device, inode } = FileName::of(&file).unwrap();
+        viewer.request(Operation::Attach, [file.as_raw_fd() as u64, device, inode]).unwrap();
         Self { viewer, marker: AtomicU64::new(0), touched: AtomicU64::new(0) }
     }
     /// Reads `pages` pages from `page` on, and checks what comes.
@@ -370,7 +358,7 @@ fn full(pages: usize, asked: u32) -> ReadOutcome {
 fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&owner);
+    let looker = Looker::new(&service);
     let device = &owner.rig.device;
     device.keep();
     thread::scope(|scope| {
@@ -402,7 +390,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
 fn a_viewer_of_a_part_that_failed_asks_again_and_reads_what_lands_then() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&owner);
+    let looker = Looker::new(&service);
     let device = &owner.rig.device;
     device.keep();
     thread::scope(|scope| {
@@ -437,7 +425,7 @@ fn storm(seed: u64) -> u64 {
     let rig = Arc::new(Rig::new(24 << 20, device, ALL, 256, ALL));
     let owner = Arc::new(OneFile { rig: Arc::clone(&rig), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&owner);
+    let looker = Looker::new(&service);
     let (place, is_over, early) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         for reader in 0..2u64 {

@@ -12,12 +12,11 @@
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -25,27 +24,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, Trust};
-use quinion::serve::{Owner, Service};
+use quinion::arena::{CellNumber, LAYOUT_VERSION, Trust};
+use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
+use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, Outside};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
 type Lines = std::io::Lines<BufReader<ChildStdout>>;
 const BYTES: usize = 50_000;
-
-fn map(file: &File, writable: bool) -> Mapped {
-    use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let bytes = file.metadata().unwrap().len();
-    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
-    let base = unsafe {
-        let wish = std::ptr::null_mut();
-        mmap(wish, bytes as usize, ProtFlags::READ | write, MapFlags::SHARED, file.as_fd(), 0).unwrap()
-    };
-    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes }
-}
 
 /// The owner: it ends by being killed, or when asked to.
 #[test]
@@ -55,9 +43,12 @@ fn be_the_owner() {
     }
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let owner = Arc::new(CacheOwner::new(cache).with_outside(Outside::Lease));
-    let service = Service::start(owner.clone(), 2).unwrap();
-    let share = owner.arena();
-    println!("\nowner {} {} {}", share.arena_fd().as_raw_fd(), share.control_fd().as_raw_fd(), share.token());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let options =
+        ServiceOptions { workers: 2, listener: Some(listen(&socket).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    println!("\nowner {} {}", owner.arena().token(), socket.display());
     std::io::stdin().read_line(&mut String::new()).unwrap();
     service.stop();
     println!("\nstopped");
@@ -73,14 +64,10 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Trust)) -> 
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let said = lines.find_map(|line| line.unwrap().strip_prefix("owner ").map(str::to_owned)).unwrap();
-    let numbers: Vec<u64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    let (token, socket) = said.split_once(' ').unwrap();
     // 2 a viewer of it
-    let of_owner = |number: u64| format!("/proc/{}/fd/{number}", child.id());
-    let arena = File::open(of_owner(numbers[0])).unwrap();
-    let control = OpenOptions::new().read(true).write(true).open(of_owner(numbers[1])).unwrap();
-    let mapped = (map(&arena, false), map(&control, true));
-    // SAFETY: the mappings stay.
-    let viewer = unsafe { Viewer::attach(mapped.0, mapped.1, numbers[2], std::process::id()) }.unwrap();
+    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
+    let viewer = Viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(60_000);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), [7; BYTES]).unwrap();
     let opened = File::open(folder.path().join("file")).unwrap();

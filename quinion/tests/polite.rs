@@ -9,12 +9,12 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use quinion::serve::{House, Owner};
+use quinion::serve::{FileName, House, Owner};
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn name(file: &File) -> (u64, u64) {
 
 /// Asks for the file, as a viewer in this process; how many bytes are left to the kernel.
 fn ask(owner: &CacheOwner, file: &File, spent: bool) -> Option<u64> {
-    owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), name(file), spent)
+    owner.leaves_to_kernel(file.as_fd(), FileName::of(file).unwrap(), spent)
 }
 
 /// Has the kernel let go of the file, where it does that.
@@ -93,7 +93,7 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     let (device, inode) = name(&file);
     assert!(owner.arena().control().control().is_taken(device, inode), "viewers see that it pays to ask");
     assert_eq!(ask(&owner, &file, true), None);
-    let attached = owner.attach(std::process::id(), file.as_raw_fd(), device, inode).unwrap();
+    let attached = owner.attach(file.try_clone().unwrap().into(), FileName { device, inode }).unwrap();
     owner.fill(attached.handle, 0, BYTES, false).unwrap();
     assert_eq!(owner.cache().stats().device_bytes, BYTES, "it is there");
     owner.detach(attached.handle);
@@ -194,7 +194,7 @@ fn what_nobody_holds_the_kernel_reads_first() {
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
     assert_eq!(ask(&owner, &file, false), None);
     let (device, inode) = name(&file);
-    let attached = owner.attach(std::process::id(), file.as_raw_fd(), device, inode).unwrap();
+    let attached = owner.attach(file.try_clone().unwrap().into(), FileName { device, inode }).unwrap();
     let open = owner.cache().open(folder.path().join("file")).unwrap();
     assert!(!open.is_direct(), "it is filled through the kernel's page cache");
     owner.detach(attached.handle);
@@ -206,8 +206,7 @@ fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     let (device, inode) = name(&file);
-    let elsewhere = owner.leaves_to_kernel(std::process::id(), file.as_raw_fd(), (device, inode + 1), false);
-    assert_eq!(elsewhere, None);
-    assert!(owner.attach(std::process::id(), file.as_raw_fd(), device, inode + 1).is_err());
-    assert_eq!(owner.leaves_to_kernel(std::process::id(), -1, (device, inode), false), None);
+    let elsewhere = FileName { device, inode: inode + 1 };
+    assert_eq!(owner.leaves_to_kernel(file.as_fd(), elsewhere, false), None);
+    assert!(owner.attach(file.try_clone().unwrap().into(), FileName { device, inode: inode + 1 }).is_err());
 }

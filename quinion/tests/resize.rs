@@ -12,18 +12,18 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use quinion::arena::CellNumber;
 use quinion::arena::control::Operation;
+use quinion::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::pressure::Gauge;
-use quinion::serve::Service;
+use quinion::serve::{Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::{Mapped, ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure};
 
 mod common;
@@ -91,24 +91,9 @@ fn read_about(file: &File, seed: u64, stop: &AtomicBool) -> u64 {
 fn viewer_process() {
     let Ok(told) = std::env::var("QUINION_RESIZE_VIEWER") else { return };
     let told: Vec<&str> = told.split(' ').collect();
-    let map = |path: &str, writable: bool| {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let file = fs::OpenOptions::new().read(true).write(writable).open(path).unwrap();
-        let bytes = file.metadata().unwrap().len();
-        let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-        // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
-        let base = unsafe {
-            let access = ProtFlags::READ | write;
-            mmap(std::ptr::null_mut(), bytes as usize, access, MapFlags::SHARED, file, 0).unwrap()
-        };
-        Mapped { base: NonNull::new(base.cast()).unwrap(), bytes }
-    };
-    // SAFETY: the mappings stay.
-    let viewer = unsafe {
-        let (data, control) = (map(told[0], false), map(told[1], true));
-        Viewer::attach(data, control, told[2].parse().unwrap(), std::process::id()).unwrap()
-    };
-    let file = fs::File::open(told[3]).unwrap();
+    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: told[1].parse().unwrap(), run: 0 };
+    let viewer = Viewer::connect(told[0].as_ref(), &hello).unwrap().waiting_at_most(60_000);
+    let file = fs::File::open(told[2]).unwrap();
     let data = file.metadata().unwrap();
     let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
     let [handle, place] = viewer.request(Operation::Attach, question).unwrap();
@@ -134,7 +119,9 @@ fn viewer_process() {
             let outcome = unsafe { viewer.read(&file, position, buffer.as_mut_ptr(), len) };
             let fine = match outcome.end {
                 ReadEnd::Full | ReadEnd::EndOfFile(_) => true,
-                ReadEnd::Failed(error) => matches!(error, RequestError::Fruitless | RequestError::NoSlot),
+                ReadEnd::Failed(error) => {
+                    matches!(error, RequestError::Fruitless | RequestError::NoSlot | RequestError::Late)
+                }
                 _ => false,
             };
             assert!(fine, "{outcome:?}");
@@ -145,12 +132,8 @@ fn viewer_process() {
     println!("viewer read {reads} times");
 }
 
-fn start_viewer(cache: &Cache, path: &Path) -> std::process::Child {
-    let share = cache.share();
-    let us = std::process::id();
-    let [arena, control] = [share.arena_fd(), share.control_fd()].map(|fd| fd.as_raw_fd());
-    let token = share.token();
-    let told = format!("/proc/{us}/fd/{arena} /proc/{us}/fd/{control} {token} {}", path.display());
+fn start_viewer(cache: &Cache, socket: &Path, path: &Path) -> std::process::Child {
+    let told = format!("{} {} {}", socket.display(), cache.share().token(), path.display());
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "viewer_process", "--nocapture"]).env("QUINION_RESIZE_VIEWER", told);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
@@ -161,9 +144,12 @@ fn memory_goes_back_while_threads_and_another_process_read() {
     let (_folder, path) = content();
     let cache = Cache::builder().memory(LARGE).folio_order_max(4).build().unwrap();
     let owner = Arc::new(CacheOwner::new(cache.clone()));
-    let service = Service::start(owner, 2).unwrap();
+    let socket = path.with_extension("socket");
+    let options =
+        ServiceOptions { workers: 2, listener: Some(listen(&socket).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner, options).unwrap();
     let file = cache.open(&path).unwrap();
-    let mut viewer = start_viewer(&cache, &path);
+    let mut viewer = start_viewer(&cache, &socket, &path);
     let stop = AtomicBool::new(false);
     let reads: u64 = thread::scope(|scope| {
         let readers: Vec<_> = (0..2)

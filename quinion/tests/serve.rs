@@ -7,20 +7,22 @@
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use quinion::arena::CellNumber;
 use quinion::arena::control::{
-    ABANDONED, CAN_WRITE, CONTROL_BYTES, Counter, Operation, REQUEST_SLOTS, Tally, VIEWERS_MAX, state,
+    CAN_WRITE, Counter, Operation, REQUEST_SLOTS, Request, Tally, VIEWERS_MAX, state,
 };
-use quinion::serve::{Owner, Service};
+use quinion::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::{AttachError, Mapped, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
+use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 #[path = "support/naive_owner.rs"]
 mod naive_owner;
@@ -29,23 +31,10 @@ use naive_owner::NaiveOwner;
 const BAD_DESCRIPTOR: RequestError = RequestError::Errno(9);
 const IO_ERROR: RequestError = RequestError::Errno(5);
 
-fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
-    use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
-    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
-    let base = unsafe {
-        mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).unwrap()
-    };
-    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes: bytes as u64 }
-}
-
-/// A second mapping of the owner's files in this process, as another process would have it.
-fn viewer(owner: &NaiveOwner, process: u32) -> Viewer {
-    let arena = owner.arena();
-    let (data, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
-    // SAFETY: the mappings stay.
-    unsafe { Viewer::attach(data, control, arena.token(), process) }.unwrap()
+/// The owner's files mapped in this process a second time, as another process would have them. It waits for long, so
+/// that a machine that is busy with other tests changes nothing.
+fn viewer(service: &Service, process: u32) -> Viewer {
+    service.admit(process).unwrap().view().unwrap().waiting_at_most(60_000)
 }
 
 /// Words that say which file and which word they are.
@@ -128,7 +117,7 @@ fn us() -> u32 {
 fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 2).unwrap();
-    let viewer = viewer(&owner, us());
+    let viewer = viewer(&service, us());
     let file = temporary(1, 100_004);
     let open = Open::of(&viewer, file.as_file());
     assert_eq!(open.check(1, 0, 100_000), 12_500);
@@ -155,8 +144,8 @@ fn a_viewer_reads_the_file_and_asks_only_for_what_is_missing() {
 #[test]
 fn an_error_is_answered_and_not_remembered_and_neither_is_a_panic() {
     let owner = NaiveOwner::new(1000);
-    let _service = Service::start(owner.clone(), 1).unwrap();
-    let viewer = viewer(&owner, us());
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
     let file = temporary(1, 10_000);
     let open = Open::of(&viewer, file.as_file());
     owner.failing_fills.store(1, Ordering::Relaxed);
@@ -170,9 +159,9 @@ fn an_error_is_answered_and_not_remembered_and_neither_is_a_panic() {
 #[test]
 fn a_handle_is_of_use_only_to_the_viewer_that_has_it() {
     let owner = NaiveOwner::new(1000);
-    let _service = Service::start(owner.clone(), 2).unwrap();
+    let service = Service::start(owner.clone(), 2).unwrap();
     let mut other = asleep();
-    let (mine, theirs) = (viewer(&owner, us()), viewer(&owner, other.id()));
+    let (mine, theirs) = (viewer(&service, us()), viewer(&service, other.id()));
     let file = temporary(1, 10_000);
     let open = Open::of(&mine, file.as_file());
     for operation in [Operation::Fill, Operation::Revalidate, Operation::Detach, Operation::Advance] {
@@ -202,15 +191,14 @@ fn a_dead_viewer_leaves_nothing_behind() {
     let service = Service::start(owner.clone(), 1).unwrap();
     let file = temporary(1, 10_000);
     let mut dying = Command::new("sleep").arg("1000").stdin(file.reopen().unwrap()).spawn().unwrap();
-    let theirs = viewer(&owner, dying.id());
+    let theirs = viewer(&service, dying.id());
     let data = file.as_file().metadata().unwrap();
     theirs.request(Operation::Attach, [0, data.dev(), data.ino()]).unwrap();
     theirs.count(Counter::Reads, 5);
-    let processes = &owner.arena().control().control().processes;
-    assert_eq!(processes[0].load(Ordering::Relaxed), dying.id());
+    assert_eq!(service.viewers(), 1);
     dying.kill().unwrap();
-    // A zombie is dead enough: nobody waits for it here until the page is free.
-    while processes[0].load(Ordering::Relaxed) != 0 {
+    // A zombie is dead enough: nobody waits for it here until the seat is free.
+    while service.viewers() != 0 {
         std::thread::yield_now();
     }
     while owner.detached.load(Ordering::Acquire) == 0 {
@@ -225,9 +213,9 @@ fn a_dead_viewer_leaves_nothing_behind() {
 #[test]
 fn who_writes_a_file_is_known_to_who_attaches_it() {
     let owner = NaiveOwner::new(1000);
-    let _service = Service::start(owner.clone(), 2).unwrap();
-    let (ours, mut dying) = (viewer(&owner, us()), asleep());
-    let theirs = viewer(&owner, dying.id());
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let (ours, mut dying) = (viewer(&service, us()), asleep());
+    let theirs = viewer(&service, dying.id());
     let file = temporary(1, 10_000);
     let file = file.as_file();
     let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
@@ -256,7 +244,7 @@ fn who_writes_a_file_is_known_to_who_attaches_it() {
     assert!(!ours.has_attached_files() && !ours.is_attached(device, inode));
     assert_eq!(attach(0), busy);
     dying.kill().unwrap();
-    while owner.arena().control().control().processes[1].load(Ordering::Relaxed) != 0 {
+    while service.viewers() != 1 {
         std::thread::yield_now();
     }
     attach(0).expect("a writer that is dead is through");
@@ -289,8 +277,8 @@ fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
     let (first, second) = (service.begin_run(), service.begin_run());
     assert!(first != second && first.min(second) > 0);
     let (mut dying, lasting, nobodys) =
-        (asleep(), viewer(&owner, us()), viewer(&owner, std::os::unix::process::parent_id()));
-    let theirs = viewer(&owner, dying.id());
+        (asleep(), viewer(&service, us()), viewer(&service, std::os::unix::process::parent_id()));
+    let theirs = viewer(&service, dying.id());
     theirs.count_for(first);
     lasting.count_for(second);
     for (viewer, reads) in [(&theirs, 5), (&lasting, 7), (&nobodys, 11)] {
@@ -310,12 +298,15 @@ fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
         (5, 1, 23)
     );
     service.end_run(first);
-    let late = viewer(&owner, dying.id());
+    let mut dying = asleep();
+    let late = viewer(&service, dying.id());
     late.count_for(first);
     late.count(Counter::Reads, 1);
+    dying.kill().unwrap();
     while service.viewers() == 3 {
-        std::thread::yield_now(); // its process is no more: its page goes, to nobody's sums
+        std::thread::yield_now(); // its numbers go to nobody's sums
     }
+    dying.wait().unwrap();
     assert_eq!((reads(&service, first), reads(&service, second), service.totals().reads), (0, 7, 24));
     service.stop_serving();
     assert_eq!((reads(&service, second), service.stop().reads), (7, 24), "stopped twice, counted once");
@@ -325,20 +316,19 @@ fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
 fn a_process_that_became_another_program_gets_a_new_page() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
-    let first = viewer(&owner, us());
+    let first = viewer(&service, us());
     let file = temporary(1, 10_000);
     Open::of(&first, file.as_file());
-    let second = viewer(&owner, us());
-    let open = Open::of(&second, file.as_file());
-    let processes = &owner.arena().control().control().processes;
-    while processes[0].load(Ordering::Relaxed) == us() | ABANDONED {
-        std::thread::yield_now();
-    }
+    let second = viewer(&service, us());
+    assert_eq!(service.viewers(), 1);
     while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
-    assert_eq!(processes[1].load(Ordering::Relaxed), us());
+    let open = Open::of(&second, file.as_file());
     open.check(1, 0, 8192);
+    // What is written to the page it had is nobody's.
+    first.page().requests[0].state.store(state::PENDING, Ordering::Relaxed);
+    assert_eq!(second.page().requests[0].state.load(Ordering::Relaxed), state::FREE);
     assert_eq!(service.stop().viewers, 2);
 }
 
@@ -346,36 +336,59 @@ fn a_process_that_became_another_program_gets_a_new_page() {
 fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
-    let arena = owner.arena();
-    let attach = |token, bytes| {
-        let data = map(arena.arena_fd(), false);
-        let control = Mapped { bytes, ..map(arena.control_fd(), true) };
-        // SAFETY: the mappings stay, and are at least as long as they say.
-        unsafe { Viewer::attach(data, control, token, us()) }.map(drop)
-    };
-    let whole = CONTROL_BYTES as u64;
-    assert_eq!(attach(arena.token() ^ 1, whole), Err(AttachError::Token));
-    assert!(matches!(attach(arena.token(), whole - 1), Err(AttachError::Layout(_))));
-    let mut others: Vec<Child> = (0..VIEWERS_MAX).map(|_| asleep()).collect();
-    let viewers: Vec<Viewer> = others.iter().map(|other| viewer(&owner, other.id())).collect();
-    assert_eq!(attach(arena.token(), whole), Err(AttachError::Full));
+    let ours = service.admit(us()).unwrap();
+    let view = |token| Viewer::of_files([&ours.arena, &ours.control, &ours.page], token).map(drop);
+    assert!(view(ours.token ^ 1).unwrap_err().to_string().contains("Token"));
+    assert!(Viewer::of_files([&ours.arena, &ours.page, &ours.page], ours.token).is_err(), "too small");
+    assert!(Viewer::of_files([&ours.arena, &ours.arena, &ours.page], ours.token).is_err(), "no control file");
+    let mut others: Vec<Child> = (1..VIEWERS_MAX).map(|_| asleep()).collect();
+    let viewers: Vec<Viewer> = others.iter().map(|other| viewer(&service, other.id())).collect();
+    let mut more = asleep();
+    assert_eq!(service.admit(more.id()).unwrap_err().raw_os_error(), Some(87), "EUSERS");
     drop(viewers);
     for other in &mut others {
         other.kill().unwrap();
         other.wait().unwrap();
     }
-    while attach(arena.token(), whole) == Err(AttachError::Full) {
+    while service.admit(more.id()).is_err() {
         std::thread::yield_now();
     }
+    more.kill().unwrap();
+    more.wait().unwrap();
+    assert!(service.admit(more.id()).is_err(), "there is no such process");
+    view(ours.token).unwrap();
     drop(service);
-    assert_eq!(attach(arena.token(), whole), Err(AttachError::Closed));
+    assert!(view(ours.token).unwrap_err().to_string().contains("Closed"));
+}
+
+/// 1. A viewer that maps what all viewers see, or another's page, for writing decides what others believe.
+#[test]
+fn a_viewer_can_write_its_own_page_and_nothing_else() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let mut other = asleep();
+    let (ours, theirs) = (service.admit(us()).unwrap(), service.admit(other.id()).unwrap());
+    let write = |file: BorrowedFd<'_>| {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of one page, which nobody uses.
+        unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, file, 0) }.map(drop)
+    };
+    for file in [&ours.arena, &ours.control, &theirs.arena, &theirs.control] {
+        assert_eq!(write(file.as_fd()), Err(rustix::io::Errno::ACCESS));
+    }
+    write(ours.page.as_fd()).unwrap();
+    let pages = [&ours.page, &theirs.page].map(|page| rustix::fs::fstat(page).unwrap().st_ino);
+    assert_ne!(pages[0], pages[1]);
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 #[test]
 fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
     let owner = NaiveOwner::new(24); // far too few pages for the file: every round asks
     let service = Service::start(owner.clone(), 1).unwrap();
-    let viewer = viewer(&owner, us());
+    let viewer = viewer(&service, us());
     let file = temporary(1, 1 << 20);
     let open = Open::of(&viewer, file.as_file());
     std::thread::scope(|scope| {
@@ -401,27 +414,214 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
     assert!(viewer.owner_is_gone());
 }
 
+/// 1. The owner does not answer in time: the device is slow, or it was stopped.
+/// 2. A viewer waits for it, without end; or asks again and again, and waits each time.
+/// 3. The late answer comes into a slot that has another question by then; or leaves a handle that nobody knows of.
 #[test]
-fn an_owner_whose_heart_stands_still_is_given_up() {
-    let owner = NaiveOwner::new(1000); // and no service at all
-    let viewer = viewer(&owner, us());
-    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(RequestError::OwnerGone));
-    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(RequestError::OwnerGone));
+fn a_late_answer_is_not_waited_for_and_leaves_nothing_behind() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 100_000);
+    let open = Open::of(&viewer, file.as_file());
+    let viewer = service.admit(us()).unwrap().view().unwrap().waiting_at_most(20);
+    drop(open);
+    let open = Open::of(&viewer, file.as_file());
+    owner.fill_millis.store(400, Ordering::Relaxed);
+    let begun = Instant::now();
+    assert_eq!(open.read(0, &mut [0; 100]).end, ReadEnd::Failed(RequestError::Late));
+    assert!(begun.elapsed() < Duration::from_millis(300), "it has waited for the answer");
+    owner.fill_millis.store(0, Ordering::Relaxed);
+    // The heart beats on, so it is asked again; and what was late is there by then.
+    while open.read(0, &mut [0; 100]).bytes != 100 {
+        std::thread::yield_now();
+    }
+    let free = |slot: &Request| slot.state.load(Ordering::Relaxed) == state::FREE;
+    while !viewer.page().requests.iter().all(free) {
+        std::thread::yield_now();
+    }
+}
+
+/// 1. A viewer attaches a file, and gives up before it is answered.
+/// 2. Nobody gives the handle back.
+#[test]
+fn a_file_that_was_attached_too_late_is_detached() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let viewer = viewer.waiting_at_most(1);
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    owner.attach_millis.store(50, Ordering::Relaxed);
+    let mut given_up = 0;
+    for _ in 0..5 {
+        given_up += u64::from(viewer.request(Operation::Attach, question) == Err(RequestError::Late));
+        std::thread::sleep(Duration::from_millis(250)); // a heartbeat, so that it is asked again
+    }
+    assert!(given_up > 0);
+    while owner.detached.load(Ordering::Acquire) < given_up {
+        std::thread::yield_now();
+    }
+}
+
+/// 1. The owner was stopped. Each read waits for it as long as it may.
+#[test]
+fn an_owner_that_does_not_move_is_waited_for_once() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let admission = service.admit(us()).unwrap();
+    // As it looks to a viewer whose owner has been stopped: nobody answers, and the heart stands still.
+    let stopped = NaiveOwner::new(1000);
+    let page = stopped.arena().make_viewer_page(0).unwrap();
+    let [arena, control] = [stopped.arena().arena_fd(), stopped.arena().control_fd()];
+    stopped.arena().populate_control().unwrap();
+    let viewer = Viewer::of_files([arena, control, page.as_fd()], stopped.arena().token()).unwrap();
+    let begun = Instant::now();
+    for _ in 0..1000 {
+        assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(RequestError::Late));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "it was waited for again and again");
+    drop(admission);
 }
 
 #[test]
-fn more_questions_than_slots_are_refused_and_given_up_slots_are_not_used_again() {
+fn more_questions_than_slots_are_refused() {
     let owner = NaiveOwner::new(1000);
-    let viewer = viewer(&owner, us());
-    for _ in 0..REQUEST_SLOTS {
-        viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
-    }
-    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
-    let _service = Service::start(owner.clone(), 1).unwrap();
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 100_000);
+    let open = Open::of(&viewer, file.as_file());
+    owner.fill_millis.store(300, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| open.check(1, 0, 8));
+        while viewer.page().requests[0].state.load(Ordering::Relaxed) != state::TAKEN {
+            std::thread::yield_now();
+        }
+        // The worker there is sleeps.
+        let told = (0..REQUEST_SLOTS).map(|_| viewer.tell(Operation::Detach, [99, 0, 0]));
+        assert!(told.collect::<Vec<_>>().contains(&Err(RequestError::NoSlot)));
+    });
     while viewer.page().requests.iter().any(|slot| slot.state.load(Ordering::Relaxed) != state::FREE) {
         std::thread::yield_now();
     }
-    assert_eq!(viewer.request(Operation::Revalidate, [1, 0, 0]), Err(BAD_DESCRIPTOR));
+    assert_eq!(viewer.request(Operation::Revalidate, [99, 0, 0]), Err(BAD_DESCRIPTOR));
+}
+
+/// 1. Reads of one file system hang, and take one worker after the other.
+/// 2. Nobody answers the questions of others any more.
+#[test]
+fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 1 << 20);
+    let open = Open::of(&viewer, file.as_file());
+    let data = file.as_file().metadata().unwrap();
+    owner.hung_device.store(data.dev(), Ordering::Relaxed);
+    // More than there are workers, and more than may be at work on one file system.
+    for page in 0..20 {
+        let _ = viewer.tell(Operation::Fill, [open.handle, page * 4096, 8]);
+    }
+    // Another file system is served all the same.
+    let elsewhere = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    assert_ne!(elsewhere.as_file().metadata().unwrap().dev(), data.dev());
+    std::fs::write(elsewhere.path(), std::fs::read(file.path()).unwrap()).unwrap();
+    Open::of(&viewer, elsewhere.as_file()).check(1, 0, 100_000);
+    // And so is who asks for the hung one: he is told at once.
+    let refused = RequestError::Errno(11);
+    while viewer.request(Operation::Revalidate, [open.handle, 0, 0]) != Err(refused) {
+        std::thread::yield_now();
+    }
+    let begun = Instant::now();
+    drop(service);
+    assert!(begun.elapsed() < Duration::from_secs(30), "the end waited for what hangs");
+    owner.hung_device.store(0, Ordering::Relaxed);
+}
+
+/// 1. Whoever becomes another user, or gives up a right, goes on by what it had before.
+#[test]
+fn other_domain() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let file = temporary(1, 10_000);
+    let script = "import os, sys; sys.stdin.readline(); os.setuid(65534); print('x', flush=True); sys.stdin.readline()";
+    let mut command = Command::new("python3");
+    command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let theirs = viewer(&service, child.id());
+    // Its standard input is a pipe, and not that file.
+    let data = file.as_file().metadata().unwrap();
+    let attach = |fd: u64| theirs.request(Operation::Attach, [fd, data.dev(), data.ino()]);
+    assert_eq!(attach(0), Err(RequestError::Errno(libc::ESTALE)));
+    writeln!(child.stdin.as_mut().unwrap()).unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 2]).unwrap();
+    assert_eq!(attach(0), Err(RequestError::Errno(libc::EACCES)));
+    assert_eq!(service.admit(child.id()).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// 1. A descriptor that only names a file, or can only write it, is handed to the owner, which may read it.
+#[test]
+fn a_file_is_attached_by_a_descriptor_that_can_read_it() {
+    use rustix::fs::{Mode, OFlags, open};
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    let attach = |flags| {
+        let fd = open(file.path(), flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        viewer.request(Operation::Attach, [fd.as_raw_fd() as u64, data.dev(), data.ino()])
+    };
+    assert_eq!(attach(OFlags::PATH).unwrap_err(), BAD_DESCRIPTOR);
+    assert_eq!(attach(OFlags::WRONLY).unwrap_err(), BAD_DESCRIPTOR);
+    attach(OFlags::RDONLY).unwrap();
+    attach(OFlags::RDWR).unwrap();
+}
+
+/// By the socket, as programs join; and what strangers say there costs their own connection.
+#[test]
+fn processes_join_by_the_socket() {
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    // Silent ones, and ones who talk nonsense.
+    let silent: Vec<_> = (0..100).filter_map(|_| stranger(&path, b"")).collect();
+    let babbling: Vec<_> = (0..100).filter_map(|_| stranger(&path, &[7; 4000])).collect();
+    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    drop((silent, babbling));
+    let file = temporary(1, 100_000);
+    Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
+    let refused = |hello| Viewer::connect(&path, &hello).unwrap_err().raw_os_error();
+    assert_eq!(refused(Hello { token: token ^ 1, ..hello }), Some(libc::EPROTO));
+    assert_eq!(refused(Hello { version: version - 1, ..hello }), Some(libc::EPROTO));
+    assert_eq!(refused(Hello { plan: 0, ..hello }), Some(libc::EINVAL));
+    let plan = service.add_plan(file.reopen().unwrap().into());
+    Viewer::connect(&path, &Hello { plan, ..hello }).unwrap();
+    assert_eq!(service.stop().viewers, 2);
+    assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
+}
+
+/// Connects, says something, and stays.
+fn stranger(path: &std::path::Path, says: &[u8]) -> Option<std::os::fd::OwnedFd> {
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok()?;
+    let _ = send(&socket, says, SendFlags::NOSIGNAL);
+    Some(socket)
 }
 
 #[test]
@@ -429,7 +629,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
     let owner = NaiveOwner::new(64);
     let service = Service::start(owner.clone(), 3).unwrap();
     let mut liar = asleep();
-    let (honest, lying) = (viewer(&owner, us()), viewer(&owner, liar.id()));
+    let (honest, lying) = (viewer(&service, us()), viewer(&service, liar.id()));
     let file = temporary(3, 1 << 20);
     let open = Open::of(&honest, file.as_file());
     std::thread::scope(|scope| {
@@ -441,7 +641,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                 x ^= x << 17;
                 x
             };
-            let (page, control) = (lying.page(), owner.arena().control().control());
+            let page = lying.page();
             for _ in 0..200_000 {
                 let slot = &page.requests[next() as usize % REQUEST_SLOTS];
                 match next() % 7 {
@@ -453,7 +653,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                     3 => page.ring_head.store(next() as u32, Ordering::Relaxed),
                     4 => page.ring[next() as usize % 4096].store(next() as u32, Ordering::Relaxed),
                     5 => page.counters[next() as usize % 32].store(next(), Ordering::Relaxed),
-                    _ => control.doorbell.store(next() as u32, Ordering::Relaxed),
+                    _ => page.doorbell.store(next() as u32, Ordering::Relaxed),
                 }
             }
         });
@@ -470,7 +670,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
 fn threads_of_a_viewer_read_right_while_everything_is_evicted_under_them() {
     let owner = NaiveOwner::new(24);
     let service = Service::start(owner.clone(), 2).unwrap();
-    let viewer = viewer(&owner, us());
+    let viewer = viewer(&service, us());
     let files: Vec<_> = (0..3).map(|number| temporary(number, 300_000)).collect();
     let open: Vec<_> = files.iter().map(|file| Open::of(&viewer, file.as_file())).collect();
     std::thread::scope(|scope| {

@@ -6,33 +6,21 @@
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use quinion::arena::CellNumber;
 use quinion::arena::control::{Advice, CREDIT_SPENT, Operation};
-use quinion::serve::{Owner, Service};
+use quinion::serve::Service;
 use quinion::units::MappingId;
-use quinion::viewer::{Mapped, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 96;
-
-fn map(file: BorrowedFd<'_>, writable: bool) -> Mapped {
-    use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
-    let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
-    let base = unsafe {
-        mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).unwrap()
-    };
-    Mapped { base: NonNull::new(base.cast()).unwrap(), bytes: bytes as u64 }
-}
 
 /// A cache, a viewer of it, and a file that both have open.
 struct Stage {
@@ -57,10 +45,7 @@ impl Stage {
         std::fs::write(file.path(), &content).unwrap();
         let owner = Arc::new(CacheOwner::new(cache.clone()));
         let service = Service::start(owner.clone(), 2).unwrap();
-        let arena = owner.arena();
-        let (data, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
-        // SAFETY: the mappings stay.
-        let viewer = unsafe { Viewer::attach(data, control, arena.token(), std::process::id()) }.unwrap();
+        let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
         let opened = File::open(file.path()).unwrap();
         let data = opened.metadata().unwrap();
         let question = [opened.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];
@@ -200,11 +185,8 @@ fn what_a_viewer_writes_is_not_copied_out_of_the_kernels_cache() {
     let opened = File::open(&path).unwrap();
     opened.sync_all().unwrap();
     let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite());
-    let _service = Service::start(owner.clone(), 1).unwrap();
-    let arena = owner.arena();
-    let (memory, control) = (map(arena.arena_fd(), false), map(arena.control_fd(), true));
-    // SAFETY: the mappings stay.
-    let viewer = unsafe { Viewer::attach(memory, control, arena.token(), std::process::id()) }.unwrap();
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
     let data = opened.metadata().unwrap();
     let ask = || {
         let question = [opened.as_raw_fd() as u64 | CREDIT_SPENT, data.dev(), data.ino()];

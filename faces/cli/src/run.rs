@@ -3,7 +3,7 @@
 //! ```text
 //!   quinion run -- grep -c the FILE
 //!     |  owner: arena, device, threads that answer      LD_PRELOAD=/proc/US/fd/N     the embedded object
-//!     |  plan of the C library's functions              QUINION_VIEW=US:ARENA:CONTROL:TOKEN:PLAN
+//!     |  plan of the C library's functions              QUINION_VIEW=TOKEN:PLAN:SOCKET
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
 //!
@@ -22,7 +22,8 @@
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -31,7 +32,7 @@ use std::thread::JoinHandle;
 
 use quinion::HotFile;
 use quinion::arena::ArenaStats;
-use quinion::serve::{Owner, Service, ViewerTotals, WORKERS};
+use quinion::serve::{Examiner, Owner, Service, ServiceOptions, ViewerTotals, WORKERS};
 
 use crate::elf::Elf;
 use crate::report::Form;
@@ -47,6 +48,7 @@ mod program;
 mod remembered;
 mod report;
 mod signals;
+mod socket;
 
 use keep::{Kept, Message, Wanted};
 pub use live::{Hot, MEND, mend};
@@ -57,6 +59,7 @@ pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
 use remembered::Remembered;
 pub use report::{InKept, Interception, OwnerNumbers, RunReport};
 use signals::Signals;
+use socket::Socket;
 
 /// The interposer; empty where there is none.
 pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
@@ -358,15 +361,16 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
     Plan::make(&elf, &object).map_err(|none| read(&none))
 }
 
-/// Where a cache is, as the object in a program is told: a process, and descriptors of that process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where a cache is, as the object in a program is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
+    /// The owner's process, and the descriptor of the object there.
     process: u32,
     object: u32,
-    arena: u32,
-    control: u32,
+    /// Where its owner listens.
+    socket: PathBuf,
     token: u64,
-    /// What is to be patched in the program's C library; nothing, if there is none.
+    /// The number of what is to be patched in the program's C library; `None`, if there is none.
     plan: Option<u32>,
 }
 
@@ -377,7 +381,7 @@ impl Place {
         if PRELOAD.is_empty() {
             return;
         }
-        let Self { process, object, arena, control, token, plan } = self;
+        let Self { process, object, socket, token, plan } = self;
         let mut preload = OsString::from(format!("/proc/{process}/fd/{object}"));
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -386,34 +390,30 @@ impl Place {
         command.env("LD_PRELOAD", preload);
         command.env("ASAN_OPTIONS", asan_options(std::env::var_os("ASAN_OPTIONS")));
         let plan = plan.map_or_else(|| "-".to_owned(), |plan| plan.to_string());
-        command.env("QUINION_VIEW", format!("{process}:{arena}:{control}:{token:x}:{plan}"));
+        let mut view = OsString::from(format!("{token:x}:{plan}:"));
+        view.push(socket);
+        command.env("QUINION_VIEW", view);
         match run {
             Some(run) => command.env("QUINION_RUN", run.to_string()),
             None => command.env_remove("QUINION_RUN"),
         };
     }
 
-    /// The process whose descriptors they are.
+    /// The process whose cache it is.
     pub fn process(&self) -> u32 {
         self.process
     }
 
     fn put(&self, message: Message) -> Message {
-        let numbers = [("process", self.process), ("object", self.object), ("arena", self.arena)];
-        let message = message.number("control", self.control.into()).number("token", self.token);
-        numbers.into_iter().fold(message, |message, (name, number)| message.number(name, number.into()))
+        let message = message.number("process", self.process.into()).number("object", self.object.into());
+        message.number("token", self.token).bytes("socket", self.socket.as_os_str().as_bytes())
     }
 
     fn of(message: &Message) -> Option<Self> {
         let number = |name| u32::try_from(message.number_of(name)?).ok();
-        Some(Self {
-            process: number("process")?,
-            object: number("object")?,
-            arena: number("arena")?,
-            control: number("control")?,
-            token: message.number_of("token")?,
-            plan: None,
-        })
+        let socket = OsString::from_vec(message.bytes_of("socket")?);
+        let (process, object) = (number("process")?, number("object")?);
+        Some(Self { process, object, socket: socket.into(), token: message.number_of("token")?, plan: None })
     }
 }
 
@@ -434,43 +434,51 @@ fn asan_options(options: Option<OsString>) -> OsString {
 pub struct Session {
     /// Answers viewers, and tells runs apart.
     service: Service,
+    socket: Socket,
     object: OwnedFd,
-    plan: Option<OwnedFd>,
+    plan: Option<u32>,
     owner: Arc<dyn Owner>,
 }
 
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        Self::remembering(owner, Remembered::of_user())
+        Self::remembering(owner, Remembered::of_user(), Socket::listen()?)
     }
 
-    /// The same with what is `remembered` of earlier runs.
-    fn remembering(owner: Arc<dyn Owner>, remembered: Option<Remembered>) -> io::Result<Self> {
+    /// The same with what is `remembered` of earlier runs, at that socket.
+    fn remembering(
+        owner: Arc<dyn Owner>,
+        remembered: Option<Remembered>,
+        (socket, listener): (Socket, OwnedFd),
+    ) -> io::Result<Self> {
         let object = sealed_file("quinion-preload", PRELOAD)?;
         let examiner = examine::Examiner::new(&object, PRELOAD, remembered)?;
-        let examine = move |process| examiner.examine(process);
-        let service = Service::start_with(Arc::clone(&owner), WORKERS, Some(Box::new(examine)))?;
-        Ok(Self { service, object, plan: None, owner })
+        let examiner: Examiner = Box::new(move |process| examiner.examine(process));
+        let options = ServiceOptions { workers: WORKERS, examiner: Some(examiner), listener: Some(listener) };
+        let service = Service::start_with(Arc::clone(&owner), options)?;
+        Ok(Self { service, socket, object, plan: None, owner })
     }
 
     /// Programs that are pointed to the cache from now on have their C library patched as `plan` says.
     pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
-        self.plan = Some(sealed_file("quinion-plan", plan)?);
+        self.plan = Some(self.add_plan(plan)?);
         Ok(())
+    }
+
+    /// Keeps a plan for programs that ask for it by its number.
+    fn add_plan(&self, plan: &[u8]) -> io::Result<u32> {
+        Ok(self.service.add_plan(sealed_file("quinion-plan", plan)?))
     }
 
     /// Where the cache is.
     pub fn place(&self) -> Place {
-        let arena = self.owner.arena();
-        let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
         Place {
             process: std::process::id(),
-            object: number(self.object.as_fd()),
-            arena: number(arena.arena_fd()),
-            control: number(arena.control_fd()),
-            token: arena.token(),
-            plan: self.plan.as_ref().map(|plan| number(plan.as_fd())),
+            object: self.object.as_raw_fd().unsigned_abs(),
+            socket: self.socket.path().to_owned(),
+            token: self.owner.arena().token(),
+            plan: self.plan,
         }
     }
 

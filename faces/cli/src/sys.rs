@@ -31,7 +31,7 @@ pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;
 pub use region::{PageKind, Region};
 pub use uffd::{Absent, Uffd, Waiting};
-pub use viewed::{Viewed, place_of};
+pub use viewed::{Viewed, serve};
 
 use std::fs::File;
 use std::io;

@@ -13,12 +13,13 @@
 //! at first, so that descriptors change hands in the middle of it. A rule that is about
 //! what must not be served also says so by the numbers of the session.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::arena::control::{Advice, Manners, Patching};
-use quinion::serve::{Attached, Owner, ViewerTotals, Writers};
+use quinion::serve::{Attached, FileName, Owner, ViewerTotals, Writers};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner, Outside};
@@ -95,23 +96,23 @@ enum Room {
 #[derive(Debug)]
 struct Hesitant {
     owner: CacheOwner,
-    asked: std::sync::Mutex<std::collections::HashSet<(u64, u64)>>,
+    asked: std::sync::Mutex<std::collections::HashSet<FileName>>,
 }
 
 impl Owner for Hesitant {
     fn manners(&self) -> Manners {
         Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
     }
-    fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), spent: bool) -> Option<u64> {
-        let is_new = self.asked.lock().unwrap().insert(file);
+    fn leaves_to_kernel(&self, _: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
+        let is_new = self.asked.lock().unwrap().insert(name);
         assert!(!is_new || !spent, "credit was spent that was not given");
         is_new.then_some(7_000)
     }
     fn arena(&self) -> quinion::arena::ArenaShare<'_> {
         self.owner.arena()
     }
-    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
-        self.owner.attach(process, descriptor, device, inode)
+    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
+        self.owner.attach(file, name)
     }
     fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
         self.owner.admit(handle, viewers)

@@ -82,7 +82,10 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
-    let changed_at = match (careful::permits_offsets(viewer), word.state()) {
+    let Some(permits) = careful::permits_offsets(viewer) else {
+        return Ok((viewer, Answer::AfterMore(LATE_BYTES)));
+    };
+    let changed_at = match (permits, word.state()) {
         (true, _) => None,
         (false, State::Candidate) => return Err(Reason::Careful),
         (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
@@ -91,7 +94,10 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
     let can_write = if fit.can_write { CAN_WRITE } else { 0 };
     let question = [fd as u64 | spent | can_write, stat.device, stat.inode];
-    let [handle, place] = viewer.request(Operation::Attach, question).map_err(|error| why(&error))?;
+    let [handle, place] = match viewer.request(Operation::Attach, question) {
+        Err(error) if is_passing(&error) => return Ok((viewer, Answer::AfterMore(LATE_BYTES))),
+        answer => answer.map_err(|error| why(&error))?,
+    };
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
@@ -99,6 +105,14 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
         }
     };
     Ok((viewer, answer))
+}
+
+/// How much of a file the kernel is to read before an owner is asked again that did not answer in time, in bytes.
+const LATE_BYTES: u64 = 1 << 20;
+
+/// Whether the owner could not help, and may be able to the next time: the kernel is to read for once.
+pub fn is_passing(error: &RequestError) -> bool {
+    *error == RequestError::Late || *error == RequestError::Errno(Errno::AGAIN.0)
 }
 
 /// File systems whose files are answers, made anew for each read.
@@ -141,6 +155,6 @@ pub fn why(error: &RequestError) -> Reason {
     match error {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
-        RequestError::OwnerGone | RequestError::NoSlot => Reason::NoOwner,
+        RequestError::OwnerGone | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
     }
 }

@@ -15,7 +15,7 @@ use quinion::arena::Trust;
 use quinion::arena::control::{Advice, Counter, Operation, Reason};
 use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
-use crate::attach::why;
+use crate::attach::{is_passing, why};
 use crate::{kernel, table, written};
 
 /// The most bytes one call reads, as in the kernel.
@@ -105,7 +105,7 @@ fn transfer(
     let read = look(viewer, &file, position, to, manner);
     match read {
         Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
-        read => transfer_slowly(viewer, fd, position, to, manner, read),
+        read => transfer_slowly(viewer, fd, position, to, manner, read, is_whole),
     }
 }
 
@@ -139,6 +139,7 @@ fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
     // The owner looks after we did: what it leaves is no older than `stat`.
     match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
         Ok(_) => table::note_seen(fd, &stat),
+        Err(error) if is_passing(&error) => return Looked::Young,
         Err(error) => return Looked::Gone(why(&error)),
     }
     Looked::Right
@@ -177,6 +178,7 @@ fn transfer_slowly(
     to: Part,
     manner: Manner,
     mut read: Option<ReadOutcome>,
+    is_whole: bool,
 ) -> Result<usize, Unserved> {
     let file = table::file(fd);
     let mut asked = 0;
@@ -191,6 +193,10 @@ fn transfer_slowly(
             ReadEnd::Full => break None,
             ReadEnd::EndOfFile(size) => size,
             ReadEnd::Stale => break Some(Reason::Changed),
+            // SAFETY: as in `look`.
+            ReadEnd::Failed(error) if is_passing(&error) => unsafe {
+                return read_by_kernel(viewer, fd, position, to, is_whole);
+            },
             ReadEnd::Failed(error) => break Some(why(&error)),
         };
         if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
@@ -200,8 +206,13 @@ fn transfer_slowly(
         if revalidations > REVALIDATIONS_MAX {
             break Some(Reason::Changed);
         }
-        if let Err(error) = viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
-            break Some(why(&error));
+        match viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
+            Ok(_) => {}
+            // SAFETY: as in `look`.
+            Err(error) if is_passing(&error) => unsafe {
+                return read_by_kernel(viewer, fd, position, to, is_whole);
+            },
+            Err(error) => break Some(why(&error)),
         }
         read = look(viewer, &file, position, to, manner);
     };

@@ -40,6 +40,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use quinion::arena::control::{Conduct, Operation};
 use quinion::viewer::Viewer;
 
+use crate::attach::is_passing;
 use crate::kernel::{self, Stat};
 use crate::real::{self, find_for_trampoline};
 use crate::{process, table};
@@ -72,14 +73,15 @@ pub fn is_careful() -> bool {
     STATE.load(Ordering::Relaxed) & VERDICT == CAREFUL
 }
 
-/// Whether a descriptor may be served at a private offset from now on; the owner is asked if that is not known.
-pub fn permits_offsets(viewer: &Viewer) -> bool {
+/// Whether a descriptor may be served at a private offset from now on; the owner is asked if that is not known. `None`:
+/// it has not answered in time.
+pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
     loop {
         let state = STATE.load(Ordering::SeqCst); // partner: `begin_loading`, as in `is_free`
         if state & VERDICT != UNKNOWN || loads_under_way(state) {
-            return state & VERDICT == FREE && !loads_under_way(state);
+            return Some(state & VERDICT == FREE && !loads_under_way(state));
         }
-        let verdict = ask(viewer);
+        let verdict = ask(viewer)?;
         // Partner: `begin_loading`. Who began to load meanwhile has changed the state, and we ask again.
         let _ = STATE.compare_exchange(state, state | verdict, Ordering::SeqCst, Ordering::SeqCst);
     }
@@ -94,10 +96,13 @@ pub fn insist() {
     table::pause_all();
 }
 
-fn ask(viewer: &Viewer) -> u64 {
-    match viewer.request(Operation::Examine, [0; 3]) {
-        Ok([conduct, _]) if conduct == Conduct::Clean as u64 || conduct == Conduct::Harmless as u64 => FREE,
-        _ => CAREFUL,
+fn ask(viewer: &Viewer) -> Option<u64> {
+    match viewer.request_long(Operation::Examine, [0; 3]) {
+        Ok([conduct, _]) if conduct == Conduct::Clean as u64 || conduct == Conduct::Harmless as u64 => {
+            Some(FREE)
+        }
+        Err(error) if is_passing(&error) => None,
+        _ => Some(CAREFUL),
     }
 }
 

@@ -44,10 +44,10 @@ static PLACE: AtomicUsize = AtomicUsize::new(0);
 /// By whose rights this process could load it.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// Notes our object's name: the one in the value of `LD_PRELOAD` that is a descriptor of the process `owner`. Called
+/// Notes our object's name: the one in the value of `LD_PRELOAD` that is a descriptor of some process. Called
 /// once, at the start.
-pub fn remember(preload: Option<&[u8]>, owner: u64) {
-    let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && start::is_descriptor_of(name, owner);
+pub fn remember(preload: Option<&[u8]>) {
+    let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && start::is_descriptor(name);
     let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).find(is_ours));
     let Some(first) = first else { return };
     // SAFETY: nobody reads it before the length is there.

@@ -3,8 +3,9 @@
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
 use quinion::units::EXTENT_SIZE;
+use quinion::viewer::hello::{DESCRIPTORS_MAX, WELCOME_BYTES, Welcome};
 pub use quinion::viewer::sys::SignalsHeld;
-use quinion::viewer::sys::{Errno, call, result};
+use quinion::viewer::sys::{Errno, call, clock_millis, result};
 
 /// Numbers of system calls, on x86-64.
 #[allow(missing_docs, reason = "the kernel's names")]
@@ -30,6 +31,11 @@ pub mod number {
     pub const DUP2: usize = 33;
     pub const GETPID: usize = 39;
     pub const SENDFILE: usize = 40;
+    pub const POLL: usize = 7;
+    pub const SOCKET: usize = 41;
+    pub const CONNECT: usize = 42;
+    pub const SENDTO: usize = 44;
+    pub const GETSOCKOPT: usize = 55;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
@@ -69,6 +75,20 @@ pub mod number {
     pub const PIDFD_GETFD: usize = 438;
     pub const FSTATFS: usize = 138;
     pub const GETEUID: usize = 107;
+    pub const SETUID: usize = 105;
+    pub const SETGID: usize = 106;
+    pub const SETREUID: usize = 113;
+    pub const SETREGID: usize = 114;
+    pub const SETGROUPS: usize = 116;
+    pub const SETRESUID: usize = 117;
+    pub const SETRESGID: usize = 119;
+    pub const SETFSUID: usize = 122;
+    pub const SETFSGID: usize = 123;
+    pub const CAPSET: usize = 126;
+    pub const PIVOT_ROOT: usize = 155;
+    pub const CHROOT: usize = 161;
+    pub const SETNS: usize = 308;
+    pub const LANDLOCK_RESTRICT_SELF: usize = 446;
 }
 
 pub const O_ACCMODE: i32 = 3;
@@ -362,6 +382,12 @@ pub fn map_code_again(address: usize, bytes: usize, path: &[u8], in_file: u64) -
     mapped
 }
 
+/// Ends the process at once.
+pub fn end_process() -> ! {
+    // SAFETY: an instruction that ends the process.
+    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+}
+
 /// Whether this process has this one thread alone, as far as the kernel tells.
 pub fn is_single_threaded() -> bool {
     let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
@@ -378,6 +404,28 @@ pub fn is_single_threaded() -> bool {
 pub fn unmap(base: core::ptr::NonNull<u8>, bytes: usize) {
     // SAFETY: the caller is the only one who knew the mapping.
     let _ = unsafe { call(number::MUNMAP, [base.as_ptr() as usize, bytes, 0, 0, 0, 0]) };
+}
+
+/// Asks that a forked child not have this memory.
+pub fn keep_from_children(base: core::ptr::NonNull<u8>, bytes: usize) -> Result<(), Errno> {
+    const MADV_DONTFORK: usize = 10;
+    // SAFETY: memory of ours.
+    result(unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTFORK, 0, 0, 0]) })
+        .map(drop)
+}
+
+/// Asks that a core not have this memory.
+pub fn keep_from_cores(base: core::ptr::NonNull<u8>, bytes: usize) {
+    const MADV_DONTDUMP: usize = 16;
+    // SAFETY: memory of ours.
+    let _ = unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTDUMP, 0, 0, 0]) };
+}
+
+/// Puts zeros that take no memory in the place of what is mapped there, in one step: whoever is about to read there
+/// reads zeros.
+pub fn cover(base: core::ptr::NonNull<u8>, bytes: usize, access: Access) -> bool {
+    let flags = PRIVATE | ANONYMOUS | FIXED | NORESERVE;
+    map_at(Some(base.as_ptr() as usize), bytes, access as usize, flags, None).is_some()
 }
 
 /// Asks that the page at `base` be all zeros in a forked child.
@@ -411,5 +459,156 @@ pub fn entry_names(entries: &[u64; 128], bytes: usize, mut tell: impl FnMut(&[u8
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         tell(&name[..end]);
         rest = &rest[length..];
+    }
+}
+
+// ---- the owner's socket ---------------------------------------------------------------------------------
+
+/// Descriptors that arrived; closed when this is dropped.
+pub struct Received {
+    numbers: [i32; DESCRIPTORS_MAX],
+    count: usize,
+}
+
+impl Received {
+    /// All there are.
+    pub fn all(&self) -> [Option<i32>; DESCRIPTORS_MAX] {
+        core::array::from_fn(|at| self.numbers[..self.count].get(at).copied())
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.numbers[..self.count].iter().for_each(|&number| close(number));
+    }
+}
+
+/// A descriptor of ours, closed when this is dropped.
+struct Own(i32);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// The kernel's `struct sockaddr_un`.
+#[repr(C)]
+struct Address {
+    family: u16,
+    path: [u8; 108],
+}
+
+/// The kernel's `struct ucred`.
+#[repr(C)]
+#[derive(Default)]
+struct Credentials {
+    process: i32,
+    user: u32,
+    group: u32,
+}
+
+/// The kernel's `struct msghdr`.
+#[repr(C)]
+struct MessageHeader {
+    name: usize,
+    name_len: u32,
+    parts: usize,
+    parts_len: usize,
+    control: usize,
+    control_len: usize,
+    flags: i32,
+}
+
+/// The kernel's `struct cmsghdr`, and descriptors behind it.
+#[repr(C)]
+struct Control {
+    len: usize,
+    level: i32,
+    kind: i32,
+    descriptors: [i32; DESCRIPTORS_MAX],
+}
+
+/// Says `hello` to who listens at `socket`, a path that ends with a zero, if that is this process's own user; the
+/// descriptors that come with a welcome. Waits `millis` milliseconds at most, and no system call of it longer.
+pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> {
+    const AF_UNIX: usize = 1;
+    const SOCK_SEQPACKET: usize = 5;
+    const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
+    const SOL_SOCKET: i32 = 1;
+    const SO_PEERCRED: usize = 17;
+    const SCM_RIGHTS: i32 = 1;
+    const MSG_NOSIGNAL: usize = 0x4000;
+    const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
+    // 1 connect; who has no room for one more does not make us wait
+    // SAFETY: numbers only.
+    let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) }).ok()?;
+    let end = Own(end as i32);
+    let fd = end.0 as usize;
+    let address = Address { family: AF_UNIX as u16, path: *socket };
+    let at = core::ptr::from_ref(&address) as usize;
+    // SAFETY: the address has the size that the kernel is told of.
+    result(unsafe { call(number::CONNECT, [fd, at, size_of::<Address>(), 0, 0, 0]) }).ok()?;
+    // 2 is it our own user?
+    let (mut peer, mut len) = (Credentials::default(), size_of::<Credentials>() as u32);
+    let [to, length] = [&raw mut peer as usize, &raw mut len as usize];
+    // SAFETY: the kernel writes at most the size that it is told of.
+    result(unsafe { call(number::GETSOCKOPT, [fd, SOL_SOCKET as usize, SO_PEERCRED, to, length, 0]) })
+        .ok()?;
+    if peer.user != effective_user() {
+        return None;
+    }
+    // 3 say it, and wait
+    // SAFETY: the kernel reads so many bytes, which are there.
+    result(unsafe { call(number::SENDTO, [fd, hello.as_ptr() as usize, hello.len(), MSG_NOSIGNAL, 0, 0]) })
+        .ok()?;
+    if !becomes_readable(end.0, millis) {
+        return None;
+    }
+    // 4 hear it
+    let mut welcome = [0u8; WELCOME_BYTES + 1];
+    let mut control = Control { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
+    let part = [welcome.as_mut_ptr() as usize, welcome.len()];
+    let mut message = MessageHeader {
+        name: 0,
+        name_len: 0,
+        parts: part.as_ptr() as usize,
+        parts_len: 1,
+        control: &raw mut control as usize,
+        control_len: size_of::<Control>(),
+        flags: 0,
+    };
+    // SAFETY: the kernel writes at most the sizes that it is told of.
+    let heard =
+        result(unsafe { call(number::RECVMSG, [fd, &raw mut message as usize, MSG_CMSG_CLOEXEC, 0, 0, 0]) });
+    let has_rights = message.control_len >= HEADER_BYTES
+        && (control.level, control.kind) == (SOL_SOCKET, SCM_RIGHTS)
+        && control.len > HEADER_BYTES;
+    let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
+    let received = Received { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
+    let welcome = Welcome::of(&welcome[..heard.ok()?])?;
+    (welcome.error == 0).then_some(received)
+}
+
+const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);
+
+/// Whether there is something to read of a descriptor within so many milliseconds.
+fn becomes_readable(fd: i32, millis: u32) -> bool {
+    const POLLIN: u64 = 1;
+    /// The kernel's `struct pollfd` as one word.
+    fn entry(fd: i32) -> u64 {
+        u64::from(fd as u32) | POLLIN << 32
+    }
+    let until = clock_millis() + u64::from(millis);
+    loop {
+        let mut one = entry(fd);
+        let left = until.saturating_sub(clock_millis()) as usize;
+        // SAFETY: one entry, which the kernel fills.
+        let answer = result(unsafe { call(number::POLL, [&raw mut one as usize, 1, left, 0, 0, 0]) });
+        match answer {
+            Ok(count) => return count == 1,
+            Err(Errno::INTR) if clock_millis() < until => {}
+            Err(_) => return false,
+        }
     }
 }

@@ -163,8 +163,38 @@ before! {
     clone = clone => cloned;
     /// As `clone`.
     __clone = clone => cloned;
-    /// May split the table of descriptors.
+    /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
+    /// Changes name spaces.
+    setns = setns => leaves_domain;
+    /// Changes what files there are.
+    chroot = chroot => leaves_domain;
+    /// Changes who the process is.
+    setuid = setuid => leaves_domain;
+    /// As `setuid`.
+    seteuid = seteuid => leaves_domain;
+    /// As `setuid`.
+    setreuid = setreuid => leaves_domain;
+    /// As `setuid`.
+    setresuid = setresuid => leaves_domain;
+    /// As `setuid`.
+    setgid = setgid => leaves_domain;
+    /// As `setuid`.
+    setegid = setegid => leaves_domain;
+    /// As `setuid`.
+    setregid = setregid => leaves_domain;
+    /// As `setuid`.
+    setresgid = setresgid => leaves_domain;
+    /// As `setuid`.
+    setgroups = setgroups => leaves_domain;
+    /// As `setuid`.
+    initgroups = initgroups => leaves_domain;
+    /// As `setuid`.
+    setfsuid = setfsuid => leaves_domain;
+    /// As `setuid`.
+    setfsgid = setfsgid => leaves_domain;
+    /// As `setuid`.
+    capset = capset => leaves_domain;
     /// May forbid the system calls that we make besides the program's own.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
@@ -462,11 +492,21 @@ extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
     }
 }
 
+/// What an `unshare` of the thread's own descriptors, or of name spaces that say who and where a process is, is about
+/// to do: `CLONE_FILES`, `CLONE_NEWUSER`, `CLONE_NEWPID`.
 extern "C" fn unshared(flags: usize) {
     const CLONE_FILES: usize = 0x400;
-    if flags & CLONE_FILES != 0 {
+    const NEW_DOMAIN: usize = 0x1000_0000 | 0x2000_0000;
+    if flags & NEW_DOMAIN != 0 {
+        process::leave_domain();
+    } else if flags & CLONE_FILES != 0 {
         process::stop(Reason::Passed);
     }
+}
+
+/// The process is about to have other rights, or to mean other things by the same names.
+extern "C" fn leaves_domain() {
+    process::leave_domain();
 }
 
 /// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
@@ -514,6 +554,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
+        number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),
@@ -529,6 +570,25 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         }),
     }
 }
+
+/// The system calls by which a process gets other rights, or other name spaces: those of the functions above, and
+/// `landlock_restrict_self`.
+const CHANGES_DOMAIN: [usize; 14] = [
+    number::SETUID,
+    number::SETGID,
+    number::SETREUID,
+    number::SETREGID,
+    number::SETGROUPS,
+    number::SETRESUID,
+    number::SETRESGID,
+    number::SETFSUID,
+    number::SETFSGID,
+    number::CAPSET,
+    number::CHROOT,
+    number::SETNS,
+    number::PIVOT_ROOT,
+    number::LANDLOCK_RESTRICT_SELF,
+];
 
 fn is_for_reading(flags: usize) -> bool {
     let flags = flags as c_int;

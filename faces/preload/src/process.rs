@@ -34,9 +34,12 @@
 //! does in its child is the same, so it counts as a `vfork`.
 //!
 //! Invariants:
-//!  1. Whoever is BUSY has its signals held back and waits for nobody, so waiting for it ends.
+//!  1. Whoever is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting for it
+//!     ends.
 //!  2. A child that shares our memory never settles, joins or changes the table.
-//!  3. A forked child has no handle of its parent's.
+//!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
+//!     mapped is what the owner tells all viewers.
+//!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -44,9 +47,10 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
-use quinion::viewer::{Mapped, Viewer};
+use quinion::viewer::Viewer;
 
-use crate::kernel::{self, SignalsHeld};
+use crate::kernel::{self, Access, SignalsHeld};
+use crate::start::{Memory, Place};
 use crate::{patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
@@ -74,23 +78,15 @@ static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
-/// Where the cache is mapped: a forked child has the same mappings.
-#[derive(Clone, Copy)]
-pub struct Place {
-    /// The arena, read-only.
-    pub arena: Mapped,
-    /// The control file.
-    pub control: Mapped,
-    /// What both must say.
-    pub token: u64,
-}
-
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: written before the switch says SERVING, with Release: by the constructor, or by the one thread of a forked
 // child that made the switch BUSY.
 unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+static MEMORY: Cell<Memory> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+/// Whether this process has what is written there.
+static HAS_MEMORY: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
@@ -166,6 +162,7 @@ fn settle(page: &AtomicU32) {
         VFORKS.store(0, Ordering::Relaxed);
         FORKS.store(0, Ordering::Relaxed);
         SPAWNERS.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        HAS_MEMORY.store(false, Ordering::Relaxed); // it was not inherited
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
         written::settle_child();
@@ -188,21 +185,15 @@ pub fn viewer() -> Option<&'static Viewer> {
 pub fn join() -> Option<&'static Viewer> {
     if mode() == CHILD {
         busy(switch(), CHILD, || {
-            if !start::is_known_by_number() {
-                return LEFT; // it was forked into a name space of processes that the owner does not see
-            }
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
-            // SAFETY: both files stay mapped in the child as they were in its parent.
-            let viewer = unsafe {
-                Viewer::attach(place.arena, place.control, place.token, PROCESS.load(Ordering::Relaxed))
-            };
-            let Ok(viewer) = viewer else { return LEFT };
-            // SAFETY: that of the process we were forked from was written there.
-            viewer.count_for(unsafe { (*VIEWER.0.get()).assume_init_ref() }.run());
-            patch::count(&viewer);
+            let Some(joined) = start::join_as_child(&place) else { return LEFT };
+            patch::count(&joined.viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
-            unsafe { (*VIEWER.0.get()).write(viewer) };
+            unsafe { (*VIEWER.0.get()).write(joined.viewer) };
+            // SAFETY: as above.
+            unsafe { (*MEMORY.0.get()).write(joined.memory) };
+            HAS_MEMORY.store(true, Ordering::Release); // partner: `leave_domain`
             SERVING
         });
     }
@@ -235,10 +226,10 @@ pub fn is_taken(device: u64, inode: u64) -> bool {
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
 }
 
-/// Counts the opening of a large file, for all processes of the cache; how many there were before. As [`manners`].
+/// Counts the opening of a large file, for all processes of the cache; how many there were before. 0 if this process is
+/// no viewer yet.
 pub fn openings_before(device: u64, inode: u64) -> u64 {
-    // SAFETY: as in `manners`.
-    unsafe { (*VIEWER.0.get()).assume_init_ref() }.openings_before(device, inode)
+    viewer().map_or(0, |viewer| viewer.openings_before(device, inode))
 }
 
 /// Counts why a descriptor is not served, if this process is a viewer.
@@ -261,7 +252,7 @@ pub fn may_serve_more() -> bool {
 }
 
 /// Turns the switch on, in a page of its own.
-pub fn start(viewer: Viewer, place: Place, process: u32) -> Option<()> {
+pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Option<()> {
     let page = kernel::map_private(4096)?;
     if kernel::wipe_on_fork(page, 4096).is_err() {
         kernel::unmap(page, 4096);
@@ -271,6 +262,9 @@ pub fn start(viewer: Viewer, place: Place, process: u32) -> Option<()> {
     unsafe { (*VIEWER.0.get()).write(viewer) };
     // SAFETY: as above.
     unsafe { (*PLACE.0.get()).write(place) };
+    // SAFETY: as above.
+    unsafe { (*MEMORY.0.get()).write(memory) };
+    HAS_MEMORY.store(true, Ordering::Release); // partner: `leave_domain`
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
     // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
@@ -296,6 +290,29 @@ pub fn stop(reason: Reason) {
             }
         }
         _ => {}
+    }
+}
+
+/// This process is about to become somebody else, or to have other name spaces: it gives all descriptors back to the
+/// kernel, and what it had of the cache is gone before it goes on. So it is with children that it makes from here on.
+pub fn leave_domain() {
+    if !is_on() {
+        return; // and what a child of `vfork` does to memory it does to its parent's
+    }
+    stop(Reason::Domain);
+    let _held = SignalsHeld::new();
+    switch().store(LEFT, Ordering::SeqCst); // partner: `mode`
+    // Acquire, partner: the Release of who joined.
+    if HAS_MEMORY.swap(false, Ordering::Acquire) {
+        // SAFETY: whoever said that there is some has written it before.
+        let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
+        // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
+        // asks the kernel; or of a question, which it gives up.
+        let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+            .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+        if covered.contains(&false) {
+            kernel::end_process(); // better than to go on with another's memory
+        }
     }
 }
 

@@ -1,19 +1,34 @@
-//! Start: attaching, before the program's `main`.
+//! Start: becoming a viewer, before the program's `main`; and again in a forked child.
 //!
-//! The environment says where: `QUINION_VIEW=PROCESS:ARENA:CONTROL:TOKEN:PLAN`,
-//! three descriptors of the owner's process, before the last a number in
-//! hexadecimal. The files are opened by way of `/proc`, checked, mapped and
-//! closed again. `-` stands for no plan: then the C library is not patched. If
-//! the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is;
-//! it is counted for that one.
+//! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`, a number in hexadecimal that both of
+//! the owner's files have, the number of the plan by which the C library is to be patched, or `-` for none, and the
+//! path
+//! of a socket. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is counted for that
+//! one.
+//!
+//! ```text
+//!   connect --> is it our own user who listens? --Hello--> Welcome, and descriptors --> map them, close them
+//! ```
+//!
+//! The owner decides by what the kernel says of this process whether it may view the cache. It sends the arena and what
+//! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
+//! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most.
+//!
+//! For that time some numbers of descriptors are ours. The constructor runs before the program does; and in a child the
+//! calls that close descriptors wait meanwhile (`process.rs`, BUSY).
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
+use quinion::arena::LAYOUT_VERSION;
+use quinion::viewer::hello::{Hello, NO_PLAN};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
 use crate::{gone, kernel, opened, patch, process, real};
+
+/// How long it is waited for the owner to make this process a viewer, in milliseconds.
+const WELCOME_MILLIS: u32 = 100;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -26,15 +41,18 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
     let Some(place) = place.and_then(Place::parse) else { return };
     // SAFETY: as above.
-    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") }, place.process);
+    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     if !may_attach() {
         return;
     }
-    let Some((viewer, mapped)) = attach(&place) else { return };
-    viewer.count_for(run.and_then(|run| number(run, 10)).unwrap_or(0));
-    patch_library(&place);
-    patch::count(&viewer);
-    if process::start(viewer, mapped, kernel::process()).is_some() {
+    let place = Place { run: run.and_then(|run| number(run, 10)).unwrap_or(0), ..place };
+    let Some(joined) = join(&place, place.plan) else { return };
+    if let Some(plan) = joined.plan {
+        patch::apply(&plan);
+        kernel::unmap(plan.base, plan.bytes as usize);
+    }
+    patch::count(&joined.viewer);
+    if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {
         adopt_inherited();
     }
 }
@@ -50,14 +68,6 @@ pub fn is_known_by_number() -> bool {
     let mut digits = [0; 16];
     let length = kernel::digits_in_proc(&mut digits);
     number(&digits[..length], 10) == Some(u64::from(kernel::process()))
-}
-
-/// Patches the C library, if there is a plan for it.
-fn patch_library(place: &Place) {
-    if let Some(plan) = place.plan.and_then(|plan| map_file(place.process, plan, Access::Read)) {
-        patch::apply(&plan);
-        kernel::unmap(plan.base, plan.bytes as usize);
-    }
 }
 
 /// The value of the variable whose name and `=` are `prefix`.
@@ -81,25 +91,34 @@ pub unsafe fn find(environment: *const *const c_char, prefix: &[u8]) -> Option<&
     None
 }
 
+/// The longest path of a socket, with the zero at its end.
+const SOCKET_MAX: usize = 108;
+
 /// Where a cache is to be found.
-struct Place {
-    process: u64,
-    arena: u64,
-    control: u64,
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// What both of its files say.
     token: u64,
-    plan: Option<u64>,
+    /// The number of the plan by which the C library is to be patched.
+    plan: u32,
+    /// The run that is counted for.
+    run: u64,
+    /// The path of its owner's socket, and zeros.
+    socket: [u8; SOCKET_MAX],
 }
 
 impl Place {
     fn parse(value: &[u8]) -> Option<Self> {
-        let mut fields = value.split(|&byte| byte == b':');
-        let mut next = |radix| number(fields.next()?, radix);
-        let (process, arena, control, token) = (next(10)?, next(10)?, next(10)?, next(16)?);
+        let mut fields = value.splitn(3, |&byte| byte == b':');
+        let token = number(fields.next()?, 16)?;
         let plan = match fields.next()? {
-            b"-" => None,
-            plan => Some(number(plan, 10)?),
+            b"-" => NO_PLAN,
+            plan => u32::try_from(number(plan, 10)?).ok()?,
         };
-        fields.next().is_none().then_some(Self { process, arena, control, token, plan })
+        let path = fields.next().filter(|path| path.len() < SOCKET_MAX && !path.is_empty())?;
+        let mut socket = [0; SOCKET_MAX];
+        socket[..path.len()].copy_from_slice(path);
+        Some(Self { token, plan, run: 0, socket })
     }
 }
 
@@ -112,29 +131,65 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-fn attach(place: &Place) -> Option<(Viewer, process::Place)> {
-    let arena = map_file(place.process, place.arena, Access::Read)?;
-    let Some(control) = map_file(place.process, place.control, Access::ReadWrite) else {
-        kernel::unmap(arena.base, arena.bytes as usize);
-        return None;
-    };
-    // SAFETY: both were mapped just now and stay mapped if this succeeds.
-    let viewer = unsafe { Viewer::attach(arena, control, place.token, kernel::process()) };
-    if viewer.is_err() {
-        kernel::unmap(arena.base, arena.bytes as usize);
-        kernel::unmap(control.base, control.bytes as usize);
-    }
-    Some((viewer.ok()?, process::Place { arena, control, token: place.token }))
+/// What was given to this process.
+pub struct Joined {
+    /// By which it views the cache.
+    pub viewer: Viewer,
+    /// What of it is to go when the process is no viewer any more.
+    pub memory: Memory,
+    /// What the C library is to be patched by, mapped.
+    plan: Option<Mapped>,
 }
 
-fn map_file(process: u64, descriptor: u64, access: Access) -> Option<Mapped> {
-    let mut path = [0u8; 64];
-    write_path(&mut path, process, descriptor);
-    let flags = if access == Access::Read { 0 } else { kernel::O_RDWR };
-    let fd = kernel::open(&path, flags).ok()?;
-    let mapped = map_sealed(fd, access);
-    kernel::close(fd);
-    mapped
+/// What only a viewer has: the arena, and its own page.
+#[derive(Clone, Copy)]
+pub struct Memory(pub [Mapped; 2]);
+
+/// In a forked child that is a process the owner may know: the same again, without a plan.
+pub fn join_as_child(place: &Place) -> Option<Joined> {
+    is_known_by_number().then(|| join(place, NO_PLAN)).flatten()
+}
+
+/// Has the owner make this process a viewer.
+fn join(place: &Place, plan: u32) -> Option<Joined> {
+    let hello = Hello { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
+    let files = kernel::greet(&place.socket, &hello.bytes(), WELCOME_MILLIS)?;
+    let [arena, control, page, plan_file] = files.all();
+    let joined = view(place, arena?, control?, page?);
+    let plan = plan_file.and_then(|file| map_sealed(file, Access::Read)).filter(|_| joined.is_some());
+    drop(files); // what is mapped stays so
+    joined.map(|(viewer, memory)| Joined { viewer, memory, plan })
+}
+
+fn view(place: &Place, arena: c_int, control: c_int, page: c_int) -> Option<(Viewer, Memory)> {
+    let arena = Guard(map_sealed(arena, Access::Read)?);
+    let control = Guard(map_sealed(control, Access::Read)?);
+    let page = Guard(map_sealed(page, Access::ReadWrite)?);
+    for map in [&arena, &page] {
+        kernel::keep_from_children(map.0.base, map.0.bytes as usize).ok()?;
+        kernel::keep_from_cores(map.0.base, map.0.bytes as usize);
+    }
+    // SAFETY: all three were mapped just now and stay mapped if this succeeds.
+    let viewer = unsafe { Viewer::attach(arena.0, control.0, page.0, place.token) }.ok()?;
+    viewer.count_for(place.run);
+    let memory = Memory([arena.keep(), page.keep()]);
+    control.keep();
+    Some((viewer, memory))
+}
+
+/// Unmaps what turns out to be of no use.
+struct Guard(Mapped);
+
+impl Guard {
+    fn keep(self) -> Mapped {
+        core::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        kernel::unmap(self.0.base, self.0.bytes as usize);
+    }
 }
 
 /// Maps all of a file, if it is one whose size nobody can take away under us.
@@ -148,44 +203,14 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 
-/// `/proc/PROCESS/fd/DESCRIPTOR` and a zero.
-fn write_path(path: &mut [u8; 64], process: u64, descriptor: u64) {
-    let mut at = 0;
-    let mut put = |bytes: &[u8]| {
-        for &byte in bytes {
-            path[at] = byte;
-            at += 1;
-        }
-    };
-    put(b"/proc/");
-    decimal(process, &mut put);
-    put(b"/fd/");
-    decimal(descriptor, &mut put);
-}
-
 /// Whether `path` is `/proc/PROCESS/fd/` and a number.
-pub fn is_descriptor_of(path: &[u8], process: u64) -> bool {
+pub fn is_descriptor(path: &[u8]) -> bool {
     let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
     let mut parts = rest.split(|&byte| byte == b'/');
-    parts.next().and_then(|part| number(part, 10)) == Some(process)
+    parts.next().and_then(|part| number(part, 10)).is_some()
         && parts.next() == Some(b"fd")
         && parts.next().and_then(|part| number(part, 10)).is_some()
         && parts.next().is_none()
-}
-
-fn decimal(value: u64, put: &mut impl FnMut(&[u8])) {
-    let mut digits = [0u8; 20];
-    let mut first = digits.len();
-    let mut rest = value;
-    loop {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    put(&digits[first..]);
 }
 
 /// Descriptors the program was born with: somebody else may have them too, and the files of those that may write

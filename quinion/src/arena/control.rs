@@ -1,21 +1,26 @@
-//! Control: what viewers write, and how they ask.
+//! Control: how the owner and its viewers talk.
 //!
-//! The arena is read-only to a viewer. A second, small memfd is not: it has a
-//! first page for all and one [`ViewerPage`] for each viewing process.
+//! The owner publishes one [`Control`] for all viewers, which they map read-only. Each viewing process shares one
+//! [`ViewerPage`] with the owner: a memory file of its own, which the owner creates for it and hands over when the
+//! process joins, and which no other process is given. So a viewer can write nothing that another viewer reads.
 //!
 //! ```text
-//!   | Control (4 KiB) | ViewerPage 0 (32 KiB) | ViewerPage 1 | ...  63 |
+//!   owner's mapping    | Control | ViewerPage 0 (32 KiB) | ViewerPage 1 | ...  62 |
+//!                           |              |                    `- a memory file of its own, and so on
+//!   a viewer maps      read-only    read-write, one of them
 //!
-//!   viewer thread                            owner
+//!   viewer thread                              owner
 //!   slot FREE -> CLAIMED, writes arguments
-//!   slot -> PENDING, rings the doorbell      wakes, slot -> TAKEN, works
-//!   sleeps on the slot's state               writes answer, slot -> DONE, wakes it
-//!   reads the answer, slot -> FREE
+//!   slot -> PENDING, rings its doorbell        wakes, slot -> TAKEN, works
+//!   sleeps on the slot's state, for a bounded  writes answer, slot -> DONE, wakes it
+//!   time; reads the answer, slot -> FREE
+//!   too late:  PENDING -> FREE, nothing was done
+//!              TAKEN -> GIVEN_UP               takes the answer back, slot -> FREE
 //! ```
 //!
-//! The owner trusts nothing here: every number is checked, a doorbell or an
-//! access ring full of nonsense costs a little time and nothing else. A viewer
-//! may die at any step; its page is given to another when its process is gone.
+//! The owner trusts nothing in a viewer's page: every number is checked, a doorbell or an access ring full of
+//! nonsense costs a little time and nothing else. A viewer may die at any step; the next one in its place is given
+//! another page.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -32,13 +37,15 @@ pub const REQUEST_SLOTS: usize = 32;
 pub const RING_ENTRIES: usize = 4096;
 /// Bytes of a viewer's page.
 pub const VIEWER_BYTES: usize = 32 << 10;
-/// Bytes of a control file: one extent. They count against the cache's bound.
+/// Bytes of the owner's control mapping, with the pages of all viewers: one extent. They count against the cache's
+/// bound.
 pub const CONTROL_BYTES: usize = 2 << 20;
+/// Bytes of what all viewers map, read-only.
+pub const COMMON_BYTES: usize = size_of::<Control>();
+/// Entries of a viewer's ring of large files that it opened; older ones are overwritten.
+pub const OPENED_ENTRIES: usize = 64;
 
-/// Added to its entry in [`Control::processes`] by a process that finds a page of its own from before its last exec.
-pub const ABANDONED: u32 = 1 << 31;
-
-/// The first two pages of a control file.
+/// What the owner tells all viewers. Only the owner writes it.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Control {
@@ -50,17 +57,14 @@ pub struct Control {
     pub owner: AtomicU32,
     /// The arena's token, so that the two files are known to belong together.
     pub token: AtomicU64,
-    /// Rung by viewers when a request is pending; the owner sleeps on it.
-    pub doorbell: AtomicU32,
+    /// Rung by the owner itself, when there is another viewer whose doorbell its threads are to wait for.
+    pub bell: AtomicU32,
     /// 1 once the owner serves no more.
     pub closed: AtomicU32,
     /// Rises about ten times a second while the owner is well.
     pub heartbeat: AtomicU32,
-    /// How many of the owner's threads sleep on the doorbell, or are about to.
+    /// How many of the owner's threads sleep on the doorbells, or are about to.
     pub sleepers: AtomicU32,
-    /// Who has which [`ViewerPage`]: a process, or 0 for nobody. With [`ABANDONED`] added: the process
-    /// that had it, which has become another program since.
-    pub processes: [AtomicU32; VIEWERS_MAX],
     /// The numbers of [`Manners`], in the order of its fields.
     pub manners: [AtomicU64; 2],
     /// Up to when viewers are sure of files of which their records say so, by the clock that
@@ -71,7 +75,8 @@ pub struct Control {
     /// bit is a reason to ask, and a clear one a reason not to.
     pub taken: [AtomicU64; TAKEN_BITS / 64],
     /// Large files that were opened and read lately, by any viewer: what their identity hashes to, and how often in the
-    /// lowest byte. Two that share a place forget each other. Nothing but hints.
+    /// lowest byte. Two that share a place forget each other. Nothing but hints. The owner adds up what viewers note in
+    /// [`ViewerPage::opened`].
     pub openings: [AtomicU64; OPENINGS_PLACES],
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
@@ -134,6 +139,14 @@ fn hash_of(device: u64, inode: u64) -> u64 {
     (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// The bits of an entry of [`Control::openings`] that count.
+const OPENINGS_COUNT: u64 = 0xff;
+
+/// What a viewer notes in [`ViewerPage::opened`] when it opens and reads a large file; never 0.
+pub fn opening_of(device: u64, inode: u64) -> u64 {
+    hash_of(device, inode) & !OPENINGS_COUNT | 1
+}
+
 /// The word and the bit of a file in [`Control::taken`].
 fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
     let place = hash_of(device, inode) >> 51;
@@ -183,16 +196,23 @@ impl Control {
         self.taken[word].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Counts an opening of a file, by a process that reads it; how many there were before, up to 255, as far as that
-    /// is known.
-    pub fn openings_before(&self, device: u64, inode: u64) -> u64 {
-        const COUNT: u64 = 0xff;
-        let hash = hash_of(device, inode);
-        let place = &self.openings[(hash >> 56) as usize % OPENINGS_PLACES];
+    /// How often a large file was opened, as far as the owner has heard; up to 255.
+    pub fn openings(&self, device: u64, inode: u64) -> u64 {
+        let hash = opening_of(device, inode);
+        let known = self.opening_place(hash).load(Ordering::Relaxed);
+        if (known ^ hash) & !OPENINGS_COUNT == 0 { known & OPENINGS_COUNT } else { 0 }
+    }
+
+    /// Counts an opening that a viewer noted: what [`opening_of`] the file gave.
+    pub fn count_opening(&self, hash: u64) {
+        let (hash, place) = (hash & !OPENINGS_COUNT, self.opening_place(hash));
         let known = place.load(Ordering::Relaxed);
-        let before = if (known ^ hash) & !COUNT == 0 { known & COUNT } else { 0 };
-        place.store(hash & !COUNT | (before + 1).min(COUNT), Ordering::Relaxed);
-        before
+        let before = if (known ^ hash) & !OPENINGS_COUNT == 0 { known & OPENINGS_COUNT } else { 0 };
+        place.store(hash | (before + 1).min(OPENINGS_COUNT), Ordering::Relaxed);
+    }
+
+    fn opening_place(&self, hash: u64) -> &AtomicU64 {
+        &self.openings[(hash >> 56) as usize % OPENINGS_PLACES]
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
@@ -213,10 +233,10 @@ impl Control {
     }
 }
 
-/// A mapped control file: the owner's or a viewer's way to its parts.
+/// The owner's control mapping, by its parts.
 ///
-/// Every part is made of atomics, and any process that has the file may write any of them at any
-/// moment; so a reference to a part is sound, and a number read from it is worth what a check says.
+/// Every part is made of atomics. A viewer may write its page at any moment; so a reference to a page is sound, and a
+/// number read from it is worth what a check says.
 #[derive(Debug)]
 pub struct ControlView {
     base: NonNull<u8>,
@@ -227,8 +247,13 @@ unsafe impl Send for ControlView {}
 // SAFETY: as above.
 unsafe impl Sync for ControlView {}
 
+/// Where the page of viewer `number` lies in the owner's control mapping, in bytes.
+pub const fn page_offset(number: usize) -> usize {
+    size_of::<Control>() + number * VIEWER_BYTES
+}
+
 impl ControlView {
-    /// A view of a control file that this process made, and has yet to [`Control::publish`].
+    /// A view of a control mapping that this process made, and has yet to [`Control::publish`].
     ///
     /// # Safety
     /// `base` is the start of a writable mapping of [`CONTROL_BYTES`] bytes, aligned to a page, that
@@ -237,15 +262,52 @@ impl ControlView {
         Self { base }
     }
 
-    /// A view of a control file that another process made, after checking its first page.
+    /// What all viewers see.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: the first pages are mapped and aligned, and all of them are atomics.
+        unsafe { self.base.cast::<Control>().as_ref() }
+    }
+
+    /// The page of viewer `number`; `None` if there is no such viewer.
+    #[inline]
+    pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
+        if number >= VIEWERS_MAX {
+            return None;
+        }
+        // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted below)
+        // and aligned as the page's type asks; all of it is atomics.
+        Some(unsafe { self.base.add(page_offset(number)).cast::<ViewerPage>().as_ref() })
+    }
+}
+
+/// A viewer's way to what the owner tells all viewers, and to its own page.
+#[derive(Debug)]
+pub struct ViewerControl {
+    common: NonNull<Control>,
+    page: NonNull<ViewerPage>,
+}
+
+// SAFETY: all that it hands out are shared references to atomics.
+unsafe impl Send for ViewerControl {}
+// SAFETY: as above.
+unsafe impl Sync for ViewerControl {}
+
+impl ViewerControl {
+    /// After checking what all viewers see, of which `common_bytes` bytes are mapped at `common`; and `page_bytes`
+    /// bytes at `page`.
     ///
     /// # Safety
-    /// As for [`ControlView::new`], with `mapped` bytes (at least a page).
-    pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
-        if mapped < CONTROL_BYTES as u64 {
+    /// Both are the starts of mappings of so many bytes, aligned to a page, the second one writable, that stay mapped
+    /// as long as this or anything it handed out is used.
+    pub unsafe fn attach(
+        (common, common_bytes): (NonNull<u8>, u64),
+        (page, page_bytes): (NonNull<u8>, u64),
+    ) -> Result<Self, LayoutError> {
+        if common_bytes < COMMON_BYTES as u64 || page_bytes < VIEWER_BYTES as u64 {
             return Err(LayoutError::Inconsistent);
         }
-        let view = Self { base };
+        let view = Self { common: common.cast(), page: page.cast() };
         let control = view.control();
         // Acquire, partner: the Release in `Control::publish`.
         if control.magic.load(Ordering::Acquire) != CONTROL_MAGIC {
@@ -257,33 +319,33 @@ impl ControlView {
         }
     }
 
-    /// The page for all.
+    /// What all viewers see. It may be read, and no more.
     #[inline]
     pub fn control(&self) -> &Control {
-        // SAFETY: the first page is mapped and aligned, and all of it is atomics.
-        unsafe { self.base.cast::<Control>().as_ref() }
+        // SAFETY: it is mapped and aligned, and all of it is atomics.
+        unsafe { self.common.as_ref() }
     }
 
-    /// The page of viewer `number`; `None` if there is no such viewer. The owner gives all of them their
-    /// memory before it hands the file out.
+    /// The viewer's page.
     #[inline]
-    pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
-        if number >= VIEWERS_MAX {
-            return None;
-        }
-        let offset = size_of::<Control>() + number * VIEWER_BYTES;
-        // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted above)
-        // and aligned as the page's type asks; all of it is atomics.
-        Some(unsafe { self.base.add(offset).cast::<ViewerPage>().as_ref() })
+    pub fn page(&self) -> &ViewerPage {
+        // SAFETY: as above.
+        unsafe { self.page.as_ref() }
     }
 }
 
-/// What one viewing process writes.
+/// What one viewing process and the owner share.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
+    /// Rung by the viewer when a request is pending; the owner's threads sleep on it.
+    pub doorbell: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
+    /// Next place in `opened`, counted without end; and up to where the owner has added them up.
+    pub opened_head: AtomicU32,
+    /// See `opened_head`.
+    pub opened_tail: AtomicU32,
     /// For which run of programs it counts; 0 for none. See [`crate::serve::Service::begin_run`].
     pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
@@ -292,6 +354,8 @@ pub struct ViewerPage {
     pub requests: [Request; REQUEST_SLOTS],
     /// Frames that were read, a lossy memory.
     pub ring: [AtomicU32; RING_ENTRIES],
+    /// Large files that were opened and read: what [`opening_of`] gives. A lossy memory.
+    pub opened: [AtomicU64; OPENED_ENTRIES],
     /// By how many descriptors the process writes, or may without another word, by the files' [`place_of`].
     pub writing: [Tally; WRITING_PLACES],
 }
@@ -333,6 +397,8 @@ pub mod state {
     pub const DONE: u32 = 4;
     /// As PENDING, but nobody waits: the owner frees the slot itself.
     pub const PENDING_UNATTENDED: u32 = 5;
+    /// The owner is at work, and nobody waits any more: it takes its answer back and frees the slot itself.
+    pub const GIVEN_UP: u32 = 6;
 }
 
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
@@ -527,11 +593,13 @@ pub enum Reason {
     Left = 13,
     /// An object in the process may use descriptors without anybody hearing of it.
     Careful = 14,
+    /// The process has changed its credentials or name spaces.
+    Domain = 15,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 15] = [
+    pub const ALL: [Reason; 16] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -547,6 +615,7 @@ impl Reason {
         Reason::Locked,
         Reason::Left,
         Reason::Careful,
+        Reason::Domain,
     ];
 }
 
@@ -566,18 +635,34 @@ mod tests {
 
     #[test]
     fn a_control_file_is_believed_only_when_its_first_page_says_so() {
-        let base = file();
-        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
-        let attach = |mapped| unsafe { ControlView::attach(base, mapped) }.map(drop);
+        let (base, page) = (file(), file());
+        let (all, a_page) = (COMMON_BYTES as u64, VIEWER_BYTES as u64);
+        // SAFETY: the memory is leaked, larger than both and aligned to a page.
+        let attach = |common, own| unsafe { ViewerControl::attach((base, common), (page, own)) }.map(drop);
         // SAFETY: as above.
         let owner = unsafe { ControlView::new(base) };
-        let all = CONTROL_BYTES as u64;
-        assert_eq!(attach(all), Err(LayoutError::NotAnArena));
+        assert_eq!(attach(all, a_page), Err(LayoutError::NotAnArena));
         owner.control().publish(5, 6);
-        assert_eq!(attach(all), Ok(()));
-        assert_eq!(attach(all - 1), Err(LayoutError::Inconsistent));
+        assert_eq!(attach(all, a_page), Ok(()));
+        assert_eq!(attach(all - 1, a_page), Err(LayoutError::Inconsistent));
+        assert_eq!(attach(all, a_page - 1), Err(LayoutError::Inconsistent));
         owner.control().version.store(99, Ordering::Relaxed);
-        assert_eq!(attach(all), Err(LayoutError::Version(99)));
+        assert_eq!(attach(all, a_page), Err(LayoutError::Version(99)));
+    }
+
+    #[test]
+    fn openings_of_a_file_are_added_up_and_a_file_in_its_place_begins_anew() {
+        // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
+        let view = unsafe { ControlView::new(file()) };
+        let control = view.control();
+        let other = (8..).find(|&inode| opening_of(1, inode) >> 56 == opening_of(1, 7) >> 56).unwrap();
+        for before in 0..300 {
+            assert_eq!(control.openings(1, 7), u64::min(before, 255));
+            control.count_opening(opening_of(1, 7));
+        }
+        assert_eq!(control.openings(1, other), 0);
+        control.count_opening(opening_of(1, other));
+        assert_eq!((control.openings(1, 7), control.openings(1, other)), (0, 1));
     }
 
     #[test]

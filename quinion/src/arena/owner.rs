@@ -42,18 +42,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::buddy::{Buddy, Links, Run};
 use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
-use super::control::{CONTROL_BYTES, ControlView};
+use super::control::{COMMON_BYTES, CONTROL_BYTES, ControlView, VIEWER_BYTES, page_offset};
 use super::dirty::Bits;
 use super::guest::Guests;
 use super::limits::process_limit;
 use super::page_locks::PageLocks;
-use super::segment::{PageSize, Segment, Sharing};
+use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
 use super::shrink::Returned;
 use super::tables::Tables;
 use super::view::{CellNumber, View};
@@ -247,6 +247,10 @@ impl<'a> ArenaShare<'a> {
     pub fn populate_control(self) -> Result<(), ArenaError> {
         self.0.populate_control()
     }
+    /// See [`Arena::make_viewer_page`].
+    pub fn make_viewer_page(self, number: usize) -> Result<OwnedFd, ArenaError> {
+        self.0.make_viewer_page(number)
+    }
     /// See [`Arena::token`].
     pub fn token(self) -> u64 {
         self.0.token()
@@ -437,7 +441,7 @@ impl Arena {
         let layout = layout_for(options.memory, reservation.memory_max)?;
         let arena_segment =
             Segment::create(c"quinion-arena", layout.bytes_max() as usize, Sharing::ReadOnly)?;
-        let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::ReadWrite)?;
+        let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::ReadPages)?;
         if reservation.swap == Swap::Locked {
             arena_segment.lock()?;
             control_segment.lock()?;
@@ -545,7 +549,8 @@ impl Arena {
     pub fn arena_fd(&self) -> BorrowedFd<'_> {
         self.arena_segment.file()
     }
-    /// The control file, for viewers to map and write.
+    /// The control file, of which viewers map the first [`COMMON_BYTES`] bytes read-only. Its mode is 0400, as the
+    /// arena's.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control_segment.file()
     }
@@ -599,11 +604,22 @@ impl Arena {
         self.pinned_pages.load(Ordering::Relaxed)
     }
 
-    /// Takes the memory of the control file (2 MiB), of which [`Arena::build`] takes the first page only. To be
-    /// called before a viewer is given the file: viewers look for a free page of it by themselves, and where
-    /// the machine has no memory for that page they would be killed.
+    /// Takes the memory of what all viewers see, of which [`Arena::build`] takes the first page only. To be
+    /// called before a viewer is given the file.
     pub fn populate_control(&self) -> Result<(), ArenaError> {
-        self.control_segment.populate(0).map(drop).map_err(no_memory)
+        self.control_segment.populate_bytes(0, COMMON_BYTES).map_err(no_memory)
+    }
+
+    /// Makes a fresh page for viewer `number`, all zeros, and puts it into the control mapping in place of the one that
+    /// was there: its file, for that viewer alone. Nobody is at work there.
+    pub fn make_viewer_page(&self, number: usize) -> Result<OwnedFd, ArenaError> {
+        let file = create_sized(c"quinion-viewer", VIEWER_BYTES, Sharing::ReadWrite)?;
+        seal(&file, rustix::fs::SealFlags::SEAL)?;
+        let offset = page_offset(number);
+        self.control_segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
+        // Memory that is there is not missing when somebody touches it.
+        self.control_segment.populate_pages(offset, VIEWER_BYTES, (file.as_fd(), 0)).map_err(no_memory)?;
+        Ok(file)
     }
 
     // ---- frames ---------------------------------------------------------------------------------
@@ -1140,11 +1156,11 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::control::VIEWERS_MAX;
+    use super::super::control::{VIEWERS_MAX, ViewerControl};
     use super::super::{Claimed, GuestExtents, GuestRefused, GuestUse};
     use super::*;
     use proptest::prelude::*;
-    use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+    use rustix::fd::AsRawFd;
     use rustix::fs::{Mode, OFlags, fstat, ftruncate};
     use rustix::io::Errno;
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
@@ -1870,22 +1886,35 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_maps_the_control_file_for_writing() {
+    fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
         let arena = arena(SMALL);
         arena.populate_control().unwrap();
-        let file = reopened(arena.control_fd(), OFlags::RDWR).unwrap();
-        let base = map(&file, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE).unwrap();
-        // SAFETY: all of it is mapped until the end of this test.
-        let view = unsafe { ControlView::attach(base, CONTROL_BYTES as u64) }.unwrap();
-        assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
-        let first = base.addr().get() + size_of::<super::super::control::Control>();
-        assert_eq!(std::ptr::from_ref(view.viewer_page(0).unwrap()).addr(), first);
-        assert_eq!(first % PAGE_SIZE, 0);
+        let file = reopened(arena.control_fd(), OFlags::RDONLY).unwrap();
+        let write = ProtFlags::READ | ProtFlags::WRITE;
+        assert_eq!(map(&file, COMMON_BYTES, write), Err(Errno::ACCESS));
+        if !rustix::process::geteuid().is_root() {
+            assert_eq!(reopened(arena.control_fd(), OFlags::RDWR).err(), Some(Errno::ACCESS));
+        }
+        let common = map(&file, COMMON_BYTES, ProtFlags::READ).unwrap();
         let last = VIEWERS_MAX - 1;
-        view.viewer_page(last).unwrap().ring[4095].store(7, Ordering::Relaxed);
-        assert_eq!(arena.control().viewer_page(last).unwrap().ring[4095].load(Ordering::Relaxed), 7);
-        assert!(view.viewer_page(VIEWERS_MAX).is_none());
-        // SAFETY: the view is not used any more.
-        unsafe { munmap(base.as_ptr().cast(), CONTROL_BYTES) }.unwrap();
+        let pages = [0, last].map(|number| arena.make_viewer_page(number).unwrap());
+        let [first, page] = pages.map(|page| map(&page, VIEWER_BYTES, write).unwrap());
+        let at = |base, bytes: usize| (base, bytes as u64);
+        // SAFETY: all of it is mapped until the end of this test.
+        let view =
+            unsafe { ViewerControl::attach(at(common, COMMON_BYTES), at(page, VIEWER_BYTES)) }.unwrap();
+        assert_eq!(view.control().token.load(Ordering::Relaxed), arena.token());
+        view.page().ring[4095].store(7, Ordering::Relaxed);
+        let seen = |number| arena.control().viewer_page(number).unwrap().ring[4095].load(Ordering::Relaxed);
+        assert_eq!((seen(0), seen(last)), (0, 7));
+        assert!(arena.control().viewer_page(VIEWERS_MAX).is_none());
+        // The next in its place has another page.
+        arena.make_viewer_page(last).unwrap();
+        view.page().ring[4095].store(8, Ordering::Relaxed);
+        assert_eq!(seen(last), 0);
+        for (base, bytes) in [(common, COMMON_BYTES), (first, VIEWER_BYTES), (page, VIEWER_BYTES)] {
+            // SAFETY: the views are not used any more.
+            unsafe { munmap(base.as_ptr().cast(), bytes) }.unwrap();
+        }
     }
 }

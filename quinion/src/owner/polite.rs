@@ -34,9 +34,8 @@
 //! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Write as _;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
@@ -117,13 +116,12 @@ impl Polite {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
     }
 
-    /// How many bytes the kernel is to read of the file `name` behind `descriptor` of `process` before it is asked
+    /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
     /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room`
     /// is how large a file may be that is copied, in bytes.
     pub(super) fn judge(
         &self,
-        process: u32,
-        descriptor: i32,
+        descriptor: BorrowedFd<'_>,
         name: Name,
         spent: bool,
         room: u64,
@@ -134,7 +132,7 @@ impl Polite {
             return None;
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
-        let (file, bytes) = look(process, descriptor, name)?;
+        let (file, bytes) = look(descriptor, name)?;
         if known == Some(Known::Wished) {
             return Some(bytes);
         }
@@ -206,11 +204,9 @@ fn is_held(holds: KernelHolds, bytes: u64) -> bool {
     holds.unwritten > 0 || holds.pages >= pages - pages / 4
 }
 
-/// The file behind a descriptor of another process, and its bytes, if it is still the regular file `name`.
-fn look(process: u32, descriptor: i32, name: Name) -> Option<(OwnedFd, u64)> {
-    let mut path = String::new();
-    write!(path, "/proc/{process}/fd/{descriptor}").ok()?;
-    // It may be anything by now: a pipe must not make us wait.
+/// The file behind a viewer's descriptor, opened anew, and its bytes, if it is the regular file `name`.
+fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
+    let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = open(path, flags, Mode::empty()).ok()?;
     let stat = fstat(&file).ok()?;

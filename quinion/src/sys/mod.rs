@@ -6,19 +6,21 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`domain`] | whether another process has the credentials of this one |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`last_word`] | a mark in shared memory that the kernel makes if we are killed |
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
+//! | [`peer`] | who connected a socket |
 //! | [`signal`] | keeping a program's signals away from our threads |
-//! | `peer`, `uffd` | who connected a socket; page faults of another process: with the feature `restore` |
+//! | `uffd` | page faults of another process: with the feature `restore` |
 
+pub mod domain;
 pub mod fork;
 pub mod io;
 pub mod last_word;
 pub mod lease;
-#[cfg(feature = "restore")]
 pub mod peer;
 pub mod ring;
 pub mod signal;

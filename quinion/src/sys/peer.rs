@@ -18,6 +18,15 @@ pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
     is_whole.then(|| unsafe { peer.assume_init() }.pid).filter(|&process| process > 0)
 }
 
+/// The effective user of the process that connected, or listens, at the other end, as of then.
+pub fn user(socket: BorrowedFd<'_>) -> Option<u32> {
+    let mut peer = MaybeUninit::<libc::ucred>::uninit();
+    // SAFETY: as in `process`.
+    let is_whole = unsafe { option(socket, libc::SO_PEERCRED, &mut peer) };
+    // SAFETY: as in `process`.
+    is_whole.then(|| unsafe { peer.assume_init() }.uid)
+}
+
 /// A descriptor of the process that connected; `None` before Linux 6.5, or if it was reaped before this was asked.
 pub fn descriptor(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut fd = MaybeUninit::<libc::c_int>::uninit();

@@ -23,8 +23,20 @@ impl Errno {
     pub const IO: Errno = Errno(5);
     /// "Invalid argument".
     pub const INVAL: Errno = Errno(22);
+    /// "Interrupted system call".
+    pub const INTR: Errno = Errno(4);
     /// "No such process".
     pub const SRCH: Errno = Errno(3);
+    /// "Operation not permitted".
+    pub const PERM: Errno = Errno(1);
+    /// "Permission denied".
+    pub const ACCES: Errno = Errno(13);
+    /// "Function not implemented".
+    pub const NOSYS: Errno = Errno(38);
+    /// "Protocol error".
+    pub const PROTO: Errno = Errno(71);
+    /// "Too many users".
+    pub const USERS: Errno = Errno(87);
 }
 
 /// The numbers of the system calls this module makes.
@@ -36,6 +48,7 @@ pub mod number {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const FUTEX: usize = 202;
     pub const CLOCK_GETTIME: usize = 228;
+    pub const FUTEX_WAITV: usize = 449;
 }
 /// The numbers of the system calls this module makes.
 #[cfg(target_arch = "aarch64")]
@@ -46,6 +59,7 @@ pub mod number {
     pub const RT_SIGPROCMASK: usize = 135;
     pub const FUTEX: usize = 98;
     pub const CLOCK_GETTIME: usize = 113;
+    pub const FUTEX_WAITV: usize = 449;
 }
 
 /// Makes system call `number`. The answer is the kernel's: an error is its number, negated.
@@ -108,6 +122,43 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, millis: u32) {
     let _ = unsafe {
         call(number::FUTEX, [address, FUTEX_WAIT, expected as usize, time.as_ptr() as usize, 0, 0])
     };
+}
+
+/// The most words that [`futex_wait_any`] waits on.
+pub const FUTEXES_MAX: usize = 128;
+
+/// One of the words that [`futex_wait_any`] waits on: the kernel's `struct futex_waitv`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FutexWait<'a> {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+    _word: core::marker::PhantomData<&'a AtomicU32>,
+}
+
+impl<'a> FutexWait<'a> {
+    /// To wait until somebody wakes `word`, if it is `expected`.
+    pub fn new(word: &'a AtomicU32, expected: u32) -> Self {
+        const FUTEX2_SIZE_U32: u32 = 2;
+        let address = core::ptr::from_ref(word) as usize as u64;
+        let (value, flags) = (u64::from(expected), FUTEX2_SIZE_U32);
+        Self { value, address, flags, reserved: 0, _word: core::marker::PhantomData }
+    }
+}
+
+/// Sleeps until somebody wakes one of `words`, at most [`FUTEXES_MAX`], or one is not as expected any more, a signal
+/// comes, or `millis` milliseconds passed. `false`: the kernel cannot do that (before 5.16), or may not.
+#[must_use]
+pub fn futex_wait_any(words: &[FutexWait<'_>], millis: u32) -> bool {
+    const CLOCK_MONOTONIC: usize = 1;
+    let until = clock_millis() + u64::from(millis);
+    let until = [(until / 1000) as i64, (until % 1000) as i64 * 1_000_000];
+    let (address, time) = (words.as_ptr() as usize, until.as_ptr() as usize);
+    // SAFETY: the words and the time outlive the call; the kernel writes none of them.
+    let answer = unsafe { call(number::FUTEX_WAITV, [address, words.len(), 0, time, CLOCK_MONOTONIC, 0]) };
+    !matches!(result(answer), Err(Errno::NOSYS | Errno::PERM))
 }
 
 /// Wakes up to `sleepers` who sleep on `word`, in any process.

@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use quinion::arena::control::Advice;
 use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire};
 use quinion::folio::copy;
-use quinion::serve::{Attached, Owner};
+use quinion::serve::{Attached, FileName, Owner};
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use quinion::viewer::sys::Errno;
 use quinion::xarray::{Entry, Kind, Root};
@@ -56,6 +57,9 @@ pub struct NaiveOwner {
     pub failing_fills: AtomicU64,
     /// How long a fill takes, in milliseconds.
     pub fill_millis: AtomicU64,
+    pub attach_millis: AtomicU64,
+    /// Reads of files on this device hang; 0 for none.
+    pub hung_device: AtomicU64,
     pub panics: AtomicU64,
     /// What programs said of how they will read: advice, position, length.
     pub hints: Mutex<Vec<(Advice, u64, u64)>>,
@@ -74,6 +78,8 @@ impl NaiveOwner {
             detached: zero(),
             failing_fills: zero(),
             fill_millis: zero(),
+            attach_millis: zero(),
+            hung_device: zero(),
             panics: zero(),
             hints: Mutex::default(),
         })
@@ -145,11 +151,12 @@ impl Owner for NaiveOwner {
         self.arena.share()
     }
 
-    fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno> {
-        let path = format!("/proc/{process}/fd/{descriptor}");
+    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
+        std::thread::sleep(std::time::Duration::from_millis(self.attach_millis.load(Ordering::Relaxed)));
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = File::open(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(5)))?;
         let data = file.metadata().map_err(|_| Errno::IO)?;
-        if (data.dev(), data.ino()) != (device, inode) || !data.is_file() {
+        if (data.dev(), data.ino()) != (name.device, name.inode) || !data.is_file() {
             return Err(Errno::BADF);
         }
         let mut state = self.state.lock().unwrap();
@@ -167,6 +174,15 @@ impl Owner for NaiveOwner {
     fn fill(&self, handle: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         assert!(self.panics.load(Ordering::Relaxed) == 0, "asked to panic");
         std::thread::sleep(std::time::Duration::from_millis(self.fill_millis.load(Ordering::Relaxed)));
+        let hangs = |owner: &Self| {
+            let device = owner.hung_device.load(Ordering::Relaxed);
+            let state = owner.state.lock().unwrap();
+            let mapping = state.mappings.get(&handle);
+            device != 0 && mapping.is_some_and(|found| found.file.metadata().unwrap().dev() == device)
+        };
+        while hangs(self) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let fails = |left: u64| left.checked_sub(1);
         if self.failing_fills.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
             return Err(Errno::IO);

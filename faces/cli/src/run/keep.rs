@@ -65,7 +65,7 @@ mod start;
 mod sys;
 
 /// The version of what is said between runner and owner. "stop" and "status" are the same in all versions.
-const PROTOCOL: u64 = 1;
+const PROTOCOL: u64 = 2;
 /// How long a runner waits before it looks again for an owner that is being started, or is ending.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long an owner may take to end before it is killed: nothing in it can be lost.
@@ -245,9 +245,9 @@ impl Kept {
     /// The owner takes no more of them, or has ended.
     pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
         let answer = self.line.ask(&Message::ask("plan").bytes("plan", plan))?;
-        let descriptor = answer.and_then(|answer| answer.number_of("descriptor"));
-        let descriptor = descriptor.and_then(|descriptor| u32::try_from(descriptor).ok());
-        self.place.plan = Some(descriptor.ok_or_else(|| {
+        let number = answer.and_then(|answer| answer.number_of("number"));
+        let number = number.and_then(|number| u32::try_from(number).ok());
+        self.place.plan = Some(number.ok_or_else(|| {
             io::Error::other(format!("the cache `{}` takes no plan; end it by `quinion stop {0}`", self.name))
         })?);
         Ok(())

@@ -576,6 +576,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Locked => "locked",
         Reason::Left => "left",
         Reason::Careful => "careful",
+        Reason::Domain => "domain",
     }
 }
 
@@ -597,5 +598,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Locked => "locked",
         Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",
+        Reason::Domain => "after the process changed its credentials or name spaces",
     }
 }

@@ -1,36 +1,36 @@
 //! Viewed: a file in the cache of another process of ours, read by maps of that process's memory.
 //!
 //! ```text
-//!   owner     /proc/PID/fd/ARENA     mapped to be read        where the bytes are
-//!             /proc/PID/fd/CONTROL   mapped to be written     where questions go
+//!   owner's socket --> the arena       mapped to be read        where the bytes are
+//!                      a page of ours  mapped to be written     where questions go
 //! ```
 //!
 //! It does what the object in a program does once it knows that a descriptor is the file that it was: nothing but the
 //! read. The maps stay until the process ends.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use quinion::CacheOwner;
-use quinion::arena::CellNumber;
 use quinion::arena::control::Operation;
-use quinion::serve::Owner;
+use quinion::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 
-use super::HUGE_BYTES;
-
-/// Where another process finds the memory of `owner`, which is ours: in a word for [`Viewed::attach`].
-pub fn place_of(owner: &CacheOwner) -> String {
-    let arena = owner.arena();
-    let [data, control] = [arena.arena_fd(), arena.control_fd()].map(|fd| fd.as_raw_fd());
-    format!("{}:{data}:{control}:{}", std::process::id(), arena.token())
+/// Answers other processes of ours, by one thread, and where they find it: in a word for [`Viewed::attach`]. The socket
+/// lies in `folder`.
+pub fn serve(owner: Arc<CacheOwner>, folder: &Path) -> io::Result<(Service, String)> {
+    let (path, token) = (folder.join("view.socket"), owner.arena().token());
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path)?), ..ServiceOptions::default() };
+    let service = Service::start_with(owner, options)?;
+    Ok((service, format!("{token}:{}", path.display())))
 }
 
 /// One file of a cache.
@@ -48,15 +48,12 @@ pub struct Viewed {
 impl Viewed {
     /// The file at `path` in the cache at `place`.
     pub fn attach(place: &str, path: &Path) -> io::Result<Self> {
-        let fields: Vec<u64> = place.split(':').flat_map(str::parse).collect();
-        let [owner, data, control, token] = fields[..] else {
+        let known = place.split_once(':').and_then(|(token, socket)| Some((token.parse().ok()?, socket)));
+        let Some((token, socket)) = known else {
             return Err(io::Error::other(format!("`{place}` is no place of a cache")));
         };
-        let map = |number, is_written| map(&format!("/proc/{owner}/fd/{number}"), is_written);
-        // SAFETY: both are mapped as a whole, and nothing unmaps them.
-        let viewer =
-            unsafe { Viewer::attach(map(data, false)?, map(control, true)?, token, std::process::id()) };
-        let viewer = viewer.map_err(|why| io::Error::other(format!("no view of the cache: {why:?}")))?;
+        let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token, run: 0 };
+        let viewer = Viewer::connect(socket.as_ref(), &hello)?;
         let file = File::open(path)?;
         let known = file.metadata()?;
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
@@ -80,19 +77,4 @@ impl Viewed {
             end => Err(io::Error::other(format!("the cache's owner gave no bytes at {position}: {end:?}"))),
         }
     }
-}
-
-/// All of a file of the owner's, where large pages can be used.
-fn map(path: &str, is_written: bool) -> io::Result<Mapped> {
-    let file = OpenOptions::new().read(true).write(is_written).open(path)?;
-    let bytes = file.metadata()?.len();
-    let protection = if is_written { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-    let room = bytes as usize + HUGE_BYTES;
-    // SAFETY: the kernel chooses an address that is free.
-    let reserved = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)? };
-    let start = reserved.wrapping_byte_add(reserved.cast::<u8>().align_offset(HUGE_BYTES));
-    let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: so much from there lies in what was just reserved, and nobody was given its address.
-    let base = unsafe { mmap(start, bytes as usize, protection, flags, &file, 0)? };
-    Ok(Mapped { base: NonNull::new(base.cast()).expect("nothing is mapped at 0"), bytes })
 }

@@ -96,7 +96,7 @@ impl Ground {
         let cache = Cache::builder().memory(memory_for(bytes)).build()?;
         let own = warm(cache.open(&path)?)?;
         let owner = Arc::new(CacheOwner::new(cache));
-        let (cache, service) = (sys::place_of(&owner), Service::start(owner, 1)?);
+        let (service, cache) = sys::serve(owner, folder.path())?;
         // Who is served with care is not served files that changed a moment ago.
         std::thread::sleep(Duration::from_millis(2500));
         let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };

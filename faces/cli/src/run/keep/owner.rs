@@ -27,7 +27,7 @@
 //!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,7 +47,8 @@ use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
 use crate::run::open_files;
 use crate::run::remembered::Remembered;
 use crate::run::signals::Signals;
-use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, PRELOAD, Session, sealed_file};
+use crate::run::socket::Socket;
+use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, PRELOAD, Session};
 use crate::size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
@@ -142,7 +143,8 @@ fn begin(
     }
     let Cache { owner, numbers, tidy } = build()?;
     let remembered = Folder::open(folder.path()).ok().and_then(Remembered::of);
-    let session = Session::remembering(owner, remembered).map_err(said)?;
+    let socket = Socket::listen_in(folder.path()).map_err(said)?;
+    let session = Session::remembering(owner, remembered, socket).map_err(said)?;
     let signals = Signals::catch().map_err(said)?;
     folder.remove_socket(&lock, &name).map_err(said)?;
     let listener = UnixListener::bind(folder.socket(&name)).map_err(said)?;
@@ -242,8 +244,8 @@ struct Attendant {
     tidy: Box<dyn Fn()>,
     use_: Use,
     talks: Vec<Talk>,
-    /// Plans that runs brought, each once.
-    plans: Vec<(Vec<u8>, OwnedFd)>,
+    /// Plans that runs brought, each once, and their numbers.
+    plans: Vec<(Vec<u8>, u32)>,
 }
 
 impl Attendant {
@@ -517,16 +519,15 @@ impl Attendant {
         let place = match known {
             Some(place) => place,
             None if self.plans.len() == PLANS_MAX => return refused("there are too many plans"),
-            None => match sealed_file("quinion-plan", &plan) {
+            None => match self.session.add_plan(&plan) {
                 Err(error) => return refused(&error.to_string()),
-                Ok(file) => {
-                    self.plans.push((plan, file));
+                Ok(number) => {
+                    self.plans.push((plan, number));
                     self.plans.len() - 1
                 }
             },
         };
-        let descriptor = self.plans[place].1.as_raw_fd().unsigned_abs();
-        Message::answer("planned").number("descriptor", descriptor.into())
+        Message::answer("planned").number("number", self.plans[place].1.into())
     }
 
     /// What a run did so far, with the `files` that are read most.

@@ -1,0 +1,239 @@
+//! Door: where processes become viewers, and where the keeper waits.
+//!
+//! ```text
+//!   connection --accept--> our user's? --Hello in time?--> version, token --admit--> Welcome, with descriptors
+//!                              no: closed    no: closed        no: said
+//! ```
+//!
+//! The socket lies where nobody but our user can come; who comes all the same is turned away by what the kernel says of
+//! him. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5), which is what its
+//! end is noticed by; on older kernels one is made of its number while it is connected, and counts only if it is
+//! connected still.
+//!
+//! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is one more than
+//! [`GREETINGS_MAX`]. Descriptors that come with a message are not received: the kernel drops what there is no
+//! room for.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, recv, sendmsg,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::Shared;
+use crate::arena::{ArenaShare, LAYOUT_VERSION};
+use crate::sync::{Rank, RankedMutex};
+use crate::sys::peer;
+use crate::viewer::hello::{HELLO_BYTES, Hello, NO_PLAN, Welcome};
+use crate::viewer::sys::Errno;
+
+/// How long a process may take to say what it wants.
+const HELLO_MAX: Duration = Duration::from_secs(1);
+/// Processes that are connected at a time.
+const GREETINGS_MAX: usize = 64;
+
+/// Where processes join.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: Option<OwnedFd>,
+    /// The arena and what all viewers see, opened for reading alone.
+    files: [OwnedFd; 2],
+    token: u64,
+    plans: RankedMutex<Vec<Arc<OwnedFd>>>,
+    greetings: RankedMutex<Vec<Greeting>>,
+    /// Written to when the keeper is to look again.
+    wake: OwnedFd,
+}
+
+/// Somebody who is connected and has not said what he wants.
+#[derive(Debug)]
+struct Greeting {
+    socket: OwnedFd,
+    until: Instant,
+}
+
+impl Door {
+    pub(super) fn new(arena: ArenaShare<'_>, listener: Option<OwnedFd>) -> io::Result<Self> {
+        let reopen = |file: &dyn AsFd| {
+            let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        };
+        if let Some(listener) = &listener {
+            rustix::io::ioctl_fionbio(listener, true)?;
+        }
+        Ok(Self {
+            listener,
+            files: [reopen(&arena.arena_fd())?, reopen(&arena.control_fd())?],
+            token: arena.token(),
+            plans: RankedMutex::new(Rank::Viewer, Vec::new()),
+            greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// The arena and what all viewers see, for reading.
+    pub(super) fn files(&self) -> io::Result<[OwnedFd; 2]> {
+        let [arena, control] = &self.files;
+        Ok([arena.try_clone()?, control.try_clone()?])
+    }
+
+    /// Keeps a plan; its number.
+    pub(super) fn add_plan(&self, plan: OwnedFd) -> u32 {
+        let mut plans = self.plans.lock();
+        plans.push(Arc::new(plan));
+        plans.len() as u32 - 1
+    }
+
+    /// Has the keeper look again.
+    pub(super) fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes()); // full: it is awake
+    }
+
+    /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
+    /// what is to be done about them. For the keeper alone.
+    pub(super) fn wait(&self, until: Instant, shared: &Shared) {
+        // 1 whom to wait for; a viewer that has ended while somebody is at work for it is looked at with each beat
+        let viewers: Vec<_> = shared
+            .present()
+            .filter_map(|viewer| {
+                let seat = shared.seats[viewer].lock();
+                let process = seat.process.as_ref().filter(|_| seat.busy == 0)?;
+                Some((viewer, Arc::clone(&process.alive)))
+            })
+            .collect();
+        let mut greetings = std::mem::take(&mut *self.greetings.lock());
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        fds.extend(viewers.iter().map(|(_, alive)| PollFd::new(&**alive, PollFlags::IN)));
+        fds.extend(greetings.iter().map(|greeting| PollFd::new(&greeting.socket, PollFlags::IN)));
+        fds.extend(self.listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        // 2 wait
+        let time = until.saturating_duration_since(Instant::now());
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        if poll(&mut fds, Some(&time)).is_err() {
+            fds.iter_mut().for_each(PollFd::clear_revents);
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let mut ready = ready.into_iter();
+        let is_woken = ready.next() == Some(true);
+        let ended: Vec<bool> = ready.by_ref().take(viewers.len()).collect();
+        let spoken: Vec<bool> = ready.by_ref().take(greetings.len()).collect();
+        let is_called = ready.next() == Some(true);
+        if is_woken {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
+        // 3 who has ended
+        for ((viewer, _), _) in viewers.iter().zip(ended).filter(|(_, ended)| *ended) {
+            shared.free_if_over(*viewer);
+        }
+        // 4 who has said something, or nothing for too long
+        let now = Instant::now();
+        let mut spoken = spoken.into_iter();
+        greetings.retain(|greeting| {
+            let has_spoken = spoken.next() == Some(true);
+            if has_spoken {
+                self.hear(&greeting.socket, shared);
+            }
+            !has_spoken && now < greeting.until
+        });
+        // 5 who is new
+        if is_called {
+            self.accept(&mut greetings, shared);
+        }
+        *self.greetings.lock() = greetings;
+    }
+
+    fn accept(&self, greetings: &mut Vec<Greeting>, shared: &Shared) {
+        let Some(listener) = &self.listener else { return };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = accept_with(listener, flags) {
+            let is_ours = peer::user(socket.as_fd()) == Some(rustix::process::geteuid().as_raw());
+            if !is_ours || greetings.len() >= GREETINGS_MAX {
+                continue;
+            }
+            // Most have said it by now.
+            match self.hear(&socket, shared) {
+                Heard::Something => {}
+                Heard::Nothing => greetings.push(Greeting { socket, until: Instant::now() + HELLO_MAX }),
+            }
+        }
+    }
+
+    /// Hears what a process wants, and answers.
+    fn hear(&self, socket: &OwnedFd, shared: &Shared) -> Heard {
+        let mut bytes = [0; HELLO_BYTES + 1];
+        let hello = match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => Hello::of(&bytes[..count]),
+            Err(rustix::io::Errno::AGAIN) => return Heard::Nothing,
+            Err(_) => None,
+        };
+        if let Some(hello) = hello {
+            self.welcome(socket, hello, shared);
+        }
+        Heard::Something
+    }
+
+    fn welcome(&self, socket: &OwnedFd, hello: Hello, shared: &Shared) {
+        let plan = self.plans.lock().get(hello.plan as usize).cloned();
+        let admitted = if hello.version != LAYOUT_VERSION || hello.token != self.token {
+            Err(Errno::PROTO)
+        } else if plan.is_none() && hello.plan != NO_PLAN {
+            Err(Errno::INVAL)
+        } else {
+            caller(socket).and_then(|(process, alive)| shared.admit(process, alive))
+        };
+        let (welcome, page) = match admitted {
+            Ok((viewer, page)) => (Welcome { error: 0, viewer: viewer as u32 }, Some(page)),
+            Err(error) => (Welcome { error: error.0 as u32, viewer: 0 }, None),
+        };
+        let mut descriptors = Vec::new();
+        if let Some(page) = &page {
+            descriptors.extend(self.files.iter().map(AsFd::as_fd));
+            descriptors.push(page.as_fd());
+            descriptors.extend(plan.as_ref().map(|plan| plan.as_fd()));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            with.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let bytes = welcome.bytes();
+        // Who has gone meanwhile is noticed by his process.
+        let _ = sendmsg(
+            socket,
+            &[io::IoSlice::new(&bytes)],
+            &mut with,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        );
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Something,
+    Nothing,
+}
+
+/// The process that connected, and a descriptor of it.
+fn caller(socket: &OwnedFd) -> Result<(u32, OwnedFd), Errno> {
+    let number = peer::process(socket.as_fd()).ok_or(Errno::ACCES)?;
+    if let Some(alive) = peer::descriptor(socket.as_fd()) {
+        return Ok((number as u32, alive));
+    }
+    let number = Pid::from_raw(number).ok_or(Errno::SRCH)?;
+    let alive = pidfd_open(number, PidfdFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
+    // Its number is another's only when it has ended, and then it is not connected any more.
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut fds, Some(&at_once)) {
+        Ok(0) => Ok((number.as_raw_nonzero().get() as u32, alive)),
+        _ => Err(Errno::SRCH),
+    }
+}

@@ -1,0 +1,138 @@
+//! Workers: how many threads answer, and whom they may be kept waiting by.
+//!
+//! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
+//! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at
+//! work on the files of one file system are counted, and a question beyond [`AT_WORK_MAX`] is refused at once: its
+//! viewer reads by the kernel, and waits there by itself. The questions of one viewer are bounded in the same way
+//! (`Shared::take`). And while all workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`]; so
+//! some file systems that hang leave enough for the others.
+//!
+//! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
+//! or with the process.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use crate::sync::{Rank, RankedMutex};
+
+/// Threads that answer at most.
+const WORKERS_MAX: usize = 64;
+/// Workers that are at work on files of one file system at most.
+const AT_WORK_MAX: usize = 8;
+/// How long the end of the service waits for workers that are at work.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// The threads that answer.
+#[derive(Debug)]
+pub(super) struct Workers {
+    threads: RankedMutex<Vec<JoinHandle<()>>>,
+    count: AtomicUsize,
+    resting: AtomicUsize,
+    at_work: RankedMutex<HashMap<u64, usize>>,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self {
+            threads: RankedMutex::new(Rank::Viewer, Vec::new()),
+            count: AtomicUsize::new(0),
+            resting: AtomicUsize::new(0),
+            at_work: RankedMutex::new(Rank::Viewer, HashMap::new()),
+        }
+    }
+}
+
+/// A worker is at work on a file of a file system, until this is dropped.
+#[derive(Debug)]
+pub(super) struct AtWork<'a> {
+    workers: &'a Workers,
+    device: u64,
+}
+
+impl Workers {
+    /// One more was started.
+    pub(super) fn add(&self, thread: JoinHandle<()>) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.threads.lock().push(thread);
+    }
+
+    /// A worker has nothing to do, and does `sleep`.
+    pub(super) fn rest(&self, sleep: impl FnOnce()) {
+        self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
+        sleep();
+        self.resting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether one more should be started.
+    pub(super) fn are_all_busy(&self) -> bool {
+        self.resting.load(Ordering::Relaxed) == 0 && self.count.load(Ordering::Relaxed) < WORKERS_MAX
+    }
+
+    /// Begins to work on a file of that device; `None` if too many do so already.
+    pub(super) fn enter(&self, device: u64) -> Option<AtWork<'_>> {
+        let mut at_work = self.at_work.lock();
+        let count = at_work.entry(device).or_insert(0);
+        if *count == AT_WORK_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(AtWork { workers: self, device })
+    }
+
+    /// Waits for all, which have been told to end; not for those that hang.
+    pub(super) fn end(&self) {
+        let until = Instant::now() + END_MAX;
+        let mut threads = std::mem::take(&mut *self.threads.lock());
+        while !threads.is_empty() {
+            let (ended, rest) = threads.into_iter().partition(JoinHandle::is_finished);
+            threads = rest;
+            Vec::into_iter(ended).for_each(|thread| thread.join().expect("a worker does not panic"));
+            if !threads.is_empty() {
+                if Instant::now() >= until {
+                    return;
+                }
+                sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        let mut at_work = self.workers.at_work.lock();
+        match at_work.get_mut(&self.device) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(at_work.remove(&self.device)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_has_some_workers_at_most_and_gives_them_back() {
+        let workers = Workers::default();
+        let all: Vec<_> = (0..AT_WORK_MAX).map(|_| workers.enter(1).unwrap()).collect();
+        assert!(workers.enter(1).is_none());
+        assert!(workers.enter(2).is_some(), "another file system is not concerned");
+        drop(all);
+        assert!(workers.enter(1).is_some());
+        assert!(workers.at_work.lock().is_empty());
+    }
+
+    #[test]
+    fn the_end_waits_for_who_ends_and_not_for_who_hangs() {
+        let workers = Workers::default();
+        workers.add(std::thread::spawn(|| ()));
+        workers.add(std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        }));
+        workers.end();
+    }
+}

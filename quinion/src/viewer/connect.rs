@@ -1,0 +1,94 @@
+//! Connect: becoming a viewer by way of the owner's socket, with the standard library.
+//!
+//! The object in a program does the same by system calls alone (`faces/preload`). Here it is for programs that know of
+//! us: the benchmark, and tests.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recvmsg, send, socket_with,
+};
+
+use super::hello::{DESCRIPTORS_MAX, Hello, WELCOME_BYTES, Welcome};
+use super::{Mapped, Viewer};
+use crate::sys::peer;
+use crate::units::EXTENT_SIZE;
+
+/// How long the owner may take to answer, in seconds.
+const WELCOME_SECONDS: i64 = 10;
+
+impl Viewer {
+    /// Joins the cache whose owner listens at `socket`, as `hello` says. What it maps stays mapped until the process
+    /// ends. Waits ten seconds at most.
+    ///
+    /// # Errors
+    /// Nobody of our user listens there, or he refuses; the message says why.
+    pub fn connect(socket: &Path, hello: &Hello) -> io::Result<Self> {
+        let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&end, &SocketAddrUnix::new(socket)?)?;
+        if peer::user(end.as_fd()) != Some(rustix::process::geteuid().as_raw()) {
+            return Err(io::Error::other("the owner of the cache is another user"));
+        }
+        send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
+        let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&time))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut bytes = [0; WELCOME_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut with = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(&end, &mut [IoSliceMut::new(&mut bytes)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
+        let welcome = Welcome::of(&bytes[..received.bytes])
+            .ok_or_else(|| io::Error::other("the owner of the cache is not of this version"))?;
+        if welcome.error != 0 {
+            return Err(io::Error::from_raw_os_error(welcome.error as i32));
+        }
+        let files: Vec<OwnedFd> = with
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(files) => Some(files),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        let [arena, control, page, ..] = &files[..] else {
+            return Err(io::Error::other("the owner of the cache sent no files"));
+        };
+        Self::of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
+    }
+
+    /// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
+    ///
+    /// # Errors
+    /// They cannot be mapped, or are not of one cache, or of another version.
+    pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Result<Self> {
+        let maps = (map(arena, ProtFlags::READ)?, map(control, ProtFlags::READ)?);
+        let page = map(page, ProtFlags::READ | ProtFlags::WRITE)?;
+        // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
+        unsafe { Self::attach(maps.0, maps.1, page, token) }
+            .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
+    }
+}
+
+/// All of a file, where large pages can be used; not in forked children, and not in cores.
+fn map(file: impl AsFd, protection: ProtFlags) -> io::Result<Mapped> {
+    let bytes = rustix::fs::fstat(&file)?.st_size as u64;
+    let room = bytes as usize + EXTENT_SIZE;
+    // SAFETY: fresh address space, of the kernel's choice, and the file over an aligned part of it.
+    let base = unsafe {
+        let reserved = mmap_anonymous(null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?;
+        let aligned = reserved.byte_add(reserved.cast::<u8>().align_offset(EXTENT_SIZE));
+        let base = mmap(aligned, bytes as usize, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0)?;
+        madvise(base, bytes as usize, Advice::LinuxDontFork)?;
+        madvise(base, bytes as usize, Advice::LinuxDontDump)?;
+        base
+    };
+    Ok(Mapped { base: NonNull::new(base.cast()).expect("nothing is mapped at 0"), bytes })
+}

@@ -1,0 +1,120 @@
+//! Hello: the two messages by which a process becomes a viewer.
+//!
+//! ```text
+//!   process                                      owner, at a Unix socket (SOCK_SEQPACKET)
+//!     connects
+//!     Hello { version, token, run, plan }  --->  who is it, by the kernel's word? of the owner's domain?
+//!                                          <---  Welcome, with descriptors: arena, control, its page, a plan or none
+//!     maps all, closes all                       or a refusal, without
+//! ```
+//!
+//! The owner knows who asks by the socket alone (`SO_PEERCRED`, `SO_PEERPIDFD`), and nothing in the message is
+//! believed. The process makes sure in the same way that who listens there is its own user. Both close the connection
+//! after that.
+//!
+//! Numbers are little-endian, and the message is as long as it is: a shorter or longer one is none.
+
+/// The first eight bytes of a [`Hello`].
+const HELLO: u64 = u64::from_le_bytes(*b"QUINHELO");
+/// The first eight bytes of a [`Welcome`].
+const WELCOME: u64 = u64::from_le_bytes(*b"QUINWELC");
+
+/// Bytes of a [`Hello`].
+pub const HELLO_BYTES: usize = 32;
+/// Bytes of a [`Welcome`].
+pub const WELCOME_BYTES: usize = 16;
+/// Descriptors that come with a [`Welcome`] at most: the arena, the control file, the page, the plan.
+pub const DESCRIPTORS_MAX: usize = 4;
+/// In [`Hello::plan`]: none is wanted.
+pub const NO_PLAN: u32 = u32::MAX;
+
+/// What a process says that wants to become a viewer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
+    pub version: u32,
+    /// Which of the plans that runs have brought it wants; [`NO_PLAN`] for none.
+    pub plan: u32,
+    /// What it was told of the cache that it is meant to view.
+    pub token: u64,
+    /// The run that it counts for; 0 for none.
+    pub run: u64,
+}
+
+impl Hello {
+    /// As it is sent.
+    pub fn bytes(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        let numbers = [HELLO, u64::from(self.version) | u64::from(self.plan) << 32, self.token, self.run];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// As it arrived; `None` if that is none.
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
+        let [magic, numbers, token, run] = words(bytes);
+        let (version, plan) = (numbers as u32, (numbers >> 32) as u32);
+        (magic == HELLO).then_some(Self { version, plan, token, run })
+    }
+}
+
+/// What the owner answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: of another
+    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. Others: the owner lacks
+    /// something.
+    pub error: u32,
+    /// The viewer's number; for messages, and nothing else.
+    pub viewer: u32,
+}
+
+impl Welcome {
+    /// As it is sent.
+    pub fn bytes(&self) -> [u8; WELCOME_BYTES] {
+        let mut bytes = [0; WELCOME_BYTES];
+        let numbers = [WELCOME, u64::from(self.error) | u64::from(self.viewer) << 32];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// As it arrived; `None` if that is none.
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; WELCOME_BYTES] = bytes.try_into().ok()?;
+        let [magic, numbers] = words(bytes);
+        (magic == WELCOME).then_some(Self { error: numbers as u32, viewer: (numbers >> 32) as u32 })
+    }
+}
+
+/// Bytes as little-endian words, of which there are `N`.
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_as_they_were_sent_and_others_are_none() {
+        let hello = Hello { version: 7, plan: NO_PLAN, token: u64::MAX - 1, run: 3 };
+        assert_eq!(Hello::of(&hello.bytes()), Some(hello));
+        let welcome = Welcome { error: 13, viewer: 62 };
+        assert_eq!(Welcome::of(&welcome.bytes()), Some(welcome));
+        assert_eq!((Hello::of(&welcome.bytes()), Welcome::of(&hello.bytes())), (None, None));
+        assert_eq!(Hello::of(&hello.bytes()[..31]), None);
+        assert_eq!(Hello::of(&[hello.bytes().as_slice(), &[0]].concat()), None);
+        let mut other = hello.bytes();
+        other[0] ^= 1;
+        assert_eq!((Hello::of(&other), Hello::of(&[])), (None, None));
+    }
+}

@@ -24,7 +24,7 @@ use quinion::arena::control::Operation;
 use quinion::serve::{Owner, Service};
 use quinion::units::MappingId;
 use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner};
+use quinion::{Cache, CacheOwner, Coherence, ServeRules};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
@@ -93,7 +93,7 @@ fn own() -> Result<(), Box<dyn std::error::Error>> {
     let mut page = [0; 4096];
     (0..size / 4096).try_for_each(|at| file.read_exact_at(&mut page, at * 4096))?;
 
-    let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()));
+    let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
     let arena = owner.arena();
     let (data, control) = (arena.arena_fd().as_raw_fd(), arena.control_fd().as_raw_fd());
     let us = std::process::id();
@@ -168,4 +168,9 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
         println!("{ns}");
     }
     Ok(())
+}
+
+/// Rules by which a file is served that this very process has open for writing.
+fn by_times() -> ServeRules {
+    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
 }

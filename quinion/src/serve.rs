@@ -45,9 +45,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::arena::control::{
-    ABANDONED, ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners,
-    Operation, Patching, RING_ENTRIES, Reason, Request, Tally, UNCACHED, VIEWERS_MAX, ViewerPage,
-    WRITING_PLACES, place_of, state,
+    ABANDONED, ATTACHED_PLACES, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, Operation,
+    Patching, RING_ENTRIES, Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
 use crate::sync::{Rank, RankedMutex};
@@ -77,17 +76,6 @@ pub struct Attached {
     pub id: MappingId,
 }
 
-/// What the owner's viewers say of a file that one of them attaches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Writers {
-    /// No viewer says that it writes it, and the descriptor cannot.
-    None,
-    /// No viewer says that it writes it; the descriptor can, and its viewer will say so before it does.
-    Silent,
-    /// One writes it, or may at any moment.
-    Writing,
-}
-
 /// What is done about others who may change a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMode {
@@ -107,7 +95,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
     /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
-    /// descriptor may have been closed and used again since. Size and times are looked at now.
+    /// descriptor may have been closed and used again since. Size and times are looked at now, and the file's record says
+    /// how far viewers may believe what is cached of it ([`Trust`]) when this returns. `ETXTBSY`: they may not, somebody
+    /// has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn manners(&self) -> Manners {
@@ -125,24 +115,18 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn prepare(&self, house: &dyn House) {
         let _ = house;
     }
-    /// Says in the file's record how far viewers may believe what is cached of it ([`Trust`]), now that this handle has
-    /// been attached; or that they may not. Where this is not done, nobody has the file open for writing, as far as
-    /// viewers say, and their looks when it is opened and where it ends are all that is done about others.
-    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
-        let _ = handle;
-        if viewers == Writers::None { Ok(()) } else { Err(Errno::TXTBSY) }
-    }
     /// How long from now on viewers may be sure of files of which their records say so ([`Trust::Sure`]), if nothing
     /// else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was admitted.
     fn sure_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer is about to open that file so that it can write it.
-    fn writer_opened(&self, device: u64, inode: u64) {
-        let _ = (device, inode);
+    /// A viewer is about to open that file so that it can write it. `cuts`: it cuts it, or has, in a way that the
+    /// kernel tells no holder of a lease of; when this returns nobody is shown what was cached of it.
+    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        let _ = (device, inode, cuts);
     }
-    /// A viewer is about to write that file. When this returns, nobody is shown what was cached of it.
-    fn writing(&self, device: u64, inode: u64) {
+    /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer is attached.
+    fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
     /// This process is about to be stopped: nobody is to wait for it.
@@ -177,9 +161,9 @@ pub trait House {
     fn goes_on(&self) -> bool;
     /// Whether a program may be running that reads from us.
     fn has_viewers(&self) -> bool;
-    /// Does `work` while the file counts as attached: a viewer that is about to write it says so, and
-    /// [`Owner::writing`] is called. `work` hears whether one has said so before and may still be at it.
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool));
+    /// Does `work` while the file counts as attached: a viewer that is about to open it for writing says so, and
+    /// [`Owner::writer_opened`] is called.
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut());
 }
 
 /// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
@@ -511,10 +495,10 @@ impl Shared {
         const DETACH: u32 = Operation::Detach as u32;
         const EXAMINE: u32 = Operation::Examine as u32;
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
-        const WRITING: u32 = Operation::Writing as u32;
+        const LET_GO: u32 = Operation::LetGo as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
-        let is_of_a_handle = !matches!(job.operation, ATTACH | EXAMINE | WRITER_OPENED | WRITING);
+        let is_of_a_handle = !matches!(job.operation, ATTACH | EXAMINE | WRITER_OPENED | LET_GO);
         if is_of_a_handle && !self.seats[job.viewer].lock().handles.contains_key(&first) {
             return Err(Errno::BADF);
         }
@@ -544,11 +528,11 @@ impl Shared {
                 Ok([0, 0])
             }
             WRITER_OPENED => {
-                self.owner.writer_opened(first, second);
+                self.owner.writer_opened(first, second, third != 0);
                 Ok([0, 0])
             }
-            WRITING => {
-                self.owner.writing(first, second);
+            LET_GO => {
+                self.owner.let_go(first, second);
                 Ok([0, 0])
             }
             _ => Err(Errno::INVAL),
@@ -557,8 +541,7 @@ impl Shared {
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
         let spent = descriptor & CREDIT_SPENT != 0;
-        let can_write = descriptor & CAN_WRITE != 0;
-        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT & !CAN_WRITE).map_err(|_| Errno::BADF)?;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
         if let Some(credit) = self.owner.leaves_to_kernel(job.process, descriptor, (device, inode), spent) {
             return Ok([0, credit]);
         }
@@ -567,7 +550,7 @@ impl Shared {
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
         }
-        // First, so that who writes from here on says so, or is seen by our look below.
+        // First, so that who opens it for writing from here on tells us before; see `Tally`.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(job.process, descriptor, device, inode) {
             Ok(attached) => attached,
@@ -576,22 +559,13 @@ impl Shared {
                 return Err(error);
             }
         };
-        let writers = match (self.is_written(device, inode), can_write) {
-            (true, _) => Writers::Writing,
-            (false, true) => Writers::Silent,
-            (false, false) => Writers::None,
-        };
-        if let Err(error) = self.owner.admit(attached.handle, writers) {
-            self.let_go(attached.handle, place);
-            return Err(error);
-        }
         self.vouch();
         let before = self.seats[job.viewer].lock().handles.insert(attached.handle, place);
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
     }
 
-    // ---- who writes what ------------------------------------------------------------------------
+    // ---- what is attached -----------------------------------------------------------------------
 
     /// Counts a file as attached, for all who are about to write. Its place.
     fn enter(&self, device: u64, inode: u64) -> usize {
@@ -604,13 +578,6 @@ impl Shared {
     fn leave(&self, place: usize) {
         self.control().attached[place].lower();
         self.control().attached_files.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether a viewer says that it writes the file, or another that looks like it.
-    fn is_written(&self, device: u64, inode: u64) -> bool {
-        let place = place_of(device, inode, WRITING_PLACES);
-        (0..VIEWERS_MAX)
-            .any(|viewer| self.process(viewer) != 0 && !self.page(viewer).writing[place].is_zero())
     }
 
     /// The handle is nobody's any more.
@@ -748,10 +715,10 @@ impl House for Shared {
     fn has_viewers(&self) -> bool {
         (0..VIEWERS_MAX).any(|viewer| self.process(viewer) != 0)
     }
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool)) {
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut()) {
         // In this order, as in `attach`.
         let place = self.enter(device, inode);
-        let done = catch_unwind(AssertUnwindSafe(|| work(self.is_written(device, inode))));
+        let done = catch_unwind(AssertUnwindSafe(work));
         self.leave(place);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
@@ -810,5 +777,4 @@ fn clear(page: &ViewerPage) {
     }
     page.ring_head.store(0, Ordering::Relaxed);
     page.run.store(NO_RUN, Ordering::Relaxed);
-    page.writing.iter().for_each(Tally::clear);
 }

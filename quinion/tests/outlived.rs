@@ -29,7 +29,7 @@ use quinion::arena::{CellNumber, Trust};
 use quinion::serve::{Owner, Service};
 use quinion::units::MappingId;
 use quinion::viewer::{Mapped, ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Outside};
+use quinion::{Cache, CacheOwner};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
 type Lines = std::io::Lines<BufReader<ChildStdout>>;
@@ -54,7 +54,7 @@ fn be_the_owner() {
         return;
     }
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let owner = Arc::new(CacheOwner::new(cache).with_outside(Outside::Lease));
+    let owner = Arc::new(CacheOwner::new(cache));
     let service = Service::start(owner.clone(), 2).unwrap();
     let share = owner.arena();
     println!("\nowner {} {} {}", share.arena_fd().as_raw_fd(), share.control_fd().as_raw_fd(), share.token());

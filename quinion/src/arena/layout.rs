@@ -19,8 +19,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// there is a table of pages under write-back. Since 4 a viewer's page says for which run it is and what its process
 /// writes, and the control file when files are asked for, which are attached, and what came of patching; a record says
 /// how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
-/// to when leases are believed in.
-pub const LAYOUT_VERSION: u32 = 6;
+/// to when leases are believed in. Since 7 nobody says what it writes, and a record that says nothing is not believed.
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

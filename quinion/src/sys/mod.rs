@@ -6,6 +6,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`last_word`] | a mark in shared memory that the kernel makes if we are killed |
@@ -14,6 +15,7 @@
 //! | [`signal`] | keeping a program's signals away from our threads |
 //! | `peer`, `uffd` | who connected a socket; page faults of another process: with the feature `restore` |
 
+pub mod extents;
 pub mod fork;
 pub mod io;
 pub mod last_word;

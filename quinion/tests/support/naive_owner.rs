@@ -10,12 +10,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::arena::control::Advice;
-use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire};
+use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire, Trust};
 use quinion::folio::copy;
 use quinion::serve::{Attached, Owner};
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -57,6 +58,8 @@ pub struct NaiveOwner {
     /// How long a fill takes, in milliseconds.
     pub fill_millis: AtomicU64,
     pub panics: AtomicU64,
+    /// Whether it takes no file that somebody has open for writing.
+    pub minds_writers: AtomicBool,
     /// What programs said of how they will read: advice, position, length.
     pub hints: Mutex<Vec<(Advice, u64, u64)>>,
 }
@@ -75,8 +78,16 @@ impl NaiveOwner {
             failing_fills: zero(),
             fill_millis: zero(),
             panics: zero(),
+            minds_writers: AtomicBool::new(false),
             hints: Mutex::default(),
         })
+    }
+
+    /// One that takes no file that somebody has open for writing, and lets go of one that is opened so by a viewer.
+    pub fn minding_writers(pages_max: usize) -> Arc<Self> {
+        let owner = Self::new(pages_max);
+        owner.minds_writers.store(true, Ordering::Relaxed);
+        owner
     }
 
     fn cell(&self) -> CellNumber {
@@ -152,6 +163,9 @@ impl Owner for NaiveOwner {
         if (data.dev(), data.ino()) != (device, inode) || !data.is_file() {
             return Err(Errno::BADF);
         }
+        if self.minds_writers.load(Ordering::Relaxed) && is_open_for_writing(&file) {
+            return Err(Errno::TXTBSY);
+        }
         let mut state = self.state.lock().unwrap();
         state.next += 1;
         let handle = state.next;
@@ -159,9 +173,20 @@ impl Owner for NaiveOwner {
         let record = self.arena.view().record(cell).unwrap();
         record.root.store(Root { entry: Entry::node(root.0), levels: LEVELS }.bits(), Ordering::Release);
         record.size.store(data.len(), Ordering::Relaxed);
+        record.set_trust(Trust::Immutable);
         record.id.store(id.0, Ordering::Release); // partner: `read_hits`
         state.mappings.insert(handle, Mapping { file, cell, id, root, size: data.len() });
         Ok(Attached { handle, cell, id })
+    }
+
+    fn writer_opened(&self, device: u64, inode: u64, _: bool) {
+        let state = self.state.lock().unwrap();
+        for mapping in state.mappings.values() {
+            let data = mapping.file.metadata().unwrap();
+            if (data.dev(), data.ino()) == (device, inode) {
+                self.arena.view().record(mapping.cell).unwrap().set_trust(Trust::Kernel);
+            }
+        }
     }
 
     fn fill(&self, handle: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
@@ -237,4 +262,12 @@ impl Owner for NaiveOwner {
             byte.store(1, Ordering::Relaxed);
         }
     }
+}
+
+/// The kernel gives no read lease on a file that somebody has open for writing. The one it gives is given up at once.
+fn is_open_for_writing(file: &File) -> bool {
+    // SAFETY: numbers only.
+    let [taken, _] = [libc::F_RDLCK, libc::F_UNLCK]
+        .map(|kind| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) });
+    taken != 0
 }

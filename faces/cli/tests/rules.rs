@@ -100,7 +100,7 @@ struct Hesitant {
 
 impl Owner for Hesitant {
     fn manners(&self) -> Manners {
-        Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
+        Manners { large_bytes: u64::MAX, credit_bytes: 9_000, ..Manners::default() }
     }
     fn leaves_to_kernel(&self, _: u32, _: i32, file: (u64, u64), spent: bool) -> Option<u64> {
         let is_new = self.asked.lock().unwrap().insert(file);

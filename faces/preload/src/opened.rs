@@ -147,7 +147,7 @@ names! {
         let forks = process::forks();
         opened(call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
-    /// Opens; a candidate if it can only read.
+    /// As `open`.
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();

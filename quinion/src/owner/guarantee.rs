@@ -4,6 +4,7 @@
 //!   a viewer's descriptor, by a handle that opens nothing (O_PATH)
 //!     file system: not one that may be served ----------------------------------------> left to the kernel
 //!     mount: each read is to move the time of the last access (strictatime) ----------> left to the kernel
+//!     memory without a name (memfd): the kernel does not count who writes it ---------> left to the kernel
 //!     nobody can write it: fs-verity, a file system that is read only by its nature --> Immutable
 //!     below a folder that was declared never to change -------------------------------> Immutable
 //!     any other --------------------------------------------------------------------> opened, and asked for a lease
@@ -58,6 +59,9 @@ pub struct ServeRules {
     pub any_file_system: bool,
 }
 
+/// tmpfs, of which a memfd is a file, and ramfs.
+const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
 /// Why a file is left to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unserved {
@@ -66,6 +70,7 @@ pub(super) enum Unserved {
     FileSystem,
     NoContent,
     AccessTimes,
+    Nameless,
     Unwritten,
 }
 
@@ -79,6 +84,7 @@ impl fmt::Display for Unserved {
             }
             Self::NoContent => "its bytes are made anew at each read",
             Self::AccessTimes => "its mount (strictatime) wants each read to move the time of the last access",
+            Self::Nameless => "it is memory without a name (memfd), which is written past all leases",
             Self::Unwritten => {
                 "a part of it was allocated and never written: what SEEK_HOLE says of that depends on the kernel's reads"
             }
@@ -112,6 +118,10 @@ impl ServeRules {
             statx(handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(|_| Unserved::Gone)?;
         if identity(&stat) != file {
             return Err(Unserved::Gone);
+        }
+        // The kernel does not count the writers of a memfd, and gives leases on it while it is written.
+        if stat.stx_nlink == 0 && IN_MEMORY.contains(&(found.f_type as u32)) {
+            return Err(Unserved::Nameless);
         }
         let verity = stat.stx_attributes.bits() & VERITY != 0;
         if verity || system == FileSystem::ReadOnly || self.is_declared(name, file) {

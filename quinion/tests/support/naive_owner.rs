@@ -163,7 +163,9 @@ impl Owner for NaiveOwner {
         if (data.dev(), data.ino()) != (device, inode) || !data.is_file() {
             return Err(Errno::BADF);
         }
-        if self.minds_writers.load(Ordering::Relaxed) && is_open_for_writing(&file) {
+        // The kernel gives leases on memory files (memfd) that are being written.
+        let has_writers = || data.nlink() == 0 || is_open_for_writing(&file);
+        if self.minds_writers.load(Ordering::Relaxed) && has_writers() {
             return Err(Errno::TXTBSY);
         }
         let mut state = self.state.lock().unwrap();

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// What says that a cached file is as it was: a read lease of the kernel's (leases), without which a file is left to
     /// the kernel; or, where there is none, its times and size, looked at before each read (times). By times a program
-    /// may be shown old bytes, or some old and some new: of a file that another `write` has been changing for longer
+    /// may be shown old bytes, or some old and some new: of a file that one `write` has been changing for longer
     /// than 50 ms, during that and until the file is changed again; and of one that is stored to through a shared
     /// mapping, at any time until then. Do not use it for databases that others write.
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]

@@ -560,7 +560,7 @@ fn the_report_has_its_schema() {
         "no_owner",
         "changed",
         "foreign",
-        "locked",
+        "unguaranteed",
         "intercept",
         "functions",
         "left",

@@ -9,8 +9,9 @@
 //! A handle is an open [`File`]: it keeps its mapping, so the record that a
 //! viewer looks at stays what it is until the viewer has let go.
 //!
-//! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or whoever
-//! declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their times.
+//! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or
+//! whoever declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
+//! times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
@@ -139,8 +140,8 @@ impl CacheOwner {
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
     }
 
-    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is copied
-    /// is believed by nobody when the lease has ended. Whether all of it was.
+    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is
+    /// copied is believed by nobody when the lease has ended. Whether all of it was.
     fn copy(&self, wish: &Wish, house: &dyn House) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
@@ -163,8 +164,8 @@ impl CacheOwner {
         done
     }
 
-    /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it may
-    /// be believed, and notes what was done.
+    /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it
+    /// may be believed, and notes what was done.
     fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
         let unserved = |unserved: Unserved| {
             self.note_mode(&name, inode, Trust::Kernel, unserved.to_string());

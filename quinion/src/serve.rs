@@ -95,9 +95,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// The memory viewers look at.
     fn arena(&self) -> ArenaShare<'_>;
     /// Attaches the file behind `descriptor` of `process`, which must be the file `inode` on `device`: the
-    /// descriptor may have been closed and used again since. Size and times are looked at now, and the file's record says
-    /// how far viewers may believe what is cached of it ([`Trust`]) when this returns. `ETXTBSY`: they may not, somebody
-    /// has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
+    /// descriptor may have been closed and used again since. Size and times are looked at now, and the file's record
+    /// says how far viewers may believe what is cached of it ([`Trust`]) when this returns. `ETXTBSY`: they may not,
+    /// somebody has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, process: u32, descriptor: i32, device: u64, inode: u64) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn manners(&self) -> Manners {

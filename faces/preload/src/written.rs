@@ -143,8 +143,8 @@ pub fn is_mapped(device: u64, inode: u64) -> bool {
 pub fn wants_lease(fd: c_int) {
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
     LEASED.add(stat.device, stat.inode);
-    // Who is about to attach it has not looked at the list; who comes later does. (As each look at the clock ends in the
-    // kernel, the thread we wait for runs, if it can.)
+    // Who is about to attach it has not looked at the list; who comes later does. (As each look at the clock ends in
+    // the kernel, the thread we wait for runs, if it can.)
     let begun = kernel::now_nanos();
     let is_over = || kernel::now_nanos().zip(begun).is_none_or(|(now, begun)| now - begun > ATTACHING_NANOS_MAX);
     // SeqCst, partner: `attaching`.

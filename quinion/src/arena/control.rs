@@ -96,8 +96,8 @@ pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
 /// A small count that, once it is full, stays so: what it counted is never counted as gone by mistake.
 ///
 /// That of a file is raised before a lease is asked for, and a viewer looks at it before it asks the kernel to open the
-/// file for writing, in SeqCst steps: in their one order, either the viewer sees that there may be a lease, or the lease
-/// is asked for when the file is being opened, and the kernel sees to the rest.
+/// file for writing, in SeqCst steps: in their one order, either the viewer sees that there may be a lease, or the
+/// lease is asked for when the file is being opened, and the kernel sees to the rest.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Tally(AtomicU8);
@@ -417,9 +417,9 @@ pub enum Operation {
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
     /// The viewer is about to open a file so that it can write: the lease is given up before the kernel asks for it. Or
-    /// it is about to cut a file, or has cut it, in the one way that the kernel tells no holder of a lease of: by opening
-    /// it to read only. Once that is answered nobody is shown what was cached. Arguments: the device, the inode, 1 if it
-    /// is that way.
+    /// it is about to cut a file, or has cut it, in the one way that the kernel tells no holder of a lease of: by
+    /// opening it to read only. Once that is answered nobody is shown what was cached. Arguments: the device, the
+    /// inode, 1 if it is that way.
     WriterOpened = 6,
     /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
     /// answered the owner has not, as far as it depends on it. Arguments: the device, the inode.

@@ -43,8 +43,8 @@ const LOCAL: [u32; 15] = [
     0x2405_1905,
 ];
 
-/// procfs, sysfs, cgroup 1 and 2, debugfs, tracefs, securityfs, SELinux, Smack, bpf, pstore, efivarfs, configfs, devpts,
-/// binfmt_misc, nsfs, mqueue, resctrl, fusectl, binderfs.
+/// procfs, sysfs, cgroup 1 and 2, debugfs, tracefs, securityfs, SELinux, Smack, bpf, pstore, efivarfs, configfs,
+/// devpts, binfmt_misc, nsfs, mqueue, resctrl, fusectl, binderfs.
 const NO_CONTENT: [u32; 20] = [
     0x9fa0,
     0x6265_6572,

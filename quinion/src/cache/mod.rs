@@ -635,7 +635,8 @@ impl Cache {
         }
     }
 
-    /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known now.
+    /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known
+    /// now.
     pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
         let mut table = self.shared.table.lock();
         let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);

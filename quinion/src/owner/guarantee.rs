@@ -16,9 +16,9 @@
 //! A mount that is read only is no guarantee: the file may be written by way of another mount of its file system.
 //!
 //! **Access times.** What the owner reads moves no file's time of last access (`O_NOATIME`), where its user may ask for
-//! that. A viewer moves it once when it attaches a file, by a read of the kernel's at the file's end: as far as the mount
-//! and the descriptor say. Hits do not move it, which on a mount of `relatime`, the kernel's default, is a difference of
-//! one move a day at most. A mount that wants each read to be seen is left to the kernel.
+//! that. A viewer moves it once when it attaches a file, by a read of the kernel's at the file's end: as far as the
+//! mount and the descriptor say. Hits do not move it, which on a mount of `relatime`, the kernel's default, is a
+//! difference of one move a day at most. A mount that wants each read to be seen is left to the kernel.
 //!
 //! Invariants:
 //!  1. No file is opened before it was looked at here.
@@ -41,8 +41,8 @@ pub enum Coherence {
     #[default]
     Leases,
     /// By its times and size, which are looked at before each read. That may show a state of before: while a `write` is
-    /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it, until
-    /// the next change; and where the file is stored to by a shared mapping, for as long as that is.
+    /// under way for longer than the file system's clock takes to step (50 milliseconds are waited), and after it,
+    /// until the next change; and where the file is stored to by a shared mapping, for as long as that is.
     Times,
 }
 
@@ -51,11 +51,11 @@ pub enum Coherence {
 pub struct ServeRules {
     /// What is done where there is no lease.
     pub coherence: Coherence,
-    /// Folders below which no file ever changes. They are compared with where files are as this process sees them, links
-    /// resolved.
+    /// Folders below which no file ever changes. They are compared with where files are as this process sees them,
+    /// links resolved.
     pub immutable: Vec<PathBuf>,
-    /// Whether files are served of file systems on which a lease does not keep others out, or of which that is not known:
-    /// network file systems, FUSE, overlayfs. They need one of the above. A read of such a file may never end.
+    /// Whether files are served of file systems on which a lease does not keep others out, or of which that is not
+    /// known: network file systems, FUSE, overlayfs. They need one of the above. A read of such a file may never end.
     pub any_file_system: bool,
 }
 
@@ -86,15 +86,15 @@ impl fmt::Display for Unserved {
             Self::AccessTimes => "its mount (strictatime) wants each read to move the time of the last access",
             Self::Nameless => "it is memory without a name (memfd), which is written past all leases",
             Self::Unwritten => {
-                "a part of it was allocated and never written: what SEEK_HOLE says of that depends on the kernel's reads"
+                "a part of it was allocated and never written: what SEEK_HOLE says there depends on the kernel's reads"
             }
         })
     }
 }
 
 impl ServeRules {
-    /// Looks at the file behind `path`, a descriptor's in `/proc`, that is called `name` there, without opening it: what
-    /// is done where there is no lease. The file `inode` on `device` is expected.
+    /// Looks at the file behind `path`, a descriptor's in `/proc`, that is called `name` there, without opening it:
+    /// what is done where there is no lease. The file `inode` on `device` is expected.
     pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Trust, Unserved> {
         let handle = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Gone)?;
         self.look_at(handle.as_fd(), name, file)

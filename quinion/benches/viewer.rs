@@ -23,7 +23,7 @@ use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
 use quinion::viewer::hello::{Hello, NO_PLAN};
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner};
+use quinion::{Cache, CacheOwner, Coherence, ServeRules};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
 const REPEATS: u64 = 15;
@@ -91,7 +91,7 @@ fn own() -> Result<(), Box<dyn std::error::Error>> {
     let mut page = [0; 4096];
     (0..size / 4096).try_for_each(|at| file.read_exact_at(&mut page, at * 4096))?;
 
-    let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()));
+    let owner: Arc<dyn Owner> = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
     let arena = owner.arena();
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
@@ -149,4 +149,9 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
         println!("{ns}");
     }
     Ok(())
+}
+
+/// Rules by which a file is served that this very process has open for writing.
+fn by_times() -> ServeRules {
+    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
 }

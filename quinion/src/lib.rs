@@ -164,7 +164,7 @@ pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{CacheOwner, HotFile};
+pub use owner::{CacheOwner, Coherence, HotFile, ServeRules};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]

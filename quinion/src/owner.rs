@@ -9,14 +9,13 @@
 //! A handle is an open [`File`]: it keeps its mapping, so the record that a
 //! viewer looks at stays what it is until the viewer has let go.
 //!
-//! What is done about others who may change a file is the owner's choice, for all files of viewers
-//! ([`CacheOwner::with_outside`]). A look comes before a page is made ready, not before a viewer's hit: with a lease
-//! nothing from before a change is found after it, but a page that is made ready while somebody writes stays
-//! until the file is looked at again.
+//! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or
+//! whoever declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
+//! times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -24,19 +23,22 @@ use std::time::{Duration, Instant};
 
 use crate::arena::control::{Advice, Manners};
 use crate::arena::{ArenaShare, Trust};
-use crate::cache::{Cache, Claim, File, OpenOptions, Outside};
+use crate::cache::{Cache, File, OpenOptions, Outside};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, FileName, House, Owner, Writers};
+use crate::serve::{Attached, FileMode, FileName, House, Owner};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
+mod guarantee;
 mod heat;
 mod polite;
 
+use guarantee::Unserved;
+pub use guarantee::{Coherence, ServeRules};
 use heat::Heat;
 pub use heat::HotFile;
 use polite::{Polite, Wish};
@@ -45,7 +47,7 @@ use polite::{Polite, Wish};
 #[derive(Debug)]
 pub struct CacheOwner {
     cache: Cache,
-    outside: Outside,
+    rules: ServeRules,
     files: RankedMutex<HashMap<u64, Attachment>>,
     /// What was done about others, by device and inode.
     modes: RankedMutex<BTreeMap<(u64, u64), FileMode>>,
@@ -61,9 +63,11 @@ struct Attachment {
     file: Arc<File>,
     inode: (u64, u64),
     path: PathBuf,
-    /// Whether it counts among those that can write.
-    can_write: bool,
 }
+
+/// How often, and after what time, a file that is to be let go is looked at again.
+const LET_GO_LOOKS: u32 = 20;
+const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 
 /// Of so many files it is remembered what was done about others.
 const MODES_MAX: usize = 1000;
@@ -73,8 +77,8 @@ impl CacheOwner {
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
-        let (outside, last) = (Outside::default(), AtomicU64::new(0));
-        Self { cache, outside, files, modes, last, heat: Heat::new(), polite: None }
+        let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
+        Self { cache, rules, files, modes, last, heat: Heat::new(), polite: None }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -86,11 +90,10 @@ impl CacheOwner {
         self
     }
 
-    /// The same, which opens viewers' files so. A viewer's process that itself opens such a file for writing waits for
-    /// the owner then, as any other does.
+    /// The same, which serves files by these rules. By the default files are served that have a lease.
     #[must_use]
-    pub fn with_outside(mut self, outside: Outside) -> Self {
-        self.outside = outside;
+    pub fn with_rules(mut self, rules: ServeRules) -> Self {
+        self.rules = rules;
         self
     }
 
@@ -137,49 +140,72 @@ impl CacheOwner {
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
     }
 
-    /// Copies a file out of the kernel's cache. Meanwhile it is attached, by nobody: who is about to write it makes
-    /// that nobody believes the copy.
-    fn copy(&self, wish: &Wish, house: &dyn House) -> crate::Result<()> {
+    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is
+    /// copied is believed by nobody when the lease has ended. Whether all of it was.
+    fn copy(&self, wish: &Wish, house: &dyn House) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
-        let file = Arc::new(self.cache.open_with(&path, OpenOptions::new().outside(self.outside))?);
+        let name = std::fs::read_link(&path).unwrap_or_default();
+        let Ok(known) = self.open(&path, name, wish.name()) else { return false };
+        let file = Arc::clone(&known.file);
         file.read_by_kernels_cache();
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let known =
-            Attachment { file: Arc::clone(&file), inode: wish.name(), path: path.into(), can_write: false };
         self.files.lock().insert(handle, known);
-        let done = wish.steps().take_while(|_| house.goes_on()).try_for_each(|step| {
+        let done = wish.steps().all(|step| {
             let begun = Instant::now();
-            file.make_ready(step.start, (step.end - step.start) as usize)?;
-            if house.has_viewers() {
+            let goes_on = house.goes_on() && self.trusted(handle).is_ok();
+            let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
+            if done && house.has_viewers() {
                 sleep(polite::rest_after(begun.elapsed()));
             }
-            Ok(())
+            done
         });
         let known = self.files.lock().remove(&handle);
-        drop(known); // outside the lock
+        drop((known, file)); // outside the lock
         done
     }
 
-    fn note_mode(&self, known: &Attachment, trust: Trust, why: String) {
+    /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it
+    /// may be believed, and notes what was done.
+    fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
+        let unserved = |unserved: Unserved| {
+            self.note_mode(&name, inode, Trust::Kernel, unserved.to_string());
+            if unserved == Unserved::Gone { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
+        };
+        let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
+        // What never changes is looked at once, here: it may be another file of the same number.
+        let outside = if without_lease == Trust::Immutable { Outside::Check } else { Outside::Lease };
+        let options = OpenOptions::new().outside(outside).unseen();
+        let file = Arc::new(self.cache.open_with(path, options).map_err(|error| errno(&error))?);
+        if !file.is_inode(inode.0, inode.1) {
+            return Err(unserved(Unserved::Gone));
+        }
+        if file.has_unwritten_extents() == Some(true) {
+            return Err(unserved(Unserved::Unwritten));
+        }
+        let (trust, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
+        let why = if matches!(trust, Trust::Sure | Trust::Immutable) {
+            String::new()
+        } else {
+            no_lease.to_string()
+        };
+        self.note_mode(&name, inode, trust, why);
+        match trust {
+            Trust::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
+            Trust::Kernel => Err(Errno::OPNOTSUPP),
+            _ => Ok(Attachment { file, inode, path: name }),
+        }
+    }
+
+    fn note_mode(&self, path: &Path, inode: (u64, u64), trust: Trust, why: String) {
         let mut modes = self.modes.lock();
-        if modes.len() < MODES_MAX || modes.contains_key(&known.inode) {
-            modes.insert(known.inode, FileMode { path: known.path.clone(), trust, why });
+        if modes.len() < MODES_MAX || modes.contains_key(&inode) {
+            modes.insert(inode, FileMode { path: path.to_owned(), trust, why });
         }
     }
 }
 
-/// Why viewers went to the kernel where somebody writes.
+/// Why viewers went to the kernel where somebody came to write.
 const WRITTEN: &str = "somebody writes the file, or has it open for writing";
-
-/// Why no more was done than was.
-fn why(trust: Trust, no_lease: NoLease, claim: Claim) -> String {
-    match (trust, no_lease) {
-        (Trust::Sure, _) => String::new(),
-        (Trust::Kernel, _) => WRITTEN.into(),
-        (Trust::Looked, _) if claim == Claim::CanWrite => "the program has the file open for writing".into(),
-        (_, no_lease) => no_lease.to_string(),
-    }
-}
 
 fn errno(error: &Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(match error.kind() {
@@ -199,59 +225,56 @@ impl Owner for CacheOwner {
     }
 
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
-        let FileName { device, inode } = name;
-        let options = OpenOptions::new().outside(self.outside);
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let (path, inode) = (format!("/proc/self/fd/{}", file.as_raw_fd()), (name.device, name.inode));
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let opened = self.cache.open_with(path, options).map_err(|e| errno(&e))?;
-        drop(file); // it is the viewer's, too: locks and leases that it holds end with its last duplicate
-        let file = opened;
-        if !file.is_inode(device, inode) {
-            return Err(Errno(libc::ESTALE));
-        }
-        if self.polite.as_ref().is_some_and(|polite| polite.is_ours((device, inode))) {
-            file.read_by_kernels_cache();
+        let known = self.open(&path, name, inode)?;
+        drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
+        if self.polite.as_ref().is_some_and(|polite| polite.is_ours(inode)) {
+            known.file.read_by_kernels_cache();
         }
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let (cell, id) = file.record();
-        self.heat.attached(id, name.clone());
-        let inode = (device, inode);
-        let known = Attachment { file: Arc::new(file), inode, path: name, can_write: false };
+        let (cell, id) = known.file.record();
+        self.heat.attached(id, known.path.clone());
         self.files.lock().insert(handle, known);
         Ok(Attached { handle, cell, id })
-    }
-
-    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
-        let known = self.files.lock().get(&handle).cloned().ok_or(Errno(libc::EBADF))?;
-        let claim = match viewers {
-            Writers::None => Claim::Reads,
-            Writers::Silent => Claim::CanWrite,
-            Writers::Writing => Claim::Writes,
-        };
-        let (trust, no_lease) = known.file.admit(claim).map_err(|e| errno(&e))?;
-        self.note_mode(&known, trust, why(trust, no_lease, claim));
-        if trust == Trust::Kernel {
-            return Err(Errno::TXTBSY);
-        }
-        if let Some(known) = self.files.lock().get_mut(&handle) {
-            known.can_write = claim == Claim::CanWrite;
-        }
-        Ok(())
     }
 
     fn sure_for(&self) -> Duration {
         self.cache.leases_seen_for() // records say that they are sure only where there is a lease
     }
 
-    fn writer_opened(&self, device: u64, inode: u64) {
-        if let Some(file) = self.of_inode((device, inode)) {
-            file.expect_writer();
+    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        let Some(file) = self.of_inode((device, inode)) else { return };
+        if cuts {
+            file.give_way_to_cut();
+        } else {
+            file.expect_writer(self.rules.without_lease());
         }
     }
 
-    fn writing(&self, device: u64, inode: u64) {
-        if let Some(file) = self.of_inode((device, inode)) {
-            file.give_way_to_writer();
+    fn let_go(&self, device: u64, inode: u64) {
+        let mut gone = Vec::new();
+        self.files.lock().retain(|_, known| {
+            let stays = known.inode != (device, inode);
+            if !stays {
+                gone.push(known.clone());
+            }
+            stays
+        });
+        if let Some(known) = gone.first() {
+            known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
+            self.note_mode(&known.path, known.inode, Trust::Kernel, "a program wants a lease on it".into());
+        }
+        drop(gone);
+        if let Some(polite) = &self.polite {
+            polite.forget((device, inode));
+        }
+        // A question for it that is being answered still, or a copy, keeps it a moment longer.
+        for _ in 0..LET_GO_LOOKS {
+            if self.cache.forget_idle(device, inode) {
+                return;
+            }
+            sleep(LET_GO_PAUSE);
         }
     }
 
@@ -260,12 +283,20 @@ impl Owner for CacheOwner {
     }
 
     fn manners(&self) -> Manners {
-        self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS)
+        let manners = self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS);
+        Manners {
+            looks_at_times: self.rules.coherence == Coherence::Times,
+            any_file_system: self.rules.any_file_system,
+            ..manners
+        }
     }
 
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let room = self.cache.arena().bound() / 4;
-        self.polite.as_ref()?.judge(file, (name.device, name.inode), spent, room)
+        let (polite, inode) = (self.polite.as_ref()?, (name.device, name.inode));
+        // What is not served anyway is not opened; who attaches it is told why.
+        self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
+        polite.judge(file, inode, spent, room)
     }
 
     fn prepare(&self, house: &dyn House) {
@@ -273,9 +304,7 @@ impl Owner for CacheOwner {
         while let Some(wish) = polite.next_wish() {
             let (device, inode) = wish.name();
             let mut done = false;
-            house.while_attached(device, inode, &mut |is_written| {
-                done = !is_written && self.copy(&wish, house).is_ok();
-            });
+            house.while_attached(device, inode, &mut || done = self.copy(&wish, house));
             polite.end(&wish, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);
@@ -324,10 +353,7 @@ impl Owner for CacheOwner {
     fn detach(&self, handle: u64) {
         let Some(gone) = self.files.lock().remove(&handle) else { return };
         if gone.file.trust() == Trust::Kernel {
-            self.note_mode(&gone, Trust::Kernel, WRITTEN.into());
-        }
-        if gone.can_write {
-            gone.file.opener_left();
+            self.note_mode(&gone.path, gone.inode, Trust::Kernel, WRITTEN.into());
         }
         drop(gone); // outside the lock: it may be the file's last handle
     }

@@ -61,9 +61,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::arena::control::{
-    ATTACHED_PLACES, Advice, CAN_WRITE, CREDIT_SPENT, Conduct, Control, Counter, Manners, OPENED_ENTRIES,
-    Operation, Patching, RING_ENTRIES, Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, WRITING_PLACES,
-    place_of, state,
+    ATTACHED_PLACES, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, OPENED_ENTRIES, Operation,
+    Patching, RING_ENTRIES, Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
 use crate::sync::{Rank, RankedMutex};
@@ -126,17 +125,6 @@ impl FileName {
     }
 }
 
-/// What the owner's viewers say of a file that one of them attaches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Writers {
-    /// No viewer says that it writes it, and the descriptor cannot.
-    None,
-    /// No viewer says that it writes it; the descriptor can, and its viewer will say so before it does.
-    Silent,
-    /// One writes it, or may at any moment.
-    Writing,
-}
-
 /// What is done about others who may change a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMode {
@@ -157,7 +145,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn arena(&self) -> ArenaShare<'_>;
     /// Attaches the file `name` for a viewer. `file` is a descriptor of that viewer's, duplicated, by which it can read
     /// the file: proof that it may, and not to be read by, moved or kept, as the viewer has it too. Size and times are
-    /// looked at now.
+    /// looked at now, and the file's record
+    /// says how far viewers may believe what is cached of it ([`Trust`]) when this returns. `ETXTBSY`: they may not,
+    /// somebody has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn manners(&self) -> Manners {
@@ -175,24 +165,18 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn prepare(&self, house: &dyn House) {
         let _ = house;
     }
-    /// Says in the file's record how far viewers may believe what is cached of it ([`Trust`]), now that this handle has
-    /// been attached; or that they may not. Where this is not done, nobody has the file open for writing, as far as
-    /// viewers say, and their looks when it is opened and where it ends are all that is done about others.
-    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
-        let _ = handle;
-        if viewers == Writers::None { Ok(()) } else { Err(Errno::TXTBSY) }
-    }
     /// How long from now on viewers may be sure of files of which their records say so ([`Trust::Sure`]), if nothing
     /// else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was admitted.
     fn sure_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer is about to open that file so that it can write it.
-    fn writer_opened(&self, device: u64, inode: u64) {
-        let _ = (device, inode);
+    /// A viewer is about to open that file so that it can write it. `cuts`: it cuts it, or has, in a way that the
+    /// kernel tells no holder of a lease of; when this returns nobody is shown what was cached of it.
+    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        let _ = (device, inode, cuts);
     }
-    /// A viewer is about to write that file. When this returns, nobody is shown what was cached of it.
-    fn writing(&self, device: u64, inode: u64) {
+    /// A viewer wants to be alone with that file: when this returns the owner has closed it, and no viewer is attached.
+    fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
     /// This process is about to be stopped: nobody is to wait for it.
@@ -227,9 +211,9 @@ pub trait House {
     fn goes_on(&self) -> bool;
     /// Whether a program may be running that reads from us.
     fn has_viewers(&self) -> bool;
-    /// Does `work` while the file counts as attached: a viewer that is about to write it says so, and
-    /// [`Owner::writing`] is called. `work` hears whether one has said so before and may still be at it.
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool));
+    /// Does `work` while the file counts as attached: a viewer that is about to open it for writing says so, and
+    /// [`Owner::writer_opened`] is called.
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut());
 }
 
 /// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
@@ -707,13 +691,13 @@ impl Shared {
         const DETACH: u32 = Operation::Detach as u32;
         const EXAMINE: u32 = Operation::Examine as u32;
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
-        const WRITING: u32 = Operation::Writing as u32;
+        const LET_GO: u32 = Operation::LetGo as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
         let device = match job.operation {
             ATTACH => Some(second),
-            EXAMINE | WRITER_OPENED | WRITING => None,
+            EXAMINE | WRITER_OPENED | LET_GO => None,
             _ => match self.seats[job.viewer].lock().handles.get(&first) {
                 Some(handle) => Some(handle.device),
                 None => return Err(Errno::BADF),
@@ -745,11 +729,11 @@ impl Shared {
                 Ok([0, 0])
             }
             WRITER_OPENED => {
-                self.owner.writer_opened(first, second);
+                self.owner.writer_opened(first, second, third != 0);
                 Ok([0, 0])
             }
-            WRITING => {
-                self.owner.writing(first, second);
+            LET_GO => {
+                self.owner.let_go(first, second);
                 Ok([0, 0])
             }
             _ => Err(Errno::INVAL),
@@ -758,8 +742,7 @@ impl Shared {
 
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
         let spent = descriptor & CREDIT_SPENT != 0;
-        let can_write = descriptor & CAN_WRITE != 0;
-        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT & !CAN_WRITE).map_err(|_| Errno::BADF)?;
+        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
         // Whoever has become somebody else has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
@@ -777,7 +760,7 @@ impl Shared {
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
         }
-        // First, so that who writes from here on says so, or is seen by our look below.
+        // First, so that who opens it for writing from here on tells us before; see `Tally`.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(file, name) {
             Ok(attached) => attached,
@@ -786,15 +769,6 @@ impl Shared {
                 return Err(error);
             }
         };
-        let writers = match (self.is_written(device, inode), can_write) {
-            (true, _) => Writers::Writing,
-            (false, true) => Writers::Silent,
-            (false, false) => Writers::None,
-        };
-        if let Err(error) = self.owner.admit(attached.handle, writers) {
-            self.let_go(attached.handle, place);
-            return Err(error);
-        }
         self.vouch();
         let before = self.seats[job.viewer].lock().handles.insert(attached.handle, Handle { place, device });
         debug_assert!(before.is_none(), "a handle that was given already");
@@ -809,7 +783,7 @@ impl Shared {
         }
     }
 
-    // ---- who writes what ------------------------------------------------------------------------
+    // ---- what is attached -----------------------------------------------------------------------
 
     /// Counts a file as attached, for all who are about to write. Its place.
     fn enter(&self, device: u64, inode: u64) -> usize {
@@ -822,12 +796,6 @@ impl Shared {
     fn leave(&self, place: usize) {
         self.control().attached[place].lower();
         self.control().attached_files.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether a viewer says that it writes the file, or another that looks like it.
-    fn is_written(&self, device: u64, inode: u64) -> bool {
-        let place = place_of(device, inode, WRITING_PLACES);
-        self.present().any(|viewer| !self.page(viewer).writing[place].is_zero())
     }
 
     /// The handle is nobody's any more.
@@ -993,10 +961,10 @@ impl House for Shared {
     fn has_viewers(&self) -> bool {
         self.present().next().is_some()
     }
-    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut(bool)) {
+    fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut()) {
         // In this order, as in `attach`.
         let place = self.enter(device, inode);
-        let done = catch_unwind(AssertUnwindSafe(|| work(self.is_written(device, inode))));
+        let done = catch_unwind(AssertUnwindSafe(work));
         self.leave(place);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }

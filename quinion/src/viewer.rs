@@ -37,8 +37,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
     ATTACHED_PLACES, Advice, Counter, Manners, OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS,
-    RING_ENTRIES, Reason, Request, Tally, UNCACHED, ViewerControl, ViewerPage, WRITING_PLACES, opening_of,
-    place_of, state,
+    RING_ENTRIES, Reason, Request, UNCACHED, ViewerControl, ViewerPage, opening_of, place_of, state,
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};
@@ -263,20 +262,6 @@ impl Viewer {
     /// Whether a file is attached, by any viewer, or looks like one that is.
     pub fn is_attached(&self, device: u64, inode: u64) -> bool {
         !self.control.control().attached[place_of(device, inode, ATTACHED_PLACES)].is_zero()
-    }
-    /// This process writes a file from now on. Whether the owner has to be told so ([`Operation::Writing`]) before it
-    /// does. Without that, it is told by its own look whenever somebody attaches the file.
-    #[must_use]
-    pub fn begin_writing(&self, device: u64, inode: u64) -> bool {
-        self.writing(device, inode).raise();
-        self.is_attached(device, inode)
-    }
-    /// It does so no more: by one descriptor less.
-    pub fn end_writing(&self, device: u64, inode: u64) {
-        self.writing(device, inode).lower();
-    }
-    fn writing(&self, device: u64, inode: u64) -> &Tally {
-        &self.page().writing[place_of(device, inode, WRITING_PLACES)]
     }
 
     /// Adds to a number of the report.

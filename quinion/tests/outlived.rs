@@ -29,7 +29,7 @@ use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
 use quinion::viewer::hello::{Hello, NO_PLAN};
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Outside};
+use quinion::{Cache, CacheOwner};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
 type Lines = std::io::Lines<BufReader<ChildStdout>>;
@@ -42,7 +42,7 @@ fn be_the_owner() {
         return;
     }
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let owner = Arc::new(CacheOwner::new(cache).with_outside(Outside::Lease));
+    let owner = Arc::new(CacheOwner::new(cache));
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     let options =

@@ -63,8 +63,8 @@ impl House for Alone {
     fn has_viewers(&self) -> bool {
         false
     }
-    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut(bool)) {
-        work(false);
+    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+        work();
     }
 }
 
@@ -122,8 +122,8 @@ impl House for Busy {
         self.0.set(self.0.get() + 1);
         true
     }
-    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut(bool)) {
-        work(false);
+    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+        work();
     }
 }
 

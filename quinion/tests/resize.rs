@@ -24,7 +24,7 @@ use quinion::serve::{Service, ServiceOptions, listen};
 use quinion::units::MappingId;
 use quinion::viewer::hello::{Hello, NO_PLAN};
 use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure};
+use quinion::{Cache, CacheOwner, Coherence, ErrorKind, File, Pressure, ServeRules};
 
 mod common;
 mod device;
@@ -143,7 +143,7 @@ fn start_viewer(cache: &Cache, socket: &Path, path: &Path) -> std::process::Chil
 fn memory_goes_back_while_threads_and_another_process_read() {
     let (_folder, path) = content();
     let cache = Cache::builder().memory(LARGE).folio_order_max(4).build().unwrap();
-    let owner = Arc::new(CacheOwner::new(cache.clone()));
+    let owner = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
     let socket = path.with_extension("socket");
     let options =
         ServiceOptions { workers: 2, listener: Some(listen(&socket).unwrap()), ..Default::default() };
@@ -358,4 +358,9 @@ fn up_to_memory_max_and_no_further() {
     assert_eq!(error.kind(), ErrorKind::Build);
     assert!(error.to_string().contains("memory_max"), "{error}");
     cache.check().unwrap();
+}
+
+/// Rules by which a file is served that this very process has open for writing.
+fn by_times() -> ServeRules {
+    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
 }

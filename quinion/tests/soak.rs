@@ -42,7 +42,7 @@ use quinion::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
 use quinion::units::MappingId;
 use quinion::viewer::hello::{Hello, NO_PLAN};
 use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions};
+use quinion::{Cache, CacheOwner, Coherence, ErrorKind, File, Pinned, ReadOptions, ServeRules};
 
 mod common;
 use common::{Dice, fill_content, generations};
@@ -830,7 +830,7 @@ fn viewers_never_read_a_wrong_byte() {
     let each = budget(160_000, 1_600_000);
     for setting in settings {
         let (cache, began) = (setting.build(), Instant::now());
-        let owner = Arc::new(CacheOwner::new(cache.clone()));
+        let owner = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
         let (service, view) = serve(&cache, owner, &stage.folder);
         stage.stop.store(false, Ordering::Relaxed);
         stage.checked.store(0, Ordering::Relaxed);
@@ -888,7 +888,8 @@ fn viewers_never_read_a_wrong_byte() {
 fn own_until_killed() {
     let folder = PathBuf::from(std::env::var(FOLDER).unwrap());
     let cache = Setting { order: 0, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN }.build();
-    let (_service, view) = serve(&cache, Arc::new(CacheOwner::new(cache.clone())), &folder);
+    let owner = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
+    let (_service, view) = serve(&cache, owner, &folder);
     println!("owning {view}");
     let (mut gaze, mut buffer) = (Gaze::new(5), vec![0; LEN_MAX as usize + 5000]);
     let open = cache.open(folder.join("still-0")).unwrap();
@@ -925,4 +926,9 @@ fn a_viewer_outlives_its_owner() {
         // Ten times what it promises: machines are slow at times.
         assert!(millis < 20_000, "{millis} ms");
     }
+}
+
+/// Rules by which a file is served that this very process has open for writing.
+fn by_times() -> ServeRules {
+    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
 }

@@ -6,6 +6,7 @@
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--out DIR] [--scratch DIR]
 //!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
+//!                [--coherence leases|times] [--immutable FOLDER]... [--file-systems local|all]
 //!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
@@ -34,6 +35,7 @@ mod keeps;
 mod manual;
 mod progress;
 mod restore;
+mod rules;
 mod stat;
 mod stop;
 mod sys;
@@ -134,6 +136,8 @@ struct RunArguments {
     /// said), or each at its first read.
     #[arg(long, value_enum, value_name = "WHEN")]
     attach: Option<Attach>,
+    #[command(flatten)]
+    rules: rules::Arguments,
     /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
           conflicts_with = "tuning")]
@@ -192,8 +196,8 @@ impl Attach {
     }
 
     /// An owner that does so.
-    fn owner(self, cache: &quinion::Cache) -> Arc<quinion::CacheOwner> {
-        let owner = quinion::CacheOwner::new(cache.clone()).with_outside(quinion::Outside::Lease);
+    fn owner(self, cache: &quinion::Cache, rules: quinion::ServeRules) -> Arc<quinion::CacheOwner> {
+        let owner = quinion::CacheOwner::new(cache.clone()).with_rules(rules);
         Arc::new(match self {
             Self::Auto => owner.polite(),
             Self::AtOnce => owner,
@@ -214,6 +218,8 @@ struct KeepArguments {
     idle: Option<Idle>,
     #[arg(long, value_enum, default_value_t)]
     attach: Attach,
+    #[command(flatten)]
+    rules: rules::Arguments,
 }
 
 /// In which form `run` reports.
@@ -264,13 +270,20 @@ fn run(arguments: RunArguments) -> ExitCode {
         live: arguments.live,
         program: arguments.program,
     };
+    let rules = match arguments.rules.settled() {
+        Ok(rules) => rules,
+        Err(error) => return complain(&error),
+    };
     let ended = match arguments.keep {
         Some(name) => {
             let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
             let attach = arguments.attach.map(|attach| attach.word().to_owned());
-            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach })
+            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach, rules: rules.words() })
         }
-        None => run_alone(&options, arguments.memory, arguments.tuning, arguments.attach.unwrap_or_default()),
+        None => {
+            let attach = arguments.attach.unwrap_or_default();
+            run_alone(&options, arguments.memory, arguments.tuning, attach, rules.into_rules())
+        }
     };
     match ended {
         Ok(ended) => ended.leave(),
@@ -284,12 +297,13 @@ fn run_alone(
     memory: Option<Size>,
     tuning: quinion::Tuning,
     attach: Attach,
+    rules: quinion::ServeRules,
 ) -> Result<Ended, String> {
     if let Err(ended) = quinion_cli::run::look_first(options) {
         return Ok(ended);
     }
     let planning = Planning::begin(options);
-    let owner = attach.owner(&build_tuned(memory, tuning)?);
+    let owner = attach.owner(&build_tuned(memory, tuning)?, rules);
     let numbers = Watched(Arc::clone(&owner));
     quinion_cli::run::run(options, planning, owner, &numbers).map_err(|error| error.to_string())
 }
@@ -313,14 +327,15 @@ fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
 
 /// The process that stays. What is wrong was said to who started it.
 fn keep_owner(arguments: KeepArguments) -> ExitCode {
-    let KeepArguments { folder, name, memory, idle, attach } = arguments;
-    let word = attach.word().to_owned();
-    let keeping = Keeping { folder, name, idle: idle.unwrap_or_default(), attach: word };
+    let KeepArguments { folder, name, memory, idle, attach, rules } = arguments;
+    let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());
+    let idle = idle.unwrap_or_default();
+    let keeping = Keeping { folder, name, idle, attach: attach_word, rules: rule_words };
     let build = || {
         let memory = memory.map(Size::Bytes);
         let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
         let cache = builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
-        let owner = attach.owner(&cache);
+        let owner = attach.owner(&cache, rules.into_rules());
         let numbers = Box::new(Watched(Arc::clone(&owner)));
         let tidy = Box::new(move || cache.let_go_of_removed(keep::TIDIED_AT_ONCE));
         Ok(keep::Cache { owner, numbers, tidy })

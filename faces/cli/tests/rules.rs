@@ -19,10 +19,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use quinion::arena::control::{Advice, Manners, Patching};
-use quinion::serve::{Attached, FileName, Owner, ViewerTotals, Writers};
+use quinion::serve::{Attached, FileName, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
-use quinion::{Cache, CacheOwner, Outside};
+use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
 
@@ -101,7 +101,7 @@ struct Hesitant {
 
 impl Owner for Hesitant {
     fn manners(&self) -> Manners {
-        Manners { large_bytes: u64::MAX, credit_bytes: 9_000 }
+        Manners { large_bytes: u64::MAX, credit_bytes: 9_000, ..Manners::default() }
     }
     fn leaves_to_kernel(&self, _: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let is_new = self.asked.lock().unwrap().insert(name);
@@ -114,17 +114,14 @@ impl Owner for Hesitant {
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
         self.owner.attach(file, name)
     }
-    fn admit(&self, handle: u64, viewers: Writers) -> Result<(), Errno> {
-        self.owner.admit(handle, viewers)
-    }
     fn sure_for(&self) -> std::time::Duration {
         self.owner.sure_for()
     }
-    fn writer_opened(&self, device: u64, inode: u64) {
-        self.owner.writer_opened(device, inode);
+    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        self.owner.writer_opened(device, inode, cuts);
     }
-    fn writing(&self, device: u64, inode: u64) {
-        self.owner.writing(device, inode);
+    fn let_go(&self, device: u64, inode: u64) {
+        self.owner.let_go(device, inode);
     }
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         self.owner.fill(handle, position, len, uncached)
@@ -147,12 +144,12 @@ impl Owner for Hesitant {
 }
 
 fn cache_owner() -> CacheOwner {
-    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap()).with_outside(Outside::Lease)
+    CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap())
 }
 
 fn owner(room: Room) -> Arc<dyn Owner> {
     match room {
-        Room::FewPages => NaiveOwner::new(6),
+        Room::FewPages => NaiveOwner::minding_writers(6),
         Room::Cache => Arc::new(cache_owner()),
         Room::Hesitant => Arc::new(Hesitant { owner: cache_owner(), asked: Default::default() }),
     }
@@ -269,7 +266,7 @@ fn hints_arrive_at_the_owner() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, content(FILE_BYTES)).unwrap();
-    let owner = NaiveOwner::new(100);
+    let owner = NaiveOwner::minding_writers(100);
     let session = Session::start(owner.clone()).unwrap();
     let mut advice = command("advice", &file, 1);
     session.point_to(&mut advice);

@@ -78,7 +78,7 @@ fn be_the_command() -> ! {
         live: false,
         program: std::env::args_os().skip(1).collect(),
     };
-    let owner = NaiveOwner::new(PAGES);
+    let owner = NaiveOwner::minding_writers(PAGES);
     let device = {
         let owner = owner.clone();
         move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
@@ -560,7 +560,7 @@ fn the_report_has_its_schema() {
         "no_owner",
         "changed",
         "foreign",
-        "locked",
+        "unguaranteed",
         "intercept",
         "functions",
         "left",

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use quinion::arena::Trust;
 use quinion::serve::Owner;
-use quinion::{Cache, CacheOwner, Outside};
+use quinion::{Cache, CacheOwner, Coherence, ServeRules};
 use quinion_cli::run::Session;
 
 const FILE_BYTES: usize = 300_000;
@@ -99,15 +99,20 @@ struct Stage {
 }
 
 impl Stage {
-    fn with(outside: Outside) -> Self {
+    fn with(coherence: Coherence) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-        let owner = Arc::new(CacheOwner::new(cache).with_outside(outside));
+        let rules = ServeRules { coherence, ..ServeRules::default() };
+        let owner = Arc::new(CacheOwner::new(cache).with_rules(rules));
         let session = Session::start(owner.clone()).unwrap();
         Self { folder, owner, session }
     }
     fn new() -> Self {
-        Self::with(Outside::Lease)
+        Self::with(Coherence::Leases)
+    }
+    /// One that serves by a look at times what has no lease.
+    fn by_times() -> Self {
+        Self::with(Coherence::Times)
     }
     /// A file that was written so long ago that its times tell whether it is written again.
     fn file(&self) -> PathBuf {
@@ -171,37 +176,48 @@ fn is_served_again(stage: &Stage, actor: &mut Actor, file: &Path) {
 }
 
 #[test]
-fn a_file_opened_to_read_and_write_is_served_until_it_is_written() {
+fn a_file_opened_to_read_and_write_is_the_kernels() {
     let stage = Stage::new();
+    let (file, mut a) = (stage.file(), stage.viewer());
+    a.open('a', &file, libc::O_RDWR);
+    assert!(!reads_right(&stage, &mut a, 'a', &file), "nobody says that it stays as it is");
+    a.tell("pwrite a 200 5000 4000");
+    reads_right(&stage, &mut a, 'a', &file);
+    a.tell("close a");
+    is_served_again(&stage, &mut a, &file);
+}
+
+/// By times it is served where reads say the place, and what is written is seen.
+#[test]
+fn by_times_a_file_opened_to_read_and_write_is_served_and_what_is_written_is_read() {
+    let stage = Stage::by_times();
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
     assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written");
     assert_eq!(stage.mode(&file), Trust::Looked);
-    a.tell("pwrite a 200 5000 4000");
-    assert!(!reads_right(&stage, &mut a, 'a', &file), "it is being written");
-    a.tell("pwrite a 201 5000 100000");
-    reads_right(&stage, &mut a, 'a', &file);
-    a.tell("close a");
+    for byte in 1..20 {
+        a.tell(&format!("pwrite a {byte} 5000 4000"));
+        reads_right(&stage, &mut a, 'a', &file);
+    }
     rest();
-    is_served_again(&stage, &mut a, &file);
-    a.open('a', &file, libc::O_RDWR);
-    assert!(reads_right(&stage, &mut a, 'a', &file), "the writer is through");
+    assert!(reads_right(&stage, &mut a, 'a', &file), "it is long ago");
 }
 
-/// Reads move an offset of ours, and writes use the kernel's.
+/// Reads of what can write use the kernel's offset, as writes do.
 #[test]
 fn a_write_goes_where_the_reads_before_it_ended() {
-    let stage = Stage::new();
-    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
-    let twin = stage.folder.path().join("twin");
-    std::fs::copy(&file, &twin).unwrap();
-    a.open('a', &file, libc::O_RDWR);
-    o.open('a', &twin, libc::O_RDWR);
-    for line in ["read a 5000", "write a 200 3000", "read a 777", "write a 201 100", "read a 4096"] {
-        assert_eq!(a.ask(line), o.ask(line), "{line}");
+    for stage in [Stage::new(), Stage::by_times()] {
+        let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+        let twin = stage.folder.path().join("twin");
+        std::fs::copy(&file, &twin).unwrap();
+        a.open('a', &file, libc::O_RDWR);
+        o.open('a', &twin, libc::O_RDWR);
+        for line in ["read a 5000", "write a 200 3000", "read a 777", "write a 201 100", "read a 4096"] {
+            assert_eq!(a.ask(line), o.ask(line), "{line}");
+        }
+        assert_eq!(stage.served(), 0, "its offset is the kernel's");
+        assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(&twin).unwrap());
     }
-    assert!(stage.served() >= 5000);
-    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(&twin).unwrap());
 }
 
 #[test]
@@ -213,8 +229,8 @@ fn what_one_viewer_writes_the_other_reads() {
         assert!(reads_right(&stage, &mut a, 'a', &file));
         let has_leases = stage.has_leases(&file);
         b.open('b', &file, libc::O_RDWR);
-        assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written yet");
-        assert!(reads_right(&stage, &mut b, 'b', &file), "nobody has written yet");
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "somebody has it open for writing");
+        assert!(!reads_right(&stage, &mut b, 'b', &file), "somebody has it open for writing");
         b.tell(write);
         assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: it is being written");
         b.tell(write);
@@ -294,7 +310,7 @@ fn what_somebody_else_writes_is_read() {
 /// A has the file open for writing itself, so there is no lease, and is served by its times.
 #[test]
 fn what_somebody_else_writes_is_read_by_who_can_write_too() {
-    let stage = Stage::new();
+    let stage = Stage::by_times();
     let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
     a.open('a', &file, libc::O_RDWR);
     assert!(reads_right(&stage, &mut a, 'a', &file));
@@ -353,7 +369,7 @@ fn a_viewers_open_for_writing_is_not_refused() {
 
 /// 1. A's reads bring the file into the cache.
 /// 2. B opens it to read and write, and does not write.
-/// 3. A reads it again, also when B is through: nothing is asked for twice.
+/// 3. B is through, and A reads it again: nothing is asked for twice.
 #[test]
 fn who_could_write_and_does_not_costs_no_pages() {
     let stage = Stage::new();
@@ -363,16 +379,16 @@ fn who_could_write_and_does_not_costs_no_pages() {
     let misses = stage.session.totals().misses;
     assert!(misses > 0);
     b.open('b', &file, libc::O_RDWR);
-    assert!(reads_right(&stage, &mut b, 'b', &file));
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(!reads_right(&stage, &mut b, 'b', &file));
+    assert!(!reads_right(&stage, &mut a, 'a', &file));
     b.tell("close b");
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    is_served_again(&stage, &mut a, &file);
     assert_eq!(stage.session.totals().misses, misses);
 }
 
 /// The description lives on by another number, or in a child that is no viewer of ours.
 #[test]
-fn a_description_that_others_have_too_is_said_to_write() {
+fn a_description_that_others_have_too_writes() {
     let stage = Stage::new();
     let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
     a.open('a', &file, libc::O_RDONLY);
@@ -401,45 +417,26 @@ fn a_description_that_others_have_too_is_said_to_write() {
     assert_eq!(b.answer(), "back");
 }
 
-/// Where there are no leases, a lock is what says that others' writes are to be seen.
+/// What was written before a lock was taken is read under it, by leases and by times.
 #[test]
 fn what_was_written_before_a_lock_is_read_after_it() {
-    let stage = Stage::with(Outside::Check);
-    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
-    a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
-    assert_eq!(stage.mode(&file), Trust::Checked);
-    o.open('o', &file, libc::O_RDWR);
-    for byte in 1..20 {
-        o.tell(&format!("pwrite o {byte} 9000 3000"));
-        a.tell("lock a");
-        reads_right(&stage, &mut a, 'a', &file);
+    for stage in [Stage::new(), Stage::by_times()] {
+        let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+        a.open('a', &file, libc::O_RDONLY);
+        assert!(reads_right(&stage, &mut a, 'a', &file));
+        o.open('o', &file, libc::O_RDWR);
+        for byte in 1..20 {
+            o.tell(&format!("pwrite o {byte} 9000 3000"));
+            a.tell("lock a");
+            reads_right(&stage, &mut a, 'a', &file);
+        }
     }
-    rest();
-    a.tell("lock a");
-    assert!(reads_right(&stage, &mut a, 'a', &file), "a lock does not end it");
-    // Viewers say that they write, leases or not.
-    let (mut b, second) = (stage.viewer(), stage.folder.path().join("second"));
-    std::fs::copy(&file, &second).unwrap();
-    rest();
-    b.open('c', &second, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut b, 'c', &second));
-    a.open('w', &second, libc::O_WRONLY);
-    for byte in 1..5 {
-        a.tell(&format!("pwrite w {byte} 9000 3000"));
-        reads_right(&stage, &mut b, 'c', &second);
-        b.open('d', &second, libc::O_RDONLY);
-        assert!(!reads_right(&stage, &mut b, 'd', &second), "it is being written");
-    }
-    a.tell("close w");
-    rest();
-    is_served_again(&stage, &mut b, &second);
 }
 
 /// A writer that dies is through.
 #[test]
 fn a_writer_that_is_killed_is_through() {
-    let stage = Stage::with(Outside::Check);
+    let stage = Stage::new();
     let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
     b.open('b', &file, libc::O_RDWR);
     b.tell("pwrite b 99 100 0");
@@ -450,20 +447,19 @@ fn a_writer_that_is_killed_is_through() {
 }
 
 /// 1. A process writes, and forks.
-/// 2. It ends, and the file is served again.
+/// 2. It ends, and the file is the kernel's still.
 /// 3. Its child writes; that is the first thing it ever does.
 #[test]
 fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
-    let stage = Stage::with(Outside::Check);
+    let stage = Stage::new();
     let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
     b.open('b', &file, libc::O_RDWR);
     b.tell("pwrite b 99 100 0");
     let child = b.ask("orphan b 100 4096 0").parse().ok().and_then(rustix::process::Pid::from_raw).unwrap();
     let _ = writeln!(b.to, "exit");
     b.child.wait().unwrap();
-    is_served_again(&stage, &mut a, &file);
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(!reads_right(&stage, &mut a, 'a', &file), "the child can write it");
     rustix::process::kill_process(child, rustix::process::Signal::USR1).unwrap();
     let written = b.answer();
     reads_right(&stage, &mut a, 'a', &file);
@@ -481,8 +477,8 @@ fn whoever_writes_in_whatever_order() {
         state ^= state << 17;
         state % below
     };
-    for _ in 0..4 {
-        let stage = Stage::new();
+    for round in 0..4 {
+        let stage = if round % 2 == 0 { Stage::new() } else { Stage::by_times() };
         let file = stage.file();
         let mut actors = [stage.viewer(), stage.viewer(), stage.other()];
         let mut open = [[false; 3]; 3];
@@ -541,7 +537,7 @@ fn two_databases_in_turns(mode: &str) {
     let before = stage.served();
     assert_eq!(inside.ask(sum), outside.ask(sum));
     assert_eq!(inside.ask(sum), outside.ask(sum));
-    assert!(stage.served() > before, "a database nobody writes is served");
+    assert_eq!(stage.served(), before, "what is open for writing is the kernel's");
     for turn in 0..12 {
         let (writer, reader) = match turn % 3 {
             0 => (&mut inside, &mut outside),
@@ -583,7 +579,7 @@ fn the_report_says_what_was_done_about_others() {
     let at = text.find("\"others\":{\"lease\":").unwrap_or_else(|| panic!("no others in {text}"));
     let entry = format!("{{\"path\":\"{}\",\"mode\":\"", file.display());
     let mode = &text[at..][text[at..].find(&entry).expect(&text) + entry.len()..];
-    assert!(mode.starts_with("lease\",\"why\":\"\"}") || mode.starts_with("checked\",\"why\":\""), "{mode}");
+    assert!(mode.starts_with("lease\",\"why\":\"\"}") || mode.starts_with("kernel\",\"why\":\""), "{mode}");
 
     // One that somebody has open for writing is left to the kernel.
     let _writer = OpenOptions::new().append(true).open(&file).unwrap();
@@ -593,6 +589,9 @@ fn the_report_says_what_was_done_about_others() {
     assert!(status.success());
     if mode.starts_with("lease") {
         let text = std::fs::read_to_string(&report).unwrap();
-        assert!(text.contains("left to the kernel because somebody writes"), "{text}");
+        assert!(
+            text.contains("1 left to the kernel") && text.contains("somebody has the file open"),
+            "{text}"
+        );
     }
 }

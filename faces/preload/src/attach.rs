@@ -1,13 +1,21 @@
 //! Attach: asking the owner for the file behind a descriptor.
 //!
-//! What the kernel says of the file comes first: what is not regular, has no
-//! fixed content or is opened in a way that is not served is never asked for.
-//! The owner answers with the file, with how much the kernel is to read before
-//! it is asked again, or with why not.
+//! What the kernel says of the file comes first: what is not regular, lies on a
+//! file system that is not served or is opened in a way that is not served is
+//! never asked for. The owner answers with the file, with how much the kernel is
+//! to read before it is asked again, or with why not.
+//!
+//! A descriptor that can write is attached for reads that say where, and only by
+//! an owner that looks at times: while it is open there is no lease on its file.
+//!
+//! The owner's reads move no time of last access, and a hit is not the kernel's to
+//! notice. So the kernel is asked for a byte once, where there is none: at the end
+//! of the file. It moves the time by its own rule.
 
 use core::ffi::c_int;
 
-use quinion::arena::control::{CAN_WRITE, CREDIT_SPENT, Counter, Operation, Reason};
+use quinion::arena::control::{CREDIT_SPENT, Counter, Operation, Reason};
+use quinion::arena::file_systems::FileSystem;
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{RequestError, Viewer};
 
@@ -18,7 +26,14 @@ use crate::{careful, process, written};
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 pub fn attach(fd: c_int, word: Word) {
-    match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
+    let stat = match look_over(fd) {
+        Ok(fit) if fit.can_write && word.state() == State::Candidate => {
+            return table::share(fd, Reason::Writable); // its number has come to mean another file
+        }
+        Ok(fit) => Ok(fit.stat),
+        Err(reason) => Err(reason),
+    };
+    match stat.and_then(|stat| ask_to_attach(fd, word, &stat)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
                 viewer.count_reason(Reason::Left);
@@ -27,9 +42,10 @@ pub fn attach(fd: c_int, word: Word) {
         Ok((_, Answer::Empty)) => {
             table::give_credit(fd, word, 1, word.is_owners_credit());
         }
-        Ok((viewer, Answer::Attached(to))) => {
+        Ok((viewer, Answer::Attached(to, size))) => {
             if table::publish(fd, word, to) {
                 viewer.count(Counter::Files, 1);
+                note_access(fd, size);
                 if let Some(advice) = table::advice(fd) {
                     viewer.advise(&table::file(fd), advice, 0, u64::MAX);
                 }
@@ -51,7 +67,7 @@ struct Fit {
 /// Whether a descriptor's file can be served, as far as the kernel knows.
 fn look_over(fd: c_int) -> Result<Fit, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
-    if !stat.is_regular() || stat.size < 0 || has_no_fixed_content(fd) {
+    if !stat.is_regular() || stat.size < 0 {
         return Err(Reason::NotRegular);
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).map_err(|_| Reason::Flags)? as c_int;
@@ -59,16 +75,28 @@ fn look_over(fd: c_int) -> Result<Fit, Reason> {
     if flags & (kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH) != 0 {
         return Err(Reason::Flags);
     }
-    if written::is_said(fd) {
+    let (manners, can_write) = (process::manners(), flags & kernel::O_ACCMODE != 0);
+    if can_write && !manners.looks_at_times {
         return Err(Reason::Writable);
     }
-    Ok(Fit { stat, can_write: flags & kernel::O_ACCMODE == kernel::O_RDWR })
+    match kernel::file_system(fd).map_or(FileSystem::NoContent, FileSystem::of) {
+        FileSystem::NoContent => Err(Reason::NotRegular),
+        system if !system.may_be_served(manners.any_file_system) => Err(Reason::Unguaranteed),
+        _ => Ok(Fit { stat, can_write }),
+    }
+}
+
+/// The kernel moves the time of the last access as if the file was read, if it would.
+fn note_access(fd: c_int, size: u64) {
+    let mut byte = 0u8;
+    // SAFETY: `byte` is one byte that may be written, if the file has grown meanwhile.
+    let _ = unsafe { kernel::pread(fd, &raw mut byte, 1, size) };
 }
 
 /// What the owner answers to who would attach a file.
 enum Answer {
-    /// Here it is.
-    Attached(Attachment),
+    /// Here it is, of so many bytes.
+    Attached(Attachment, u64),
     /// Ask again when the kernel has read so many bytes.
     AfterMore(u64),
     /// There is nothing to serve yet: look again at the next read.
@@ -76,9 +104,8 @@ enum Answer {
 }
 
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, Answer), Reason> {
+fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer, Answer), Reason> {
     let viewer = process::join().ok_or(Reason::NoOwner)?;
-    let stat = &fit.stat;
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
@@ -92,16 +119,17 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
         (false, _) => Some(stat.changed_nanos()),
     };
     let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
-    let can_write = if fit.can_write { CAN_WRITE } else { 0 };
-    let question = [fd as u64 | spent | can_write, stat.device, stat.inode];
-    let [handle, place] = match viewer.request(Operation::Attach, question) {
+    let question = [fd as u64 | spent, stat.device, stat.inode];
+    let answer = written::attaching(fd, stat, || viewer.request(Operation::Attach, question));
+    let [handle, place] = match answer.ok_or(Reason::Unguaranteed)? {
         Err(error) if is_passing(&error) => return Ok((viewer, Answer::AfterMore(LATE_BYTES))),
         answer => answer.map_err(|error| why(&error))?,
     };
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
-            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, changed_at })
+            let to = Attachment { handle, place, device: stat.device, inode: stat.inode, changed_at };
+            Answer::Attached(to, stat.size as u64)
         }
     };
     Ok((viewer, answer))
@@ -115,45 +143,10 @@ pub fn is_passing(error: &RequestError) -> bool {
     *error == RequestError::Late || *error == RequestError::Errno(Errno::AGAIN.0)
 }
 
-/// File systems whose files are answers, made anew for each read.
-fn has_no_fixed_content(fd: c_int) -> bool {
-    const PROC: u64 = 0x9fa0;
-    const SYSFS: u64 = 0x6265_6572;
-    const DEBUGFS: u64 = 0x6462_6720;
-    const TRACEFS: u64 = 0x7472_6163;
-    const SECURITYFS: u64 = 0x7363_6673;
-    const SELINUX: u64 = 0xf97c_ff8c;
-    const CGROUP: u64 = 0x0027_e0eb;
-    const CGROUP2: u64 = 0x6367_7270;
-    const CONFIGFS: u64 = 0x6265_6570;
-    const EFIVARFS: u64 = 0xde5e_81e4;
-    const PSTORE: u64 = 0x6165_676c;
-    const BPF: u64 = 0xcafe_4a11;
-    const MQUEUE: u64 = 0x1980_0202;
-    const NSFS: u64 = 0x6e73_6673;
-    kernel::file_system(fd).is_none_or(|magic| {
-        matches!(
-            magic,
-            PROC | SYSFS
-                | DEBUGFS
-                | TRACEFS
-                | SECURITYFS
-                | SELINUX
-                | CGROUP
-                | CGROUP2
-                | CONFIGFS
-                | EFIVARFS
-                | PSTORE
-                | BPF
-                | MQUEUE
-                | NSFS
-        )
-    })
-}
-
 pub fn why(error: &RequestError) -> Reason {
     match error {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
+        RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
         RequestError::OwnerGone | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
     }

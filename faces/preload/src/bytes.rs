@@ -89,8 +89,7 @@ fn transfer(
 ) -> Result<usize, Unserved> {
     let file = table::file(fd);
     match viewer.trust(&file) {
-        Trust::Sure => {}
-        Trust::Checked if !written::has_locked() => {}
+        Trust::Sure | Trust::Immutable => {}
         trust => match look_at_times(viewer, fd, trust) {
             Looked::Right => {}
             Looked::Young if manner == Manner::Now => return Err(Unserved::NotReady),
@@ -128,6 +127,10 @@ fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
     }
     if trust == Trust::Unheard {
         return Looked::Young;
+    }
+    let (device, inode) = table::identity(fd);
+    if written::is_mapped(device, inode) {
+        return Looked::Gone(Reason::Mapped);
     }
     let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
     if table::was_seen(fd, &stat) {

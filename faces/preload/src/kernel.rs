@@ -11,7 +11,6 @@ use quinion::viewer::sys::{Errno, call, clock_millis, result};
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod number {
     pub const READ: usize = 0;
-    pub const WRITE: usize = 1;
     pub const OPEN: usize = 2;
     pub const CLOSE: usize = 3;
     pub const STAT: usize = 4;
@@ -22,9 +21,7 @@ pub mod number {
     pub const MUNMAP: usize = 11;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
-    pub const PWRITE64: usize = 18;
     pub const READV: usize = 19;
-    pub const WRITEV: usize = 20;
     pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;
@@ -46,7 +43,6 @@ pub mod number {
     pub const FLOCK: usize = 73;
     pub const READLINK: usize = 89;
     pub const TRUNCATE: usize = 76;
-    pub const FTRUNCATE: usize = 77;
     pub const CREAT: usize = 85;
     pub const GETTID: usize = 186;
     pub const IO_SUBMIT: usize = 209;
@@ -58,9 +54,7 @@ pub mod number {
     pub const SECCOMP: usize = 317;
     pub const SPLICE: usize = 275;
     pub const DUP3: usize = 292;
-    pub const FALLOCATE: usize = 285;
     pub const PREADV: usize = 295;
-    pub const PWRITEV: usize = 296;
     pub const NEWFSTATAT: usize = 262;
     pub const PRLIMIT64: usize = 302;
     pub const OPEN_BY_HANDLE_AT: usize = 304;

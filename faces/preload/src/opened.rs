@@ -1,8 +1,8 @@
 //! Opened: the calls that make descriptors, and the calls that make children.
 //!
-//! Opening for reading, or for reading and writing, makes a candidate: it is
-//! served until somebody writes. Before an open that may write, the owner is told
-//! if it has the file; after it, `written.rs` knows the descriptor.
+//! Opening for reading only makes a candidate. What can write as well keeps its
+//! offset with the kernel, so only reads that say where they begin may be served.
+//! Before an open that may write, the owner is told if it has the file (`written.rs`).
 //!
 //! A fork leaves every offset to the kernel first: the child has it too. So it
 //! is with a duplicate, and with a descriptor that arrives in a message: reads
@@ -29,15 +29,10 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
     const UNREADABLE: c_int = kernel::O_TRUNC | kernel::O_TMPFILE_BIT; // or empty, and about to be written
     const LEFT_ALONE: c_int = kernel::O_DIRECTORY | kernel::O_PATH;
     const NOT_SERVED: c_int = kernel::O_DIRECT | kernel::O_APPEND;
+    written::after_open(fd, flags);
+    let (reads_only, access) = (flags & kernel::O_ACCMODE == 0, flags & kernel::O_ACCMODE);
+    let reads = (reads_only || access == kernel::O_RDWR) && flags & UNREADABLE == 0;
     // O_TMPFILE includes O_DIRECTORY, and O_PATH makes the kernel ignore what else is asked.
-    let is_path = flags & kernel::O_PATH != 0;
-    if !is_path && flags & kernel::O_ACCMODE != 0 {
-        written::can_write(fd);
-    }
-    if !is_path && flags & kernel::O_TRUNC != 0 {
-        written::after_cut(fd);
-    }
-    let reads = flags & kernel::O_ACCMODE != kernel::O_WRONLY && flags & UNREADABLE == 0;
     if flags & LEFT_ALONE != 0 || !reads {
         table::opened_for_kernel(fd, State::Unknown);
     } else if flags & NOT_SERVED != 0 {
@@ -47,6 +42,9 @@ fn classify(fd: c_int, flags: c_int, forks: u64) {
         count(Reason::Number);
     } else if fd < table::FIRST {
         table::adopt(fd, false);
+    } else if !reads_only {
+        table::adopt(fd, true);
+        count(Reason::Writable);
     } else {
         table::opened(fd, forks);
     }
@@ -64,20 +62,10 @@ pub fn appeared(fd: c_int) {
         return;
     }
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
-    if flags & (kernel::O_PATH | kernel::O_ACCMODE) != 0 {
+    if flags & (kernel::O_PATH | kernel::O_WRONLY) != 0 {
         table::opened_for_kernel(fd, State::Unknown);
-        written::replaced(fd);
-        written::shared(fd);
     } else {
         table::adopt(fd, false);
-    }
-}
-
-/// A descriptor has appeared inside the C library, which may write and close it unseen.
-fn appeared_inside(fd: c_int) {
-    if process::is_on() {
-        written::replaced(fd);
-        written::shared(fd);
     }
 }
 
@@ -105,7 +93,6 @@ fn duplicating(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if !process::is_on() {
         return call();
     }
-    written::shared(fd); // it writes by the second number too, which may never be told apart
     table::share(fd, Reason::Duplicated);
     let made = call();
     if made >= 0 {
@@ -119,8 +106,6 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
     if onto == fd || !process::is_on() {
         return call();
     }
-    written::shared(fd);
-    written::replaced(onto);
     table::share(fd, Reason::Duplicated);
     // Not forgotten: the call may fail, and then it stays open. And not only shared: a handler that reads it when
     // the call is over must not find what it was before.
@@ -138,14 +123,6 @@ fn duplicated(fd: c_int, made: c_int) {
         Some(State::Positioned | State::Shared) => table::adopt(made, true),
         _ => table::opened_for_kernel(made, State::Unknown),
     }
-}
-
-/// A stream was opened. Where the C library is patched, its call of `open` told us all.
-fn stream(stream: *mut c_void) -> *mut c_void {
-    if !stream.is_null() && !patch::is_patched() {
-        appeared_inside(real::stream_fd(stream));
-    }
-    stream
 }
 
 fn cut(fd: c_int) -> c_int {
@@ -170,7 +147,7 @@ names! {
         let forks = process::forks();
         opened(call_real!(open(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
-    /// Opens; a candidate if it can only read.
+    /// As `open`.
     open64 | __open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         written::before_open(kernel::AT_FDCWD, path as usize, flags);
         let forks = process::forks();
@@ -289,35 +266,27 @@ names! {
     fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: the program's strings.
         unsafe { before_stream(path, mode) };
-        stream(call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void))
+        call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
     /// As `fopen`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: the program's strings.
         unsafe { before_stream(path, mode) };
-        stream(call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void))
+        call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
     /// As `fopen`; the stream's old descriptor goes back first, if it was served.
     freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
         // SAFETY: the program's strings.
         unsafe { before_stream(path, mode) };
-        stream(call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
+        call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void)
     }
     /// As `freopen`.
     freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
         // SAFETY: the program's strings.
         unsafe { before_stream(path, mode) };
-        stream(call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void))
-    }
-    /// As `fopen`.
-    tmpfile() -> *mut c_void {
-        stream(call_real!(tmpfile() -> *mut c_void))
-    }
-    /// As `fopen`.
-    tmpfile64() -> *mut c_void {
-        stream(call_real!(tmpfile64() -> *mut c_void))
+        call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void)
     }
 
     /// Descriptors may arrive, and some of them may write.
@@ -355,15 +324,15 @@ names! {
     dup3(fd: c_int, onto: c_int, flags: c_int) -> c_int {
         duplicating_onto(fd, onto, || call_real!(dup3(fd => c_int, onto => c_int, flags => c_int) -> c_int))
     }
-    /// May duplicate, lock from the offset on, or change flags.
+    /// May duplicate, lock from the offset on, change flags, or ask for a lease.
     fcntl | __fcntl (fd: c_int, command: c_int, argument: usize) -> c_int {
         let call = || call_real!(fcntl(fd => c_int, command => c_int, argument => usize) -> c_int);
-        controlled(fd, command, call)
+        controlled(fd, command, argument, call)
     }
     /// As `fcntl`.
     fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
         let call = || call_real!(fcntl64(fd => c_int, command => c_int, argument => usize) -> c_int);
-        controlled(fd, command, call)
+        controlled(fd, command, argument, call)
     }
     /// Closes a descriptor past `close`.
     fclose | _IO_fclose (stream: *mut c_void) -> c_int {
@@ -436,7 +405,15 @@ fn forget_stream(stream: *mut c_void) {
     }
 }
 
-fn controlled(fd: c_int, command: c_int, call: impl FnOnce() -> c_int) -> c_int {
+/// Whether a call of `fcntl` asks for a lease.
+pub fn is_for_lease(command: usize, argument: usize) -> bool {
+    const F_SETLEASE: c_int = 1024;
+    const F_UNLCK: c_int = 2;
+    // The kernel takes the lower half of the register for either.
+    command as c_int == F_SETLEASE && argument as c_int != F_UNLCK
+}
+
+fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() -> c_int) -> c_int {
     const F_DUPFD: c_int = 0;
     const F_SETFL: c_int = 4;
     const F_GETLK: c_int = 5;
@@ -447,11 +424,9 @@ fn controlled(fd: c_int, command: c_int, call: impl FnOnce() -> c_int) -> c_int 
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => return duplicating(fd, call),
         F_SETFL if process::is_on() => table::detach(fd, Reason::Flags),
-        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => {
-            // What others wrote before is to be seen from here on; and the lock may begin at the offset.
-            written::locks();
-            table::show_offset(fd);
-        }
+        // The lock may begin at the offset.
+        F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => table::show_offset(fd),
+        _ if is_for_lease(command as usize, argument) && process::is_on() => written::wants_lease(fd),
         _ => {}
     }
     call()

@@ -10,8 +10,9 @@
 //! finds it right, because it went back to the kernel for good. Where only the
 //! offset is used, the descriptor is **shared**: reads that say where they
 //! begin are served still. Where the file itself is read another way from then
-//! on, or may be closed unseen, it is **left** to the kernel altogether. And
-//! whoever is about to write has said so (`written.rs`).
+//! on, or may be closed unseen, it is **left** to the kernel altogether. Writes
+//! need no word: no descriptor that can write has an offset of ours, and no file
+//! is served by a lease while it is open for writing (`written.rs`).
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int};
@@ -20,7 +21,7 @@ use quinion::arena::control::Reason;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
-use crate::opened::{Message, Messages, descriptors_in};
+use crate::opened::{Message, Messages, descriptors_in, is_for_lease};
 use crate::real::{self, find_for_trampoline};
 use crate::{careful, gone, patch, process, table, written};
 
@@ -53,54 +54,6 @@ macro_rules! before {
 }
 
 before! {
-    /// Writes.
-    write = write => writes;
-    /// As `write`.
-    __write = write => writes;
-    /// As `write`, by streams that are no cancellation point.
-    __write_nocancel = __write_nocancel => writes;
-    /// As `write`.
-    pwrite = pwrite64 => writes;
-    /// As `write`.
-    pwrite64 = pwrite64 => writes;
-    /// As `write`.
-    __pwrite64 = pwrite64 => writes;
-    /// As `write`.
-    writev = writev => writes;
-    /// As `write`.
-    pwritev = pwritev64 => writes;
-    /// As `write`.
-    pwritev64 = pwritev64 => writes;
-    /// As `write`.
-    pwritev2 = pwritev64v2 => writes;
-    /// As `write`.
-    pwritev64v2 = pwritev64v2 => writes;
-    /// As `write`.
-    ftruncate = ftruncate64 => writes;
-    /// As `write`.
-    ftruncate64 = ftruncate64 => writes;
-    /// As `write`.
-    fallocate = fallocate64 => writes;
-    /// As `write`.
-    fallocate64 = fallocate64 => writes;
-    /// As `write`.
-    posix_fallocate = posix_fallocate64 => writes;
-    /// As `write`.
-    posix_fallocate64 = posix_fallocate64 => writes;
-    /// Writes inside the C library.
-    vdprintf = vdprintf => writes;
-    /// As `vdprintf`.
-    __vdprintf_chk = __vdprintf_chk => writes;
-    /// Writes by a thread of the C library.
-    aio_write = aio_write64 => writes_later;
-    /// As `aio_write`.
-    aio_write64 = aio_write64 => writes_later;
-    /// Reads and writes by threads of the C library.
-    lio_listio = lio_listio64 => all_write;
-    /// As `lio_listio`.
-    lio_listio64 = lio_listio64 => all_write;
-    /// Reads and writes in the kernel.
-    io_submit = io_submit => all_write;
     /// May ask how much is left to read.
     ioctl = ioctl => io_controlled;
     /// Reads at the offset unless told where.
@@ -119,9 +72,7 @@ before! {
     fdopen = fdopen => streamed;
     /// As `fdopen`.
     _IO_fdopen = fdopen => streamed;
-    /// Whoever locks a file wants to see what others write.
-    flock = flock => locked;
-    /// As `flock`; from the offset on.
+    /// Locks from the offset on.
     lockf = lockf => locked;
     /// As `lockf`.
     lockf64 = lockf64 => locked;
@@ -211,49 +162,6 @@ before! {
     syscall = syscall => called;
 }
 
-/// As `before`, for functions that take floating numbers, too: the registers that carry these are kept as well.
-macro_rules! before_floats {
-    ($($(#[$doc:meta])* $name:ident => $hook:path;)*) => { $(
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// That of the C library's function of this name.
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() {
-            naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "sub rsp, 128",
-                "movups [rsp], xmm0", "movups [rsp + 16], xmm1", "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
-                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5", "movups [rsp + 96], xmm6",
-                "movups [rsp + 112], xmm7",
-                "call {hook}",
-                "mov rax, qword ptr [rip + {real}]",
-                "test rax, rax",
-                "jnz 2f",
-                "lea rdi, [rip + {real}]",
-                "call {find}",
-                "2:",
-                "mov r11, rax",
-                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]", "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
-                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]", "movups xmm6, [rsp + 96]",
-                "movups xmm7, [rsp + 112]",
-                "add rsp, 128",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                hook = sym $hook, real = sym real::$name, find = sym find_for_trampoline,
-            )
-        }
-    )* };
-}
-
-before_floats! {
-    /// Writes inside the C library.
-    dprintf => writes;
-    /// As `dprintf`.
-    __dprintf_chk => writes;
-}
-
 /// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
 /// is kept in a register over the call, and the child and the parent return from it one after the other.
 ///
@@ -310,49 +218,21 @@ fn leave(fd: usize, reason: Reason) {
     }
 }
 
-extern "C" fn writes(fd: usize) {
-    written::before_write(fd as c_int);
-}
-
-extern "C" fn writes_later(control: usize) {
-    if control != 0 && process::is_on() {
-        // SAFETY: the program's control block, which begins with its descriptor; a wrong address is a fault here
-        // instead of in the C library.
-        written::shared(unsafe { (control as *const c_int).read() });
-    }
-}
-
-extern "C" fn all_write() {
-    if process::is_on() {
-        written::shared_all();
-    }
-}
-
-/// It may be written unseen from now on.
-fn writes_unseen(fd: usize) {
-    if process::is_on() {
-        written::shared(fd as c_int);
-    }
-}
-
 extern "C" fn io_controlled(fd: usize, command: usize) {
     /// What terminals are asked, and what does not touch the offset: isatty, the window's size, close-on-exec.
     const HARMLESS: [usize; 5] = [0x5401, 0x5413, 0x5450, 0x5451, 0x5421];
     if !HARMLESS.contains(&(command & 0xffff_ffff)) {
-        writes(fd); // one of them clones a range of another file into this
         share(fd, Reason::Passed);
     }
 }
 
-extern "C" fn sent_file(to: usize, from: usize, position: usize) {
-    writes(to);
+extern "C" fn sent_file(_to: usize, from: usize, position: usize) {
     if position == 0 {
         share(from, Reason::Passed);
     }
 }
 
-extern "C" fn spliced(from: usize, position: usize, to: usize) {
-    writes(to);
+extern "C" fn spliced(from: usize, position: usize) {
     if position == 0 {
         share(from, Reason::Passed);
     }
@@ -366,8 +246,8 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
         if protection & PROT_EXEC != 0 && process::is_on() {
             careful::insist(); // a loader of its own
         }
-        if flags & MAP_SHARED != 0 {
-            writes_unseen(fd); // it can be made writable whenever the program likes
+        if flags & MAP_SHARED != 0 && process::is_on() {
+            written::maps(fd as c_int);
         }
         leave(fd, Reason::Mapped);
     }
@@ -375,22 +255,19 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
 
 /// The C library's streams read past us, unless it is patched.
 extern "C" fn streamed(fd: usize) {
-    writes_unseen(fd);
     if !patch::is_patched() {
         leave(fd, Reason::Passed);
     }
 }
 
-/// What others wrote before is to be seen from here on; and the lock may begin at the offset.
+/// The lock may begin at the offset.
 extern "C" fn locked(fd: usize) {
     if process::is_on() {
-        written::locks();
         table::show_offset(fd as c_int);
     }
 }
 
 fn passed_on(fd: c_int) {
-    written::shared(fd);
     table::share(fd, Reason::Passed);
 }
 
@@ -438,7 +315,6 @@ extern "C" fn closed_from(first: usize) {
 
 extern "C" fn inherited() {
     if process::is_on() {
-        written::shared_all();
         table::share_all(Reason::Forked);
     }
 }
@@ -456,14 +332,12 @@ extern "C" fn inherited_at_by(_: usize, _: usize, _: usize, environment: usize) 
 
 extern "C" fn everything_passed() {
     if process::is_on() {
-        written::shared_all();
         table::share_all(Reason::Passed);
     }
 }
 
 extern "C" fn everything_left() {
     if process::is_on() {
-        written::shared_all();
         table::detach_all(Reason::Passed);
     }
 }
@@ -541,15 +415,19 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
     }
     match number {
         number if is_harmless(number as u32) => {}
-        number::IO_SUBMIT => all_write(),
+        number::IO_SUBMIT | number::FLOCK => {}
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
         number::EXECVE => inherited_by(a, b, c),
         number::EXECVEAT => inherited_at_by(a, b, c, d),
-        number::OPEN if is_for_reading(b) => opened_unseen(),
-        number::OPENAT if is_for_reading(c) => opened_unseen(),
-        number::OPEN | number::OPENAT | number::OPENAT2 | number::CREAT | number::OPEN_BY_HANDLE_AT => {
-            process::stop(Reason::Writable)
+        // A descriptor that we do not see opened is not in the table, so it is the kernel's.
+        number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
+        number::OPENAT => written::before_open(a as c_int, b, c as c_int),
+        number::CREAT => written::before_open(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
+        number::OPENAT2 | number::OPEN_BY_HANDLE_AT => {}
+        number::FCNTL if is_for_lease(b, c) => {
+            written::wants_lease(a as c_int);
+            leave(a, Reason::Unguaranteed);
         }
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
@@ -561,11 +439,9 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
-        number::FLOCK => locked(a),
         // Anything else that might name a served descriptor takes it back. A number that only looks like
         // one costs that descriptor its speed.
         _ => [a, b, c, d, e].into_iter().for_each(|argument| {
-            written::shared_if_any(argument);
             leave(argument, Reason::Passed);
         }),
     }
@@ -589,11 +465,3 @@ const CHANGES_DOMAIN: [usize; 14] = [
     number::PIVOT_ROOT,
     number::LANDLOCK_RESTRICT_SELF,
 ];
-
-fn is_for_reading(flags: usize) -> bool {
-    let flags = flags as c_int;
-    flags & (kernel::O_ACCMODE | kernel::O_TRUNC | kernel::O_TMPFILE_BIT) == 0
-}
-
-/// A descriptor we did not see opened: it is not in the table, so it is the kernel's.
-fn opened_unseen() {}

@@ -279,7 +279,6 @@ pub fn stop(reason: Reason) {
         SERVING | STOPPING => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
-            written::shared_all();
             table::detach_all(reason);
         }
         CHILD => {
@@ -342,7 +341,6 @@ pub fn begin_fork() -> Option<Fork> {
         return None;
     }
     FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partner: `forked_since`
-    written::shared_all();
     table::share_all(Reason::Forked);
     Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }

@@ -231,20 +231,14 @@ pub struct Wrapped {
 }
 
 impl Wrapped {
-    /// Whether libraries have it that may be loaded for one other library alone, where `dlsym` does not look: libaio,
+    /// Whether libraries have it that may be loaded for one other library alone, where `dlsym` does not look:
     /// liburing, and the smaller ones that the C library had before version 2.34. No others are looked for so at each
     /// call: a child that was forked while another thread had the dynamic linker's lock would wait for it for ever.
     fn may_be_local(&self) -> bool {
         self.has_prefix_io()
             || matches!(
                 self.name.to_bytes(),
-                b"shm_open"
-                    | b"aio_write64"
-                    | b"lio_listio64"
-                    | b"forkpty"
-                    | b"login_tty"
-                    | b"dlopen"
-                    | b"dlmopen"
+                b"shm_open" | b"forkpty" | b"login_tty" | b"dlopen" | b"dlmopen"
             )
     }
 
@@ -255,8 +249,8 @@ impl Wrapped {
     /// What stands for the function where nobody has it.
     fn missing(&self) -> *mut c_void {
         match self.name.to_bytes() {
-            b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"tmpfile" | b"tmpfile64" | b"fdopen"
-            | b"popen" | b"dlopen" | b"dlmopen" => nothing as *mut c_void,
+            b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"fdopen" | b"popen" | b"dlopen"
+            | b"dlmopen" => nothing as *mut c_void,
             b"closefrom" => close_from as *mut c_void,
             _ if self.has_prefix_io() => not_supported as *mut c_void,
             _ => missing as *mut c_void,
@@ -291,9 +285,8 @@ mod raw {
         read = READ; pread64 = PREAD64; readv = READV; preadv = PREADV; lseek = LSEEK; close = CLOSE;
         open = OPEN; openat = OPENAT; creat = CREAT; mmap = MMAP; dup = DUP; dup2 = DUP2; dup3 = DUP3; fcntl = FCNTL;
         ioctl = IOCTL; sendfile = SENDFILE; splice = SPLICE; copy_file_range = COPY_FILE_RANGE;
-        flock = FLOCK; truncate = TRUNCATE; sendmsg = SENDMSG; recvmsg = RECVMSG; execve = EXECVE;
-        close_range = CLOSE_RANGE; write = WRITE; pwrite64 = PWRITE64; writev = WRITEV; pwritev = PWRITEV;
-        ftruncate = FTRUNCATE; fallocate = FALLOCATE;
+        truncate = TRUNCATE; sendmsg = SENDMSG; recvmsg = RECVMSG; execve = EXECVE;
+        close_range = CLOSE_RANGE;
     }
 }
 
@@ -346,19 +339,16 @@ reals! {
         open = open, open64 = open, openat = openat, openat64 = openat, creat = creat, creat64 = creat,
         mmap = mmap, mmap64 = mmap, dup = dup, dup2 = dup2, dup3 = dup3, fcntl = fcntl, fcntl64 = fcntl,
         ioctl = ioctl, sendfile = sendfile, sendfile64 = sendfile, splice = splice,
-        copy_file_range = copy_file_range, flock = flock, truncate = truncate, truncate64 = truncate,
+        copy_file_range = copy_file_range, truncate = truncate, truncate64 = truncate,
         sendmsg = sendmsg, recvmsg = recvmsg, execve = execve, close_range = close_range,
-        write = write, pwrite64 = pwrite64, writev = writev, pwritev64 = pwritev, ftruncate64 = ftruncate,
-        fallocate64 = fallocate,
         __read_nocancel = read, __pread64_nocancel = pread64, __close_nocancel = close,
-        __open_nocancel = open, __open64_nocancel = open, __write_nocancel = write,
+        __open_nocancel = open, __open64_nocancel = open,
     }
     functions {
         preadv64v2, readahead, posix_fadvise, __read_chk, __pread64_chk, __open_2, __open64_2, __openat_2, __openat64_2,
         open_by_handle_at, shm_open, memfd_create,
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
-        pwritev64v2, posix_fallocate64, dprintf, vdprintf, __dprintf_chk, __vdprintf_chk, aio_write64, lio_listio64,
-        io_submit, fopen, fopen64, freopen, freopen64, tmpfile, tmpfile64, recvmmsg,
+        fopen, fopen64, freopen, freopen64, recvmmsg,
         fork, _Fork, vfork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,

@@ -17,7 +17,7 @@
 //! | state | meaning | whose offset counts |
 //! |---|---|---|
 //! | UNKNOWN | not opened by a call we saw, or closed | the kernel's |
-//! | CANDIDATE | opened for reading here; nobody else can have it | the kernel's |
+//! | CANDIDATE | opened for reading only, here; nobody else can have it | the kernel's |
 //! | SERVED | attached; `FILES` says to what | the private one |
 //! | SHARED | somebody else may have it, or its offset is used past us; not attached | the kernel's |
 //! | POSITIONED | as SHARED, and attached: only reads that say where are served | the kernel's |
@@ -54,9 +54,11 @@
 //!  6. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
 //!     read looks whether it did (`careful.rs`).
 //!
+//!  7. A description that can write is never a candidate, and never SERVED: its offset is the kernel's, which moves it
+//!     by writes past us.
+//!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
-//! against forking, attaching against writing (`written.rs`), attaching against stopping. In their one order
-//! the second sees the first.
+//! against forking, attaching against stopping. In their one order the second sees the first.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -66,7 +68,7 @@ use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{careful, process, written};
+use crate::{careful, process};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
@@ -407,7 +409,6 @@ pub fn tell(fd: i32, word: Word) -> bool {
 /// The descriptor is about to be closed.
 #[inline]
 pub fn forget(fd: i32) {
-    written::closed(fd);
     while let Some(word) = look_settled(fd) {
         if word.state() == State::Unknown {
             return;
@@ -495,9 +496,7 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         word
     })
     .is_ok();
-    if published && written::is_said(fd) {
-        detach(fd, Reason::Writable);
-    } else if published && !process::may_serve_more() {
+    if published && !process::may_serve_more() {
         detach(fd, Reason::Passed);
     } else if published && !careful::is_free() {
         pause(fd);
@@ -684,24 +683,25 @@ pub fn settle_child() {
 /// Forgets descriptors `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     // SeqCst, partner: the `fetch_max` in `see`.
-    let end = END.load(Ordering::SeqCst).max(written::end());
+    let end = END.load(Ordering::SeqCst);
     for fd in first..end.min(last.saturating_add(1)) {
         forget(fd as i32);
     }
 }
 
-/// The file is written from now on: no descriptor of it is served any more. The owner has heard so before, and tells
-/// who attaches it after this look.
-pub fn file_is_written(device: u64, inode: u64) {
+/// Leaves all descriptors of a file that are attached to the kernel.
+pub fn leave_file(device: u64, inode: u64) {
     // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {
         let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
-        let file = &FILES[fd as usize];
-        if attached
-            && file.inode.load(Ordering::Relaxed) == inode
-            && file.device.load(Ordering::Relaxed) == device
-        {
-            detach(fd as i32, Reason::Writable);
+        if attached && identity(fd as i32) == (device, inode) {
+            detach(fd as i32, Reason::Unguaranteed);
         }
     }
+}
+
+/// Device and inode of the file that a descriptor is attached to.
+pub fn identity(fd: i32) -> (u64, u64) {
+    let file = &FILES[fd as usize];
+    (file.device.load(Ordering::Relaxed), file.inode.load(Ordering::Relaxed)) // ordered by `look`
 }

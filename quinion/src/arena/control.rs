@@ -66,7 +66,7 @@ pub struct Control {
     /// How many of the owner's threads sleep on the doorbells, or are about to.
     pub sleepers: AtomicU32,
     /// The numbers of [`Manners`], in the order of its fields.
-    pub manners: [AtomicU64; 2],
+    pub manners: [AtomicU64; 3],
     /// Up to when viewers are sure of files of which their records say so, by the clock that
     /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner says it anew with each heartbeat. One that was
     /// stopped does not, and what it would have heard of it has not: then the kernel reads.
@@ -88,8 +88,6 @@ pub struct Control {
 pub const OPENINGS_PLACES: usize = 256;
 /// Places of [`Control::attached`].
 pub const ATTACHED_PLACES: usize = 2048;
-/// Places of [`ViewerPage::writing`].
-pub const WRITING_PLACES: usize = 8192;
 
 /// Which of `places` a file counts at. Two files may have one: who asks about the one may be told of the other.
 pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
@@ -102,8 +100,9 @@ pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
 
 /// A small count that, once it is full, stays so: what it counted is never counted as gone by mistake.
 ///
-/// Those of files that are attached and those of files that are written are each raised before the other is looked at,
-/// in SeqCst steps: in their one order, whoever comes second sees the first.
+/// That of a file is raised before a lease is asked for, and a viewer looks at it before it asks the kernel to open the
+/// file for writing, in SeqCst steps: in their one order, either the viewer sees that there may be a lease, or the
+/// lease is asked for when the file is being opened, and the kernel sees to the rest.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Tally(AtomicU8);
@@ -121,15 +120,15 @@ impl Tally {
         // SeqCst, partner: `is_zero`.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
-    /// None any more.
-    pub fn clear(&self) {
-        self.0.store(0, Ordering::SeqCst); // partner: `is_zero`
-    }
     /// Whether there is none.
     pub fn is_zero(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0 // partner: `raise`
     }
 }
+
+/// Bits of the third number of [`Control::manners`].
+const LOOKS_AT_TIMES: u64 = 1;
+const ANY_FILE_SYSTEM: u64 = 2;
 
 /// Bits of [`Control::taken`].
 const TAKEN_BITS: usize = 8192;
@@ -164,6 +163,11 @@ pub struct Manners {
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
+    /// Whether files without a lease are served, with a look at their times before each read. If not, a descriptor that
+    /// can write is not asked for: its file has no lease while it is open.
+    pub looks_at_times: bool,
+    /// Whether files are served of whatever file system; else those of the list in [`super::file_systems`].
+    pub any_file_system: bool,
 }
 
 impl Manners {
@@ -180,8 +184,14 @@ impl Manners {
 impl Control {
     /// When viewers are to ask for files.
     pub fn manners(&self) -> Manners {
-        let [large, credit] = &self.manners;
-        Manners { large_bytes: large.load(Ordering::Relaxed), credit_bytes: credit.load(Ordering::Relaxed) }
+        let [large_bytes, credit_bytes, rules] =
+            self.manners.each_ref().map(|word| word.load(Ordering::Relaxed));
+        Manners {
+            large_bytes,
+            credit_bytes,
+            looks_at_times: rules & LOOKS_AT_TIMES != 0,
+            any_file_system: rules & ANY_FILE_SYSTEM != 0,
+        }
     }
 
     /// Notes that a file was taken over.
@@ -217,7 +227,9 @@ impl Control {
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
     pub fn set_manners(&self, manners: Manners) {
-        let numbers = [manners.large_bytes, manners.credit_bytes];
+        let looks_at_times = if manners.looks_at_times { LOOKS_AT_TIMES } else { 0 };
+        let any_file_system = if manners.any_file_system { ANY_FILE_SYSTEM } else { 0 };
+        let numbers = [manners.large_bytes, manners.credit_bytes, looks_at_times | any_file_system];
         for (place, number) in self.manners.iter().zip(numbers) {
             place.store(number, Ordering::Relaxed);
         }
@@ -356,8 +368,6 @@ pub struct ViewerPage {
     pub ring: [AtomicU32; RING_ENTRIES],
     /// Large files that were opened and read: what [`opening_of`] gives. A lossy memory.
     pub opened: [AtomicU64; OPENED_ENTRIES],
-    /// By how many descriptors the process writes, or may without another word, by the files' [`place_of`].
-    pub writing: [Tally; WRITING_PLACES],
 }
 
 const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
@@ -403,9 +413,6 @@ pub mod state {
 
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
-
-/// Added to the descriptor of an [`Operation::Attach`] that can write.
-pub const CAN_WRITE: u64 = 1 << 33;
 /// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
 /// longer than it reads them, and says so with [`Advice::Passed`] when it has.
 pub const UNCACHED: u64 = 1 << 63;
@@ -460,8 +467,8 @@ impl Advice {
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was, and [`CAN_WRITE`] if it
-    /// can; its device; its inode. `ETXTBSY`: somebody writes it.
+    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// `ETXTBSY`: somebody has it open for writing. `EOPNOTSUPP`: nobody says that it stays as it is.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
     Attach = 1,
@@ -475,12 +482,14 @@ pub enum Operation {
     Revalidate = 4,
     /// Give a handle back. Nobody waits. Arguments: the handle.
     Detach = 5,
-    /// The viewer is about to open a file so that it can write, and says [`Operation::Writing`] before it does.
-    /// Arguments: the device, the inode.
+    /// The viewer is about to open a file so that it can write: the lease is given up before the kernel asks for it. Or
+    /// it is about to cut a file, or has cut it, in the one way that the kernel tells no holder of a lease of: by
+    /// opening it to read only. Once that is answered nobody is shown what was cached. Arguments: the device, the
+    /// inode, 1 if it is that way.
     WriterOpened = 6,
-    /// The viewer is about to write a file that is attached somewhere. Once this is answered nobody is shown what was
-    /// cached of it. Arguments: the device, the inode.
-    Writing = 8,
+    /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
+    /// answered the owner has not, as far as it depends on it. Arguments: the device, the inode.
+    LetGo = 8,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,
@@ -587,8 +596,8 @@ pub enum Reason {
     Changed = 10,
     /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
     Foreign = 11,
-    /// The program locks the file, so it expects to see what others write.
-    Locked = 12,
+    /// Nobody says that the file stays as it is: there is no lease on it, or none that means anything.
+    Unguaranteed = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
     /// An object in the process may use descriptors without anybody hearing of it.
@@ -612,7 +621,7 @@ impl Reason {
         Reason::NoOwner,
         Reason::Changed,
         Reason::Foreign,
-        Reason::Locked,
+        Reason::Unguaranteed,
         Reason::Left,
         Reason::Careful,
         Reason::Domain,

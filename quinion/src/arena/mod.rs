@@ -20,7 +20,7 @@
 //! The second file, [`control`], is small, and viewers write it.
 //!
 //! ```text
-//!   for viewers and owner, no_std       view -> layout, descriptor      control
+//!   for viewers and owner, no_std       view -> layout, descriptor      control      file_systems
 //!   for the owner                       owner -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
@@ -49,6 +49,8 @@ pub use descriptor::{
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
 #[cfg(not(quinion_model))]
 pub mod control;
+#[cfg(not(quinion_model))]
+pub mod file_systems;
 #[cfg(not(quinion_model))]
 mod layout;
 #[cfg(not(quinion_model))]

@@ -101,26 +101,25 @@ const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Trust {
-    /// Whether the file is as it was is looked at when it is opened and where it ends; and before each read by a
-    /// program that takes locks, which are there to see what others write.
-    Checked = 0,
-    /// Nothing: nobody changes the file.
+    /// It may not: nobody says that the file stays as it is, and the kernel reads. A record begins so.
+    Kernel = 0,
+    /// Nothing: the owner has a lease, and nobody changes the file while it stands.
     Sure = 1,
     /// The file's times are looked at before each read: somebody may write it without a word to us.
     Looked = 2,
-    /// It may not: somebody writes, and the kernel reads.
-    Kernel = 3,
+    /// Nothing: nobody changes the file, lease or no lease.
+    Immutable = 3,
     /// It may not now, for its owner has not been heard of lately, and the kernel reads for once. No record says so: a
-    /// viewer finds it out.
+    /// viewer finds it out of a file that says [`Trust::Sure`].
     Unheard = 4,
 }
 
 impl Trust {
     const fn of(word: u32) -> Self {
         match word {
-            0 => Self::Checked,
             1 => Self::Sure,
             2 => Self::Looked,
+            3 => Self::Immutable,
             _ => Self::Kernel,
         }
     }

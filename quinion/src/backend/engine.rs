@@ -114,6 +114,15 @@ impl Engine {
         Ok(LocalFile::new(OpenFile::open(path.as_ref())?, Arc::clone(&self.shared)))
     }
 
+    /// As [`Engine::open`], and as if nobody had: where this process may, its reads leave the time of the last access
+    /// alone; and somebody's lease that is in the way is not waited for.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; `EAGAIN`, where there is such a lease.
+    pub fn open_unseen(&self, path: impl AsRef<Path>) -> Result<LocalFile, OpenError> {
+        Ok(LocalFile::new(OpenFile::open_unseen(path.as_ref())?, Arc::clone(&self.shared)))
+    }
+
     /// Opens a file or a block device for reading and writing; `options` say whether it may be new, and whether
     /// it begins empty. Does not wait for pipes. The name of a new file is durable when its folder has been
     /// synced, which no backend does. As with any program that writes, a process with a limit on the size of files

@@ -56,6 +56,7 @@ use super::{
     Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind,
     Version, WaitRoom, read_only, zero_by,
 };
+use crate::arena::file_systems::FileSystem;
 use crate::units::PAGE_SIZE;
 
 /// Why a file cannot be read through the cache.
@@ -331,12 +332,28 @@ impl OpenFile {
     /// # Errors
     /// See [`OpenError`].
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::open_by(path, |flags| open_past_leases(path, flags, Mode::empty()))
+    }
+
+    /// The same, which waits for nobody and leaves access times alone, if this process may.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; `EAGAIN`: somebody has a lease on it.
+    pub(super) fn open_unseen(path: &Path) -> Result<Self, OpenError> {
+        Self::open_by(path, |flags| match open(path, flags | OFlags::NOATIME, Mode::empty()) {
+            // Another user's file.
+            Err(Errno::PERM) => Ok(open(path, flags, Mode::empty())?),
+            opened => Ok(opened?),
+        })
+    }
+
+    fn open_by(path: &Path, open: impl FnOnce(OFlags) -> io::Result<OwnedFd>) -> Result<Self, OpenError> {
         // 1 What is it? Opening a device or a pipe could do something to it.
         let wanted = StatxFlags::BASIC_STATS;
         kind_of(&statx(rustix::fs::CWD, path, AtFlags::empty(), wanted).map_err(io::Error::from)?)?;
         // 2 Open it, so that even a pipe that has taken its place meanwhile does not make us wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let descriptor = open_past_leases(path, flags, Mode::empty())?;
+        let descriptor = open(flags)?;
         // 3 Look again at what was opened, and settle how to read it.
         Self::of(descriptor, Description::Ours)
     }
@@ -749,18 +766,20 @@ struct Clock {
     settling: i64,
     /// Whether a time that was looked at is not used again.
     steps: bool,
-    /// What they tell, if every change of its files goes through this kernel.
+    /// What they tell, if every change of its files asks for a lease's end.
     local: Option<FileTimes>,
 }
 
 impl Clock {
     fn of(magic: u64) -> Self {
-        if !LOCAL_FILE_SYSTEMS.contains(&magic) {
-            return Self { settling: SETTLING_REMOTE, steps: false, local: None };
+        let is_local = matches!(FileSystem::of(magic), FileSystem::Local | FileSystem::ReadOnly);
+        if !FINE_CLOCKS.contains(&magic) {
+            let local = is_local.then_some(FileTimes::TellOfWrites);
+            return Self { settling: SETTLING_REMOTE, steps: false, local };
         }
         let times = if magic == TMPFS { FileTimes::TellOfWrites } else { FileTimes::TellOfStores };
         let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
-        Self { settling: SETTLING_LOCAL, steps, local: Some(times) }
+        Self { settling: SETTLING_LOCAL, steps, local: is_local.then_some(times) }
     }
 }
 
@@ -849,7 +868,7 @@ const SETTLING_LOCAL: i64 = 20_000_000;
 const SETTLING_REMOTE: i64 = 10_000_000_000;
 
 /// ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS, bcachefs, overlayfs: clocked by this kernel, to the nanosecond.
-const LOCAL_FILE_SYSTEMS: [u64; 8] =
+const FINE_CLOCKS: [u64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
 
 /// ext4, XFS, Btrfs and tmpfs stamp a change with a finer clock if the file's times have been looked at since the last

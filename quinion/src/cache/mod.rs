@@ -84,7 +84,6 @@ pub use guest::{GuestMemory, Image, ImageStats};
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
-pub(crate) use outside::Claim;
 use outside::Watch;
 pub use outside::{Outside, OutsideInForce};
 use pool::PoolShare;
@@ -451,6 +450,7 @@ impl Cache {
         let engine = &self.shared.engine;
         let backend = match options.writes() {
             true => engine.open_for_writing(path, options.for_backend()),
+            false if options.is_unseen() => engine.open_unseen(path),
             false => engine.open(path),
         };
         let backend = backend.map_err(|e| failed(Box::new(e)))?;
@@ -633,6 +633,21 @@ impl Cache {
         if !self.shared.process.is_forked() {
             self.shared.look_for_removed(most);
         }
+    }
+
+    /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known
+    /// now.
+    pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
+        let mut table = self.shared.table.lock();
+        let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
+        let is_written = |identity| table.files[identity].mapping.dirty_pages().total() == 0;
+        let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
+        let since = found.map(|(&since, _)| since);
+        let gone = since.and_then(|since| table.forget(since));
+        let is_known = table.files.keys().any(is_it);
+        drop(table);
+        gone.into_iter().for_each(|mapping| self.shared.filemap.reclaim.remove_mapping(mapping.id()));
+        !is_known
     }
 
     /// What the spill file has done and holds; `None` if there is none.

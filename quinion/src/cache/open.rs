@@ -27,6 +27,7 @@ pub struct OpenOptions {
     uncached: bool,
     on_pinned: OnPinned,
     outside: Outside,
+    unseen: bool,
 }
 
 /// Whether the file may be new.
@@ -141,6 +142,17 @@ impl OpenOptions {
         self
     }
 
+    /// A handle that reads on behalf of a viewer: see [`Engine::open_unseen`](crate::backend::Engine::open_unseen).
+    #[must_use]
+    pub(crate) fn unseen(mut self) -> Self {
+        self.unseen = true;
+        self
+    }
+
+    /// Whether it is such a one.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.unseen
+    }
     /// Whether the handle may write.
     pub(super) fn writes(&self) -> bool {
         self.write || self.append

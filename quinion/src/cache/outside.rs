@@ -45,19 +45,21 @@
 //!
 //! **Viewers** in other processes hit without a word to us, so what they may believe stands in the file's record
 //! ([`Trust`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says otherwise
-//! before end.2. A viewer's process that is about to write says so, and is answered when that is done. One that opens a
-//! file for writing, and has not written yet, says that, too: then the lease is given up of our own accord, so that
-//! the opener need not wait, and what is cached stays; viewers look at the file's times before each read then.
+//! before end.2. A viewer's process that is about to open the file for writing says so, if it can: then the lease is
+//! given up of our own accord, so that the opener need not wait, and what is cached stays. One that does not say so is
+//! made to wait by the kernel, as anybody is.
 //!
 //! ```text
-//!   of a file that is attached                       lease   trust     what is cached
-//!     a lease was had                                yes     Sure      as begin.2 says
-//!     a viewer is about to open it for writing       no      Looked    stays
-//!     a viewer has it open so, and attaches it       no      Looked    stays, if the file is as it was
-//!     a viewer is about to write                     no      Kernel    is forgotten
-//!     somebody else opens it for writing             no      Kernel    is forgotten
-//!     there are no leases; nobody says he writes     no      Checked   stays, if the file is as it was
+//!   of a file that is attached                   lease   trust              what is cached
+//!     a lease was had                            yes     Sure               as begin.2 says
+//!     a viewer is about to open it for writing   no      Kernel, or Looked  stays, if the file is as it was
+//!     somebody else opens it for writing         no      Kernel             is forgotten
+//!     a viewer cuts it, and opens it to read     no      Kernel             is forgotten
+//!     there is no lease                          no      Kernel, or Looked  stays, if the file is as it was
+//!     it was declared that nobody changes it     any     Immutable          stays, if the file is as it was
 //! ```
+//!
+//! `Looked` is said only if the owner was asked to serve files by a look at their times.
 //!
 //! After a lease was given up it is not asked for again for a second, so that one who was told `EAGAIN` finds it open
 //! when he comes back; and while somebody writes, at each open, and fifty times a second at most besides.
@@ -168,25 +170,20 @@ struct State {
     again: u64,
     /// The file at the end of the last lease, if what was cached then is still what is cached where it is unchanged.
     left: Option<Attributes>,
-    /// Viewers' descriptors that can write and are attached.
-    openers: usize,
-}
-
-/// What viewers' processes say of a file that one of them attaches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Claim {
-    /// None writes it, nor can by what is attached now.
-    Reads,
-    /// None writes it; what is attached now can, and its process says so before it does.
-    CanWrite,
-    /// One writes it, or may at any moment.
-    Writes,
+    /// Whether viewers were told to believe nothing, and a fill since may have brought what is of no known time.
+    doubtful: bool,
 }
 
 impl Watch {
     pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
-        let state =
-            State { wanted: 0, lease: None, no_lease: NoLease::NotAsked, again: 0, left: None, openers: 0 };
+        let state = State {
+            wanted: 0,
+            lease: None,
+            no_lease: NoLease::NotAsked,
+            again: 0,
+            left: None,
+            doubtful: false,
+        };
         Arc::new(Self {
             mapping: Arc::clone(mapping),
             filemap: Arc::clone(filemap),
@@ -230,6 +227,7 @@ impl Watch {
     /// Gives up a lease that stands of our own accord; what is cached stays.
     fn part(&self, state: &mut RankedGuard<'_, State>, trust: Trust) {
         self.mapping.record().set_trust(trust);
+        state.doubtful |= trust == Trust::Kernel;
         // What the file is while nobody can change it.
         state.left = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
@@ -238,50 +236,35 @@ impl Watch {
 
     // ---- for viewers ----------------------------------------------------------------------------
 
-    /// A viewer's descriptor is attached: says in the record how far viewers may believe what is cached; or, by why
-    /// there is no lease, that they may not.
-    pub(super) fn admit(&self, claim: Claim) -> Result<(Trust, NoLease)> {
+    /// A viewer's descriptor is attached: says in the record how far viewers may believe what is cached, and why there
+    /// is no lease. `without_lease` is what they may do where there is none; [`Trust::Immutable`] whether or not there
+    /// is.
+    pub(super) fn admit(&self, without_lease: Trust) -> Result<(Trust, NoLease)> {
         let mut state = self.state.lock();
-        let (record, opens) = (self.mapping.record(), usize::from(claim == Claim::CanWrite));
-        let trust = if self.confirm(&mut state) {
-            Trust::Sure // whoever says that he writes is through, or waits for us in his open
-        } else if claim == Claim::Writes {
-            Trust::Kernel
-        } else if state.openers + opens > 0 {
-            Trust::Looked
-        } else if state.no_lease.passes() {
-            Trust::Kernel // it is somebody we do not know
-        } else {
-            Trust::Checked
-        };
-        if record.trust() == Trust::Kernel && matches!(trust, Trust::Looked | Trust::Checked) {
-            // What was being filled when it was said that nobody is to believe it is of no known time.
+        let is_leased = self.confirm(&mut state);
+        let trust = if is_leased && without_lease != Trust::Immutable { Trust::Sure } else { without_lease };
+        if state.doubtful && !is_leased && trust != Trust::Kernel {
             self.filemap.invalidate(&self.mapping)?;
+            state.doubtful = false;
         }
-        state.openers += if trust == Trust::Kernel { 0 } else { opens };
-        record.set_trust(trust);
+        self.mapping.record().set_trust(trust);
         Ok((trust, state.no_lease))
     }
 
-    /// A descriptor that was admitted as one that can write is detached.
-    pub(super) fn opener_left(&self) {
-        self.state.lock().openers -= 1;
-    }
-
-    /// A viewer is about to open the file for writing, and will say so before it writes.
-    pub(super) fn expect_writer(&self) {
+    /// A viewer is about to open the file for writing: it need not wait for us. Viewers may do `without_lease` then.
+    pub(super) fn expect_writer(&self, without_lease: Trust) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            self.part(&mut state, Trust::Looked);
+            self.part(&mut state, without_lease);
             (state.no_lease, state.again) = (NoLease::OpenForWriting, 0);
         }
     }
 
-    /// A viewer is about to write: nobody is shown what was cached when this returns.
-    pub(super) fn give_way_to_writer(&self) {
+    /// A viewer cuts the file in a way that no lease hears of: nobody is shown what was cached when this returns.
+    pub(super) fn give_way_to_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
-        (state.no_lease, state.again, state.left) = (NoLease::OpenForWriting, 0, None);
+        state.left = None;
     }
 
     /// Whether nobody has changed the file since what is cached of it was read, nor can: without a system call.
@@ -390,6 +373,7 @@ impl Watch {
             let forgotten = self.filemap.invalidate(&self.mapping);
             forgotten.map_err(|error| NoLease::System(error.raw_os_error().unwrap_or(libc::EIO)))?;
         }
+        state.doubtful = false;
         // 3
         state.lease = Some(lease);
         if self.mapping.record().trust() == Trust::Looked {
@@ -417,6 +401,7 @@ impl Watch {
         // that by which he learns of it, partner with it.
         self.is_leased.store(false, Ordering::SeqCst);
         self.mapping.record().set_trust(Trust::Kernel);
+        state.doubtful = true;
         // 2
         let pages = self.mapping.distrust();
         self.filemap.counters.add(Count::Invalidated, pages);
@@ -459,21 +444,22 @@ impl File {
         Ok(self.handle.watch.in_force(self.handle.access.outside))
     }
 
-    /// A viewer attached it by this handle: how far it may be believed, and why there is no lease.
-    pub(crate) fn admit(&self, claim: Claim) -> Result<(Trust, NoLease)> {
-        self.handle.watch.admit(claim)
-    }
-    /// See [`Watch::opener_left`].
-    pub(crate) fn opener_left(&self) {
-        self.handle.watch.opener_left();
+    /// See [`Watch::admit`].
+    pub(crate) fn admit(&self, without_lease: Trust) -> Result<(Trust, NoLease)> {
+        self.handle.watch.admit(without_lease)
     }
     /// See [`Watch::expect_writer`].
-    pub(crate) fn expect_writer(&self) {
-        self.handle.watch.expect_writer();
+    pub(crate) fn expect_writer(&self, without_lease: Trust) {
+        self.handle.watch.expect_writer(without_lease);
     }
-    /// See [`Watch::give_way_to_writer`].
-    pub(crate) fn give_way_to_writer(&self) {
-        self.handle.watch.give_way_to_writer();
+    /// See [`Watch::give_way_to_cut`].
+    pub(crate) fn give_way_to_cut(&self) {
+        self.handle.watch.give_way_to_cut();
+    }
+    /// Whether a part of the file has room on its device and no bytes; `None` where that is not known.
+    pub(crate) fn has_unwritten_extents(&self) -> Option<bool> {
+        let leasable = self.handle.mapping.backend().leasable()?;
+        crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
     }
     /// How far viewers may believe what is cached of it, at the moment.
     pub(crate) fn trust(&self) -> Trust {

@@ -139,7 +139,7 @@ impl Mapping {
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);
         // Release, partner: the Acquire in `read_hits`: who sees the number sees the rest.
-        record.set_trust(Trust::Checked);
+        record.set_trust(Trust::Kernel);
         record.id.store(id.0, Ordering::Release);
         Some(Self {
             id,

@@ -46,7 +46,8 @@ use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
 /// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
-pub(super) const MANNERS: Manners = Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10 };
+pub(super) const MANNERS: Manners =
+    Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10, looks_at_times: false, any_file_system: false };
 /// How often the kernel is to read a file that it holds before it is copied out of its cache.
 const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
@@ -159,6 +160,18 @@ impl Polite {
         self.state.lock().known.get(&name) == Some(&Known::Ours)
     }
 
+    /// Forgets a file, and closes it: somebody wants to be alone with it. One that is being copied just now is closed
+    /// soon.
+    pub(super) fn forget(&self, name: Name) {
+        let mut state = self.state.lock();
+        state.known.remove(&name);
+        let wishes = std::mem::take(&mut state.wishes).into_iter();
+        let (gone, stay): (VecDeque<_>, _) = wishes.partition(|wish| wish.name == name);
+        state.wishes = stay;
+        drop(state);
+        drop(gone); // outside the lock
+    }
+
     /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
     pub(super) fn next_wish(&self) -> Option<Wish> {
         let mut state = self.state.lock();
@@ -208,7 +221,9 @@ fn is_held(holds: KernelHolds, bytes: u64) -> bool {
 fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = open(path, flags, Mode::empty()).ok()?;
+    let file =
+        open(&path, flags | OFlags::NOATIME, Mode::empty()).or_else(|_| open(&path, flags, Mode::empty()));
+    let file = file.ok()?;
     let stat = fstat(&file).ok()?;
     let is_it = (stat.st_dev, stat.st_ino) == name && FileType::from_raw_mode(stat.st_mode).is_file();
     // Where pages are tried one by one, only these are read.

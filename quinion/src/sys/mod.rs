@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`domain`] | whether another process has the credentials of this one |
+//! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`last_word`] | a mark in shared memory that the kernel makes if we are killed |
@@ -17,6 +18,7 @@
 //! | `uffd` | page faults of another process: with the feature `restore` |
 
 pub mod domain;
+pub mod extents;
 pub mod fork;
 pub mod io;
 pub mod last_word;

@@ -12,11 +12,11 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::arena::control::Advice;
-use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire};
+use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire, Trust};
 use quinion::folio::copy;
 use quinion::serve::{Attached, FileName, Owner};
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -61,6 +61,8 @@ pub struct NaiveOwner {
     /// Reads of files on this device hang; 0 for none.
     pub hung_device: AtomicU64,
     pub panics: AtomicU64,
+    /// Whether it takes no file that somebody has open for writing.
+    pub minds_writers: AtomicBool,
     /// What programs said of how they will read: advice, position, length.
     pub hints: Mutex<Vec<(Advice, u64, u64)>>,
 }
@@ -81,8 +83,16 @@ impl NaiveOwner {
             attach_millis: zero(),
             hung_device: zero(),
             panics: zero(),
+            minds_writers: AtomicBool::new(false),
             hints: Mutex::default(),
         })
+    }
+
+    /// One that takes no file that somebody has open for writing, and lets go of one that is opened so by a viewer.
+    pub fn minding_writers(pages_max: usize) -> Arc<Self> {
+        let owner = Self::new(pages_max);
+        owner.minds_writers.store(true, Ordering::Relaxed);
+        owner
     }
 
     fn cell(&self) -> CellNumber {
@@ -159,6 +169,11 @@ impl Owner for NaiveOwner {
         if (data.dev(), data.ino()) != (name.device, name.inode) || !data.is_file() {
             return Err(Errno::BADF);
         }
+        // The kernel gives leases on memory files (memfd) that are being written.
+        let has_writers = || data.nlink() == 0 || is_open_for_writing(&file);
+        if self.minds_writers.load(Ordering::Relaxed) && has_writers() {
+            return Err(Errno::TXTBSY);
+        }
         let mut state = self.state.lock().unwrap();
         state.next += 1;
         let handle = state.next;
@@ -166,9 +181,20 @@ impl Owner for NaiveOwner {
         let record = self.arena.view().record(cell).unwrap();
         record.root.store(Root { entry: Entry::node(root.0), levels: LEVELS }.bits(), Ordering::Release);
         record.size.store(data.len(), Ordering::Relaxed);
+        record.set_trust(Trust::Immutable);
         record.id.store(id.0, Ordering::Release); // partner: `read_hits`
         state.mappings.insert(handle, Mapping { file, cell, id, root, size: data.len() });
         Ok(Attached { handle, cell, id })
+    }
+
+    fn writer_opened(&self, device: u64, inode: u64, _: bool) {
+        let state = self.state.lock().unwrap();
+        for mapping in state.mappings.values() {
+            let data = mapping.file.metadata().unwrap();
+            if (data.dev(), data.ino()) == (device, inode) {
+                self.arena.view().record(mapping.cell).unwrap().set_trust(Trust::Kernel);
+            }
+        }
     }
 
     fn fill(&self, handle: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
@@ -253,4 +279,12 @@ impl Owner for NaiveOwner {
             byte.store(1, Ordering::Relaxed);
         }
     }
+}
+
+/// The kernel gives no read lease on a file that somebody has open for writing. The one it gives is given up at once.
+fn is_open_for_writing(file: &File) -> bool {
+    // SAFETY: numbers only.
+    let [taken, _] = [libc::F_RDLCK, libc::F_UNLCK]
+        .map(|kind| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) });
+    taken != 0
 }

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use quinion::arena::file_systems::FileSystem;
 use quinion::{Cache, MemFileOptions};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
@@ -179,10 +180,21 @@ impl Trial {
         Ok(Self { plain, direct })
     }
 
+    /// Whether a lease may be had, and keeps others from changing a file.
+    fn lease(&self) -> io::Result<()> {
+        let system = FileSystem::of(rustix::fs::fstatfs(&self.plain)?.f_type as u64);
+        if !system.may_be_served(false) {
+            return Err(io::Error::other(
+                "files of this file system may change where a lease does not hear of it",
+            ));
+        }
+        sys::can_take_lease(&self.plain)
+    }
+
     fn add_to(self, report: &mut Report) {
         let align = rustix::fs::statx(&self.plain, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
         let align = align.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-        let direct = self.direct.map(drop);
+        let (lease, direct) = (self.lease(), self.direct.map(drop));
         let cached = sys::residency(&self.plain, 4096);
         report
             .add("direct", "O_DIRECT", tried(direct, "files there are read through the kernel's cache too"))
@@ -195,8 +207,8 @@ impl Trial {
                 "lease",
                 "read leases",
                 tried(
-                    sys::can_take_lease(&self.plain),
-                    "whether others change a file is looked up when it is opened and at its end",
+                    lease,
+                    "run leaves files there to the kernel, but for those of --immutable, or --coherence times",
                 ),
             )
             .add(

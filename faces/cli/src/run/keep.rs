@@ -175,6 +175,9 @@ pub struct Wanted {
     pub idle: Option<Idle>,
     /// When files are taken over from the kernel, in the word of the option, if that was said.
     pub attach: Option<String>,
+    /// Which files are served, and by what, as options; none for the default. It is part of what is wanted, said or
+    /// not.
+    pub rules: Vec<String>,
 }
 
 /// A cache that another process owns, joined by one run; left when it is dropped.

@@ -77,8 +77,6 @@ const COMPOSED: &[&str] = &[
     "popen",
     "shm_open",
     "system",
-    "tmpfile",
-    "tmpfile64",
     "wordexp",
 ];
 
@@ -89,16 +87,13 @@ const ESSENTIAL: &[&str] = &[
     "__open64_nocancel",
     "__open_nocancel",
     "__read_nocancel",
-    "__write_nocancel",
     "close",
     "close_range",
     "dup",
     "dup2",
     "dup3",
-    "fallocate",
     "fcntl",
     "fork",
-    "ftruncate",
     "lseek",
     "mmap",
     "open",
@@ -107,18 +102,13 @@ const ESSENTIAL: &[&str] = &[
     "posix_spawnp",
     "pread64",
     "preadv2",
-    "pwrite",
-    "pwritev",
-    "pwritev2",
     "read",
     "readv",
     "truncate",
-    "write",
-    "writev",
 ];
 
-/// What the library has for itself alone. Without these, its streams would close and write descriptors unseen.
-const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel", "__write_nocancel"];
+/// What the library has for itself alone. Without these, its streams would open and close descriptors unseen.
+const INNER: &[&str] = &["__close_nocancel", "__open_nocancel", "__read_nocancel"];
 
 /// A plan for one C library.
 #[derive(Clone, PartialEq, Eq, Debug)]

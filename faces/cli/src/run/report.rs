@@ -21,12 +21,12 @@
 //!                     how calls reach us: what was asked for; functions of the C library that were to be patched,
 //!                     and what had to be left; processes in which that was done, and in which not, and why
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
-//!   others            {lease, looked_at, checked, kernel, files: [{path, mode, why}]}
+//!   others            {lease, immutable, looked_at, kernel, files: [{path, mode, why}]}
 //!                     files by what was done last about others who may change them; of the first 1000
 //!                       lease      nobody changed it without our having heard before
+//!                       immutable  nobody can change it, or that was declared
 //!                       looked_at  its times were looked at before each read
-//!                       checked    they were when it was opened, where it ended, and after the program took a lock
-//!                       kernel     somebody wrote it, and the kernel read
+//!                       kernel     none of these: the kernel read
 //!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
 //!   notes             [strings]
 //! ```
@@ -206,8 +206,8 @@ fn write_out(text: &str) -> io::Result<()> {
 pub(super) fn mode_name(trust: Trust) -> &'static str {
     match trust {
         Trust::Sure => "lease",
+        Trust::Immutable => "immutable",
         Trust::Looked => "looked_at",
-        Trust::Checked => "checked",
         Trust::Kernel | Trust::Unheard => "kernel",
     }
 }
@@ -218,7 +218,7 @@ pub(super) fn mode_of(name: &str) -> Option<Trust> {
 }
 
 /// All modes, the best first.
-const MODES: [Trust; 4] = [Trust::Sure, Trust::Looked, Trust::Checked, Trust::Kernel];
+const MODES: [Trust; 4] = [Trust::Sure, Trust::Immutable, Trust::Looked, Trust::Kernel];
 
 impl RunReport<'_> {
     /// Writes the report to `file`, to standard output if that is `-`, or to standard error.
@@ -342,14 +342,18 @@ impl RunReport<'_> {
     }
 
     fn others_text(&self) -> String {
-        let [lease, looked, checked, kernel] = MODES.map(|trust| self.files_by(trust));
-        let mut text =
-            format!("{lease} files by lease, {looked} looked at before each read, {checked} at the open");
-        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Checked) {
-            write!(text, " ({})", mode.why).expect("a string takes it");
-        }
-        if kernel > 0 {
-            write!(text, "; {kernel} left to the kernel because somebody writes").expect("a string takes it");
+        let [lease, immutable, looked, kernel] = MODES.map(|trust| self.files_by(trust));
+        let mut text = format!("{lease} files by lease");
+        let mut add = |count: u64, words: &str| {
+            if count > 0 {
+                write!(text, ", {count} {words}").expect("a string takes it");
+            }
+        };
+        add(immutable, "that never change");
+        add(looked, "looked at before each read");
+        add(kernel, "left to the kernel");
+        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Kernel) {
+            write!(text, " ({}: {})", mode.path.display(), mode.why).expect("a string takes it");
         }
         text
     }
@@ -573,7 +577,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::NoOwner => "no_owner",
         Reason::Changed => "changed",
         Reason::Foreign => "foreign",
-        Reason::Locked => "locked",
+        Reason::Unguaranteed => "unguaranteed",
         Reason::Left => "left",
         Reason::Careful => "careful",
         Reason::Domain => "domain",
@@ -595,7 +599,7 @@ fn words(reason: Reason) -> &'static str {
         Reason::NoOwner => "without an owner",
         Reason::Changed => "changed while open",
         Reason::Foreign => "opened before us or inside the C library",
-        Reason::Locked => "locked",
+        Reason::Unguaranteed => "without a lease, or on a file system that is not served",
         Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinion::serve::Service;
-use quinion::{Cache, CacheOwner, File};
+use quinion::{Cache, CacheOwner, Coherence, File, ServeRules};
 
 use super::{Aligned, Files, METRICS, warm};
 use crate::bench::caches::check_warm;
@@ -95,7 +95,7 @@ impl Ground {
         write_content(&mut KernelFile::create_new(&path)?, bytes)?;
         let cache = Cache::builder().memory(memory_for(bytes)).build()?;
         let own = warm(cache.open(&path)?)?;
-        let owner = Arc::new(CacheOwner::new(cache));
+        let owner = Arc::new(CacheOwner::new(cache).with_rules(by_times()));
         let (service, cache) = sys::serve(owner, folder.path())?;
         // Who is served with care is not served files that changed a moment ago.
         std::thread::sleep(Duration::from_millis(2500));
@@ -200,4 +200,9 @@ fn cpu_ns(
         return Ok(spent.cpu_ns / reads as f64);
     }
     Err(Unmeasured::Failed(format!("{right} of {reads} pages were read as they stand in the file")))
+}
+
+/// Rules by which a file is served that this very process has open for writing.
+fn by_times() -> ServeRules {
+    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
 }

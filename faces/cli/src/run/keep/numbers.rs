@@ -146,7 +146,7 @@ mod tests {
         assert!(numbers.owner.evicted_pages > 0 && numbers.totals.reasons.iter().all(|&count| count > 0));
         let file = |path: &str, trust, why: &str| FileMode { path: path.into(), trust, why: why.to_owned() };
         numbers.modes = vec![
-            file("/a b\n\u{1f}\"c", Trust::Checked, "somebody has it open for writing"),
+            file("/a b\n\u{1f}\"c", Trust::Kernel, "somebody has it open for writing"),
             file("/d", Trust::Sure, ""),
         ];
         let hot = |name: &str, cached_bytes| Hot { name: name.into(), cached_bytes };

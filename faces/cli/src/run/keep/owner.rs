@@ -75,6 +75,8 @@ pub struct Keeping {
     pub idle: Idle,
     /// When it takes files over from the kernel; see [`Wanted::attach`].
     pub attach: String,
+    /// Which files it serves, and by what; see [`Wanted::rules`].
+    pub rules: Vec<String>,
 }
 
 /// The cache that is kept.
@@ -136,7 +138,7 @@ fn begin(
     build: impl FnOnce() -> Result<Cache, String>,
 ) -> Result<Attendant, String> {
     let said = |error: io::Error| open_files::said(&error, error.raw_os_error());
-    let Keeping { folder, name, idle, attach } = keeping.clone();
+    let Keeping { folder, name, idle, attach, rules } = keeping.clone();
     let folder = Folder::open(&folder).map_err(said)?;
     if !folder.is_lock_of(&lock, &name).map_err(said)? {
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
@@ -156,6 +158,7 @@ fn begin(
         name,
         idle,
         attach,
+        rules: said_as_one(&rules),
         lock,
         listener,
         signals,
@@ -174,7 +177,8 @@ pub fn question(wanted: &Wanted) -> Message {
         .number("protocol", PROTOCOL)
         .text("version", env!("CARGO_PKG_VERSION"))
         .number("layout", u64::from(LAYOUT_VERSION))
-        .number("object", fingerprint(PRELOAD));
+        .number("object", fingerprint(PRELOAD))
+        .text("rules", &said_as_one(&wanted.rules));
     let message = match wanted.memory {
         Some(memory) => message.number("memory", memory),
         None => message,
@@ -187,6 +191,11 @@ pub fn question(wanted: &Wanted) -> Message {
         Some(attach) => message.text("attach", attach),
         None => message,
     }
+}
+
+/// Rules in one text: the options as they would be typed.
+fn said_as_one(rules: &[String]) -> String {
+    if rules.is_empty() { "the default rules".to_owned() } else { rules.join(" ") }
 }
 
 /// A number that tells two objects apart: FNV-1a, by Fowler, Noll and Vo.
@@ -236,6 +245,7 @@ struct Attendant {
     name: Name,
     idle: Idle,
     attach: String,
+    rules: String,
     lock: Lock,
     listener: UnixListener,
     signals: Signals,
@@ -500,6 +510,14 @@ impl Attendant {
                  {name}`, or use another by --keep=OTHER",
                 size::shown(bound),
                 size::shown(memory)
+            ));
+        }
+        let rules = question.text_of("rules").unwrap_or_default();
+        if rules != self.rules {
+            return Some(format!(
+                "the cache `{name}` was started with {}, and this run is to have {rules}; say the same, or end it by \
+                 `quinion stop {name}`, or use another by --keep=OTHER",
+                self.rules
             ));
         }
         let idle = self.idle.to_string();

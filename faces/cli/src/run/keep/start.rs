@@ -37,6 +37,7 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
     if let Some(attach) = &wanted.attach {
         command.args(["--attach", attach]);
     }
+    command.args(&wanted.rules);
     if let Some(memory) = wanted.memory {
         command.args(["--memory", &memory.to_string()]);
     }

@@ -95,7 +95,8 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
-            Answer::Attached(Attachment { handle, place, device: stat.device, inode: stat.inode, changed_at })
+            let (device, inode, can_write) = (stat.device, stat.inode, fit.can_write);
+            Answer::Attached(Attachment { handle, place, device, inode, changed_at, can_write })
         }
     };
     Ok((viewer, answer))

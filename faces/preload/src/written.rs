@@ -220,8 +220,10 @@ fn say_of(viewer: &Viewer, stat: &Stat) {
 /// Tells the owner of a file and waits until it has heard. If it is gone there is nobody to hear.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat) {
     let question = [stat.device, stat.inode, 0];
+    let mut turn = 0u32;
     while viewer.request(operation, question) == Err(RequestError::NoSlot) {
-        kernel::yield_now();
+        kernel::wait(turn);
+        turn = turn.saturating_add(1);
     }
 }
 

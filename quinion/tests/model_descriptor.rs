@@ -61,7 +61,10 @@ const POSITIONED: &[Call] = &[Call::Attach, Call::Share];
 const LEFT: &[Call] = &[Call::Credit(900)];
 
 macro_rules! scenarios {
-    ($($(#[$doc:meta])* $name:ident: $reopens:expr, $bound:expr, $first:expr, [$($thread:expr),*] => [$($expected:expr),* $(,)?];)*) => { $(
+    ($(
+        $(#[$doc:meta])* $name:ident: $reopens:expr, $bound:expr, $first:expr,
+        [$($thread:expr),*] => [$($expected:expr),*];
+    )*) => { $(
         $(#[$doc])*
         #[test]
         fn $name() {
@@ -76,30 +79,78 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    read_and_read: false, None, SERVED, [[Call::Read(1), Call::Read(2)], [Call::Read(4)]] => ["10 11, 13", "10 15, 11", "14 15, 10"];
-    read_and_seek: false, None, SERVED, [[Call::Read(1), Call::Set(50)], [Call::Read(4)]] => ["10 50, 11", "10 50, 50", "14 50, 10"];
-    read_and_skip: false, None, SERVED, [[Call::Skip(50)], [Call::Read(4), Call::Read(1)]] => ["60, 60 64", "64, 10 64", "65, 10 14"];
-    read_and_attach: false, Some(2), LEFT, [[Call::Attach, Call::Read(1)], [Call::Read(4), Call::Read(2)]] => ["0 0, 1 5", "0 4, 0 5", "0 6, 0 4"];
-    seek_and_attach: false, Some(2), LEFT, [[Call::Attach, Call::Read(1)], [Call::Set(50), Call::Read(4)]] => ["0 0, 50 50", "0 50, 50 51", "0 54, 50 50"];
-    skip_and_attach: false, None, LEFT, [[Call::Attach, Call::Read(1)], [Call::Skip(50)]] => ["0 0, 51", "0 50, 50"];
-    first_seek_and_attach: false, Some(2), &[], [[Call::Attach, Call::Read(1)], [Call::Skip(50)]] => ["0 0, 51", "0 50, 50"];
-    write_and_attach: false, None, LEFT, [[Call::AttachWriter, Call::Read(1)], [Call::Write(4)]] => ["0 0, 1", "0 4, 0"];
-    two_attach: false, None, LEFT, [[Call::Attach, Call::Read(1)], [Call::Attach, Call::Read(4)]] => ["0 0, 0 1", "0 4, 0 0"];
-    detach_and_read: false, None, SERVED, [[Call::Detach], [Call::Read(1), Call::Read(4)]] => ["0, 10 11"];
-    detach_and_seek: false, None, SERVED, [[Call::Detach, Call::Read(1)], [Call::SkipBeyond(50)]] => ["0 10, 61", "0 60, 60"];
-    detach_and_detach: false, None, SERVED, [[Call::Detach, Call::Read(1)], [Call::Share, Call::Read(4)]] => ["0 10, 0 11", "0 14, 0 10"];
-    duplicate_and_read: false, None, SERVED, [[Call::DupRead(1)], [Call::Read(4), Call::Read(2)]] => ["10, 11 15", "14, 10 15", "16, 10 14"];
-    duplicate_and_seek: false, None, SERVED, [[Call::DupRead(1)], [Call::SkipBeyond(50)]] => ["10, 61", "60, 60"];
-    two_duplicates: false, None, SERVED, [[Call::DupRead(1)], [Call::DupRead(4)]] => ["10, 11", "14, 10"];
-    duplicate_and_attach: false, None, LEFT, [[Call::DupRead(1)], [Call::Attach, Call::Read(4)]] => ["0, 0 1", "4, 0 0"];
-    look_and_read: false, None, SERVED, [[Call::Look], [Call::Read(4), Call::DupRead(1)]] => ["10, 10 14", "14, 10 14", "15, 10 14"];
-    positional_and_attach: false, None, LEFT, [[Call::Attach], [Call::Pread, Call::Pread]] => ["0, 0 0"];
-    reopen_and_read: true, Some(2), SERVED, [[Call::Reopen(1), Call::Attach, Call::Set(10)], [Call::Read(4)]] => ["0 0 10, 10", "0 0 10, 1000", "0 0 10, 1010", "0 0 10, 999999"];
-    reopen_and_kernels_read: true, Some(2), LEFT, [[Call::Reopen(1), Call::Attach, Call::Read(1)], [Call::Read(4)]] => ["0 0 1000, 0", "0 0 1000, 1001", "0 0 1000, 999999", "0 0 1004, 1000"];
-    reopen_and_positional: true, Some(3), POSITIONED, [[Call::Reopen(1), Call::Attach], [Call::Pread]] => ["0 0, 0", "0 0, 1000", "0 0, 999999"];
-    reopen_and_attach: true, Some(2), LEFT, [[Call::Reopen(1), Call::Read(1)], [Call::Attach]] => ["0 1000, 0"];
-    pause_and_read: false, None, SERVED, [[Call::Pause], [Call::Read(1), Call::Read(4)]] => ["0, 10 11"];
-    pause_attach_and_close: true, Some(2), SERVED, [[Call::Pause, Call::Attach], [Call::Reopen(1)]] => ["0 0, 0"];
+    read_and_read: false, None, SERVED,
+        [[Call::Read(1), Call::Read(2)], [Call::Read(4)]]
+        => ["10 11, 13", "10 15, 11", "14 15, 10"];
+    read_and_seek: false, None, SERVED,
+        [[Call::Read(1), Call::Set(50)], [Call::Read(4)]]
+        => ["10 50, 11", "10 50, 50", "14 50, 10"];
+    read_and_skip: false, None, SERVED,
+        [[Call::Skip(50)], [Call::Read(4), Call::Read(1)]]
+        => ["60, 60 64", "64, 10 64", "65, 10 14"];
+    read_and_attach: false, Some(2), LEFT,
+        [[Call::Attach, Call::Read(1)], [Call::Read(4), Call::Read(2)]]
+        => ["0 0, 1 5", "0 4, 0 5", "0 6, 0 4"];
+    seek_and_attach: false, Some(2), LEFT,
+        [[Call::Attach, Call::Read(1)], [Call::Set(50), Call::Read(4)]]
+        => ["0 0, 50 50", "0 50, 50 51", "0 54, 50 50"];
+    skip_and_attach: false, None, LEFT,
+        [[Call::Attach, Call::Read(1)], [Call::Skip(50)]]
+        => ["0 0, 51", "0 50, 50"];
+    first_seek_and_attach: false, Some(2), &[],
+        [[Call::Attach, Call::Read(1)], [Call::Skip(50)]]
+        => ["0 0, 51", "0 50, 50"];
+    write_and_attach: false, None, LEFT,
+        [[Call::AttachWriter, Call::Read(1)], [Call::Write(4)]]
+        => ["0 0, 1", "0 4, 0"];
+    two_attach: false, None, LEFT,
+        [[Call::Attach, Call::Read(1)], [Call::Attach, Call::Read(4)]]
+        => ["0 0, 0 1", "0 4, 0 0"];
+    detach_and_read: false, None, SERVED,
+        [[Call::Detach], [Call::Read(1), Call::Read(4)]]
+        => ["0, 10 11"];
+    detach_and_seek: false, None, SERVED,
+        [[Call::Detach, Call::Read(1)], [Call::SkipBeyond(50)]]
+        => ["0 10, 61", "0 60, 60"];
+    detach_and_detach: false, None, SERVED,
+        [[Call::Detach, Call::Read(1)], [Call::Share, Call::Read(4)]]
+        => ["0 10, 0 11", "0 14, 0 10"];
+    duplicate_and_read: false, None, SERVED,
+        [[Call::DupRead(1)], [Call::Read(4), Call::Read(2)]]
+        => ["10, 11 15", "14, 10 15", "16, 10 14"];
+    duplicate_and_seek: false, None, SERVED,
+        [[Call::DupRead(1)], [Call::SkipBeyond(50)]]
+        => ["10, 61", "60, 60"];
+    two_duplicates: false, None, SERVED,
+        [[Call::DupRead(1)], [Call::DupRead(4)]]
+        => ["10, 11", "14, 10"];
+    duplicate_and_attach: false, None, LEFT,
+        [[Call::DupRead(1)], [Call::Attach, Call::Read(4)]]
+        => ["0, 0 1", "4, 0 0"];
+    look_and_read: false, None, SERVED,
+        [[Call::Look], [Call::Read(4), Call::DupRead(1)]]
+        => ["10, 10 14", "14, 10 14", "15, 10 14"];
+    positional_and_attach: false, None, LEFT,
+        [[Call::Attach], [Call::Pread, Call::Pread]]
+        => ["0, 0 0"];
+    reopen_and_read: true, Some(2), SERVED,
+        [[Call::Reopen(1), Call::Attach, Call::Set(10)], [Call::Read(4)]]
+        => ["0 0 10, 10", "0 0 10, 1000", "0 0 10, 1010", "0 0 10, 999999"];
+    reopen_and_kernels_read: true, Some(2), LEFT,
+        [[Call::Reopen(1), Call::Attach, Call::Read(1)], [Call::Read(4)]]
+        => ["0 0 1000, 0", "0 0 1000, 1001", "0 0 1000, 999999", "0 0 1004, 1000"];
+    reopen_and_positional: true, Some(3), POSITIONED,
+        [[Call::Reopen(1), Call::Attach], [Call::Pread]]
+        => ["0 0, 0", "0 0, 1000", "0 0, 999999"];
+    reopen_and_attach: true, Some(2), LEFT,
+        [[Call::Reopen(1), Call::Read(1)], [Call::Attach]]
+        => ["0 1000, 0"];
+    pause_and_read: false, None, SERVED,
+        [[Call::Pause], [Call::Read(1), Call::Read(4)]]
+        => ["0, 10 11"];
+    pause_attach_and_close: true, Some(2), SERVED,
+        [[Call::Pause, Call::Attach], [Call::Reopen(1)]]
+        => ["0 0, 0"];
 }
 
 /// A thread forks while another opens the file, and a handler there uses the new number before the open has returned.

@@ -126,6 +126,7 @@ pub mod guest;
 // Door.
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cache;
+pub mod fdstate;
 #[cfg(not(quinion_model))]
 #[allow(
     unsafe_code,

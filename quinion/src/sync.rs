@@ -26,9 +26,9 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// A step of the hit protocol, of the holds, or of the tree, that the model can leave out to prove it
-/// necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s, from there on
-/// `tests/xarray_model.rs`'s.
+/// A step of the hit protocol, of the holds, of the tree, or of the hand-over of offsets, that the model can leave out
+/// to prove it necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s, from there to
+/// [`WalkLeaf`](Mutant::WalkLeaf) `tests/xarray_model.rs`'s, and the rest `tests/model_descriptor.rs`'s.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
@@ -172,6 +172,42 @@ pub enum Mutant {
     CutLast,
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
+    /// The acquire ordering of a look at a descriptor's word.
+    LookAcquire,
+    /// The comparison when a private offset is moved on.
+    AdvanceExchange,
+    /// The fence between a copy and the second look at a descriptor's word.
+    StillFence,
+    /// The second look at a descriptor's word, after a positional read.
+    StillLook,
+    /// The wait for a thread that hands an offset over.
+    SettledWait,
+    /// The release ordering with which a hand-over ends.
+    MovingRelease,
+    /// The state of moving while a private offset is given to the kernel.
+    LeaveMoving,
+    /// The setting of the kernel's offset when a private one ends.
+    LeaveOffset,
+    /// The new generation of a number that is opened.
+    OpenGeneration,
+    /// The look for a fork before a descriptor that was opened becomes a candidate.
+    OpenForked,
+    /// The count of a call at the kernel's offset.
+    CallCounted,
+    /// The refusal of a private offset to a descriptor that can write.
+    PublishWriter,
+    /// The refusal of a private offset while the kernel's is in use.
+    PublishCalls,
+    /// The state of moving while the kernel's offset is read.
+    PublishMoving,
+    /// The fence before a descriptor's attachment is stored.
+    PublishFence,
+    /// The count of a seek of a candidate.
+    SeekCounted,
+    /// The state of moving while the kernel works out a seek of a served descriptor.
+    SeekMoving,
+    /// The new generation of a descriptor that may be attached again.
+    PauseGeneration,
 }
 
 #[cfg(quinion_model)]
@@ -247,8 +283,27 @@ impl Mutant {
         Mutant::SplitLast,
         Mutant::CutLast,
         Mutant::WalkLeaf,
+        Mutant::LookAcquire,
+        Mutant::AdvanceExchange,
+        Mutant::StillFence,
+        Mutant::StillLook,
+        Mutant::SettledWait,
+        Mutant::MovingRelease,
+        Mutant::LeaveMoving,
+        Mutant::LeaveOffset,
+        Mutant::OpenGeneration,
+        Mutant::OpenForked,
+        Mutant::CallCounted,
+        Mutant::PublishWriter,
+        Mutant::PublishCalls,
+        Mutant::PublishMoving,
+        Mutant::PublishFence,
+        Mutant::SeekCounted,
+        Mutant::SeekMoving,
+        Mutant::PauseGeneration,
     ];
     const HIT: usize = Mutant::MarkerFlag as usize;
+    const TREE: usize = Mutant::WalkLeaf as usize;
 
     /// The steps of the hit protocol and of the holds.
     pub fn of_hits() -> &'static [Mutant] {
@@ -256,7 +311,11 @@ impl Mutant {
     }
     /// The steps of the tree.
     pub fn of_trees() -> &'static [Mutant] {
-        &Self::ALL[Self::HIT..]
+        &Self::ALL[Self::HIT..Self::TREE]
+    }
+    /// The steps of the hand-over of an offset.
+    pub fn of_descriptors() -> &'static [Mutant] {
+        &Self::ALL[Self::TREE..]
     }
 }
 
@@ -267,7 +326,7 @@ const _: () = {
         assert!(Mutant::ALL[at] as usize == at + 1, "every step is in the list, in its order");
         at += 1;
     }
-    assert!(Mutant::WalkLeaf as usize == at, "the last step is in the list");
+    assert!(Mutant::PauseGeneration as usize == at, "the last step is in the list");
 };
 
 /// Whether the model has switched off `step`. Always false in a real build.

@@ -72,8 +72,8 @@ pub fn test() -> Vec<Step> {
         Step::new(
             "model",
             Action::Run(model(
-                "test -p quinion --release --test model_hit --test xarray_model --test errseq_model \
-                 --target-dir target/model",
+                "test -p quinion --release --test model_hit --test model_descriptor --test xarray_model \
+                 --test errseq_model --target-dir target/model",
             )),
         ),
         fuzz("fuzz", "xarray_ops", FUZZ_SECONDS),

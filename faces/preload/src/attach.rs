@@ -26,14 +26,7 @@ use crate::{careful, process, written};
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 pub fn attach(fd: c_int, word: Word) {
-    let stat = match look_over(fd) {
-        Ok(fit) if fit.can_write && word.state() == State::Candidate => {
-            return table::share(fd, Reason::Writable); // its number has come to mean another file
-        }
-        Ok(fit) => Ok(fit.stat),
-        Err(reason) => Err(reason),
-    };
-    match stat.and_then(|stat| ask_to_attach(fd, word, &stat)) {
+    match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
                 viewer.count_reason(Reason::Left);
@@ -82,6 +75,7 @@ fn look_over(fd: c_int) -> Result<Fit, Reason> {
     match kernel::file_system(fd).map_or(FileSystem::NoContent, FileSystem::of) {
         FileSystem::NoContent => Err(Reason::NotRegular),
         system if !system.may_be_served(manners.any_file_system) => Err(Reason::Unguaranteed),
+        // If it can write, its number has come to mean another file since it became a candidate: it is positioned then.
         _ => Ok(Fit { stat, can_write }),
     }
 }
@@ -104,7 +98,8 @@ enum Answer {
 }
 
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer, Answer), Reason> {
+fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, Answer), Reason> {
+    let stat = &fit.stat;
     let viewer = process::join().ok_or(Reason::NoOwner)?;
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
@@ -128,7 +123,8 @@ fn ask_to_attach(fd: c_int, word: Word, stat: &Stat) -> Result<(&'static Viewer,
     let answer = match handle {
         0 => Answer::AfterMore(place.max(1)),
         _ => {
-            let to = Attachment { handle, place, device: stat.device, inode: stat.inode, changed_at };
+            let (device, inode, can_write) = (stat.device, stat.inode, fit.can_write);
+            let to = Attachment { handle, place, device, inode, changed_at, can_write };
             Answer::Attached(to, stat.size as u64)
         }
     };

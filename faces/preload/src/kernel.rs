@@ -26,6 +26,7 @@ pub mod number {
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;
     pub const DUP2: usize = 33;
+    pub const NANOSLEEP: usize = 35;
     pub const GETPID: usize = 39;
     pub const SENDFILE: usize = 40;
     pub const POLL: usize = 7;
@@ -299,10 +300,22 @@ pub fn thread() -> u32 {
     unsafe { call(number::GETTID, [0; 6]) as u32 }
 }
 
-/// Lets others run.
-pub fn yield_now() {
-    // SAFETY: no argument.
-    let _ = unsafe { call(number::SCHED_YIELD, [0; 6]) };
+/// Lets the thread run that the caller waits for; `turn` is how often the caller has waited for it already.
+///
+/// After a few turns it sleeps. A thread of a real-time class that only yields goes on before any thread of a lower
+/// class or priority, so one of those, if it is to run on the same processor, never comes to end what is waited for.
+pub fn wait(turn: u32) {
+    /// What is waited for takes a few system calls: on another processor it is over before that.
+    const YIELDS: u32 = 16;
+    const NANOS: i64 = 50_000;
+    if turn < YIELDS {
+        // SAFETY: no argument.
+        let _ = unsafe { call(number::SCHED_YIELD, [0; 6]) };
+    } else {
+        let time = [0i64, NANOS];
+        // SAFETY: the kernel's structure is two numbers of 64 bits; the rest of the time is not asked for.
+        let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    }
 }
 
 /// Private memory, all zeros.

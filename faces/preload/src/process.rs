@@ -129,13 +129,17 @@ fn mode_of_child(mut mode: u32) -> u32 {
     if core::ptr::eq(page, &OFF) {
         return INERT;
     }
+    let mut turn = 0u32;
     loop {
         match mode {
             INERT => settle(page),
             LEFT => return INERT,
             // A guest does not wait for a thread of the process it is in.
             _ if is_guest() => return INERT,
-            BUSY => kernel::yield_now(),
+            BUSY => {
+                kernel::wait(turn);
+                turn = turn.saturating_add(1);
+            }
             settled => return settled,
         }
         mode = page.load(Ordering::SeqCst); // partner: as in `mode`

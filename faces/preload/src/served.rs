@@ -83,7 +83,7 @@ fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Can
             Err(unserved) => return refused(unserved),
         };
         // The number may have been closed and opened anew under the copy.
-        if table::look(fd)?.is_same_opening(word) {
+        if table::is_still_attached(fd, word) {
             return Some(counted(viewer, bytes));
         }
     }
@@ -390,35 +390,38 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
     }
     loop {
         let word = table::look(fd)?;
-        match word.state() {
-            State::Served => match seek_served(process::viewer()?, fd, word, offset, whence) {
-                Ok(to) if to >= table::OFFSETS_MAX => table::share(fd, Reason::Number),
-                Ok(to) if table::advance(fd, word, to) => return Some(to as isize),
-                Ok(_) => {} // somebody was faster
-                Err(error) => return Some(-error.0 as isize),
+        let by_kernel = match word.state() {
+            State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
+                Some(to) if table::advance(fd, word, to) => return Some(to as isize),
+                Some(_) => continue, // somebody was faster
+                None => table::seek(fd, word, offset, whence),
             },
-            State::Candidate => {
-                if let Some(answer) = table::seek_candidate(fd, word, offset, whence) {
-                    return Some(answer);
-                }
+            State::Candidate => table::seek(fd, word, offset, whence),
+            State::Moving => {
+                let _ = table::look_settled(fd);
+                continue;
             }
-            State::Moving => kernel::yield_now(),
-            _ => return None,
+            _ => {
+                table::share(fd, Reason::Passed); // if it is being opened
+                return None;
+            }
+        };
+        match by_kernel {
+            Some(Ok(now)) => return Some(now as isize),
+            Some(Err(error)) => return Some(-error.0 as isize),
+            None => {}
         }
     }
 }
 
-/// The offset a seek leads to. What is not plainly inside the file the kernel works out: it knows
-/// the size, the holes and its own limits, and its offset means nothing while the private one counts.
-fn seek_served(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Result<u64, Errno> {
-    let (target, whence) = match whence {
-        kernel::SEEK_SET => (offset, kernel::SEEK_SET),
-        kernel::SEEK_CUR => (offset.checked_add(word.offset() as i64).ok_or(Errno::INVAL)?, kernel::SEEK_SET),
-        other => (offset, other),
+/// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size, the
+/// holes and its own limits.
+fn seek_inside(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Option<u64> {
+    let target = match whence {
+        kernel::SEEK_SET => offset,
+        kernel::SEEK_CUR => offset.checked_add(word.offset() as i64)?,
+        _ => return None,
     };
     let size = viewer.arena().record(table::file(fd).cell).map_or(0, |r| r.size.load(Ordering::Relaxed));
-    if whence == kernel::SEEK_SET && u64::try_from(target).is_ok_and(|target| target <= size) {
-        return Ok(target as u64);
-    }
-    kernel::lseek(fd, target, whence).map(|to| to as u64)
+    u64::try_from(target).ok().filter(|&target| target <= size && target < table::OFFSETS_MAX)
 }

@@ -57,10 +57,9 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
         return None;
     }
     loop {
-        let word = table::look(fd)?;
+        let word = table::look_settled(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
-            State::Moving => kernel::yield_now(),
             State::Candidate | State::Shared
                 if start == Start::Position || word.state() == State::Candidate =>
             {
@@ -78,7 +77,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 left_to_the_kernel(fd, word);
                 return None;
             }
-            State::Other => return None,
+            State::Other | State::Moving => return None,
             State::Unknown => settle_unknown(fd, word),
         }
     }
@@ -90,7 +89,7 @@ pub fn is_served(fd: c_int) -> bool {
         return false;
     }
     loop {
-        let Some(word) = table::look(fd) else { return false };
+        let Some(word) = table::look_settled(fd) else { return false };
         match word.state() {
             State::Served | State::Positioned => return true,
             State::Candidate => match whose_turn(fd, word) {
@@ -98,7 +97,6 @@ pub fn is_served(fd: c_int) -> bool {
                 Turn::Kernels => return false,
                 Turn::Unknown => {}
             },
-            State::Moving => kernel::yield_now(),
             _ => return false,
         }
     }
@@ -126,7 +124,8 @@ enum Turn {
 
 fn whose_turn(fd: c_int, word: Word) -> Turn {
     match word.credit() {
-        Some(0) if !word.has_kernels_reads() => Turn::Ours,
+        _ if word.has_kernels_calls() => Turn::Kernels,
+        Some(0) => Turn::Ours,
         Some(_) => Turn::Kernels,
         None => look_at(fd, word),
     }
@@ -171,7 +170,7 @@ fn worth(to: Target<'_>) -> u64 {
 }
 
 /// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
-pub struct Passed(Option<Word>);
+pub struct Passed(bool);
 
 /// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
 /// until the read has ended.
@@ -181,7 +180,7 @@ pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
         return Passed::nothing();
     }
     let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
-    if reads.is_none() {
+    if !reads {
         table::share(fd, Reason::Passed);
     }
     Passed(reads)
@@ -190,14 +189,14 @@ pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
 impl Passed {
     /// The kernel's offset is not used.
     pub fn nothing() -> Self {
-        Self(None)
+        Self(false)
     }
 
     /// The kernel has answered.
     #[inline]
     pub fn end(self, fd: c_int) {
-        if let Some(begun) = self.0 {
-            table::end_kernels_read(fd, begun);
+        if self.0 {
+            table::end_kernels_read(fd);
         }
     }
 }
@@ -209,5 +208,5 @@ fn settle_unknown(fd: c_int, word: Word) {
     if regular && let Some(viewer) = process::viewer() {
         viewer.count_reason(Reason::Foreign);
     }
-    table::settle(fd, word, word.with_state(if regular { State::Kernel } else { State::Other }));
+    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
 }

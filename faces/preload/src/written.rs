@@ -20,14 +20,27 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::{Operation, place_of};
-use quinion::viewer::Viewer;
+use quinion::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::{process, table};
 
 /// Tells the owner of a file and waits until it has heard. If it is gone there is nobody to hear.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
-    let _ = viewer.request(operation, [stat.device, stat.inode, third]);
+    /// How often somebody who finds no room to ask comes again: some milliseconds.
+    const TURNS_MAX: u32 = 100;
+    let question = [stat.device, stat.inode, third];
+    // The kernel has an opener wait for the lease by itself; of the rest only we tell.
+    let ask = || match (operation, third) {
+        (Operation::WriterOpened, 0) => viewer.request(operation, question),
+        _ => viewer.request_long(operation, question),
+    };
+    for turn in 0..TURNS_MAX {
+        if ask() != Err(RequestError::NoSlot) {
+            return;
+        }
+        kernel::wait(turn);
+    }
 }
 
 /// The file is about to be opened for writing; or `cut`, without that.
@@ -149,8 +162,10 @@ pub fn wants_lease(fd: c_int) {
     let is_over =
         || kernel::now_nanos().zip(begun).is_none_or(|(now, begun)| now - begun > ATTACHING_NANOS_MAX);
     // SeqCst, partner: `attaching`.
+    let mut turn = 0;
     while ATTACHING.load(Ordering::SeqCst) != 0 && !is_over() {
-        kernel::yield_now();
+        kernel::wait(turn);
+        turn += 1;
     }
     table::leave_file(stat.device, stat.inode);
     // Whether or not it is attached: the cache keeps files open for a while.

@@ -1,0 +1,648 @@
+//! File descriptor state: who keeps a descriptor's offset, the kernel or this process.
+//!
+//! A process that reads through a viewer may keep the offset of a descriptor itself, the **private offset**, so that
+//! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to the
+//! process and back. It knows one descriptor's word and, by the trait [`Process`], the few system calls that it
+//! combines with changes of the word; `faces/preload/src/table.rs` keeps the words and makes the calls.
+//!
+//! ```text
+//!   word    63    61 60          48 47                        0
+//!          [ state  | generation   | private offset in bytes   ]   Served
+//!          [ state  | generation   | see below                 ]   all other states
+//!
+//!             open              publish                     close
+//!   Unknown --------> Candidate --------> Served ----------------------> Unknown
+//!      |                  | share, publish  |  ^ read, lseek: the private offset only
+//!      | inherited,       v of a writer     v share
+//!      `----------->   Shared ---------> Positioned      only positional reads are served; the offset is the kernel's
+//!        received,        |   publish       |
+//!        a duplicate      v                 v
+//!                       Kernel <------- (from Served too: detach)   for good, until the number is opened anew
+//! ```
+//!
+//! | state | meaning | whose offset counts |
+//! |---|---|---|
+//! | Unknown | not opened by a call we saw, or closed | the kernel's |
+//! | Candidate | opened for reading only; nobody else can have its description | the kernel's |
+//! | Served | attached | the private one |
+//! | Shared | another process may have the description, or it can write, or its offset is used past us | the kernel's |
+//! | Positioned | as Shared, and attached: only positional reads are served | the kernel's |
+//! | Moving | one thread, its signals held back, hands the offset over | wait |
+//! | Kernel | a regular file that is left to the kernel | the kernel's |
+//! | Other | not a regular file | the kernel's |
+//!
+//! In all states but Served and Moving the lower bits are:
+//!
+//! ```text
+//!   47     46             45          40 39      38                37            0
+//!  [looked|owner's credit|kernel's calls|counted|being opened     |credit in bytes ]
+//! ```
+//!
+//! The **credit** of a candidate or a shared descriptor is how many more bytes the kernel is to read of it before the
+//! owner is asked for the file.
+//!
+//! **The kernel's calls** counts reads and seeks at the kernel's offset that are under way while the descriptor is a
+//! candidate. It belongs to the number, not to one opening: a call that began before the number was closed and opened
+//! anew may be executed on the new description, so it stays in the word until it ends.
+//!
+//! The **generation** tells one opening of a number, and one attachment of an opening, from the next. What the
+//! descriptor is attached to (the owner's handle, the file) changes only while the state is Moving and the generation
+//! is a new one; so a compare-exchange that succeeds, or [`Cell::is_still`], proves that it did not change.
+//!
+//! # Rules
+//!
+//!  1. Only a candidate becomes Served, and only if no kernel's call on the number is under way. A descriptor that can
+//!     write is not served, and one that was opened while a fork was under way is never a candidate.
+//!  2. The kernel's offset is read and set by us only while the state is Moving. Before that the private offset is not
+//!     in force or is held still; after it every caller finds the kernel's offset right.
+//!  3. In Served the private offset moves by compare-exchange of the whole word. So a read that was served while
+//!     another thread read, seeked, closed or left the descriptor to the kernel starts over.
+//!  4. Whoever is about to use the kernel's offset either counts as a kernel's call (candidate) or has left the offset
+//!     to the kernel for good ([`Fd::share`]) and waited for Moving to end.
+//!  5. A thread that is Moving has its signals held back and makes four system calls at most, so waiting for it ends,
+//!     provided that the waiters let it run: [`Process::wait`] must sleep after some turns, for a waiter of a real-time
+//!     class that only yields never lets a holder of a lower class run.
+//!
+//! Opening against forking: the opener publishes a shared word marked "being opened", then looks whether a fork began,
+//! and only then makes it a candidate, by compare-exchange. The forker counts itself and then takes the mark away. In
+//! the one order of these SeqCst steps one of the two sees the other, and at no moment is there a candidate that a
+//! child has.
+//!
+//! # What is shown, and how
+//!
+//! `tests/model_descriptor.rs` runs these functions under a model checker against a kernel with an offset for each
+//! description: each history is one that the kernel alone could have given, in some order of the calls. It does so
+//! again with each step marked by [`mutant`] left out, and must then find a history that is not.
+//! `tests/descriptor_twin.rs` compares random sequences of calls with a kernel alone.
+//!
+//! # Not promised
+//!
+//! A program that closes a number which another of its threads is about to read, and opens it anew, has a race of its
+//! own: the read may reach either file. Two things are worse here than in the kernel. A read that was left to the
+//! kernel in a state other than Candidate is not counted; if it reaches the new description, it and the new reader may
+//! both get the first bytes. And 8,192 openings and attachments of the number during one copy bring its word back.
+
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::{Mutant, mutant, ordering};
+
+/// The first offset that does not fit into a word.
+pub const OFFSETS_MAX: u64 = 1 << 48;
+
+/// What a descriptor is; see the head of this file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Not opened by a call we saw, or closed.
+    Unknown = 0,
+    /// Opened for reading, not attached yet.
+    Candidate = 1,
+    /// Attached; the private offset counts.
+    Served = 2,
+    /// Its offset is being handed over.
+    Moving = 3,
+    /// A regular file left to the kernel.
+    Kernel = 4,
+    /// Not a regular file.
+    Other = 5,
+    /// Attached, for positional reads.
+    Positioned = 6,
+    /// Not attached, and only positional reads may be served.
+    Shared = 7,
+}
+
+impl State {
+    /// Whether there is a file of the owner's behind it.
+    #[inline]
+    pub fn is_attached(self) -> bool {
+        matches!(self, State::Served | State::Positioned)
+    }
+}
+
+/// A descriptor's word, as read at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word(u64);
+
+impl Word {
+    const GENERATION: u64 = 1 << 48;
+    const LOOKED: u64 = 1 << 47;
+    const OWNERS: u64 = 1 << 46;
+    const CALL: u64 = 1 << 40;
+    const CALLS: u64 = 0x3f << 40;
+    /// Of a shared or positioned one: it has been counted why it is.
+    const TOLD: u64 = 1 << 39;
+    const OPENING: u64 = 1 << 38;
+    const CREDIT_MAX: u64 = Self::OPENING - 1;
+
+    /// The state.
+    #[inline]
+    pub fn state(self) -> State {
+        match self.0 >> 61 {
+            1 => State::Candidate,
+            2 => State::Served,
+            3 => State::Moving,
+            4 => State::Kernel,
+            5 => State::Other,
+            6 => State::Positioned,
+            7 => State::Shared,
+            _ => State::Unknown,
+        }
+    }
+    /// The private offset, in bytes.
+    #[inline]
+    pub fn offset(self) -> u64 {
+        self.0 & (OFFSETS_MAX - 1)
+    }
+    #[inline]
+    fn with_low(self, low: u64) -> Self {
+        debug_assert!(low < OFFSETS_MAX);
+        Self(self.0 & !(OFFSETS_MAX - 1) | low)
+    }
+    fn with_state(self, state: State) -> Self {
+        Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
+    }
+    /// A word that nobody has settled yet, of what a look at the descriptor has shown.
+    #[must_use]
+    pub fn settled_as(self, state: State) -> Self {
+        debug_assert!(matches!(state, State::Kernel | State::Other));
+        self.left(state)
+    }
+    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the
+    /// file yet.
+    pub fn credit(self) -> Option<u64> {
+        (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
+    }
+    /// Of these: whether the credit is the owner's answer.
+    pub fn is_owners_credit(self) -> bool {
+        self.0 & Self::OWNERS != 0
+    }
+    /// Whether calls at the kernel's offset are under way. They are not counted while a descriptor is served.
+    pub fn has_kernels_calls(self) -> bool {
+        self.kernels_calls() != 0
+    }
+    fn kernels_calls(self) -> u64 {
+        if matches!(self.state(), State::Served | State::Moving) { 0 } else { self.0 & Self::CALLS }
+    }
+    fn with_credit(self, bytes: u64) -> Self {
+        Self(self.0 & !Self::CREDIT_MAX | Self::LOOKED | bytes.min(Self::CREDIT_MAX))
+    }
+    fn charged(self, bytes: u64) -> Self {
+        self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
+    }
+    /// Whether the offset is left to the kernel, for good.
+    #[inline]
+    pub fn is_offset_kernels(self) -> bool {
+        match self.state() {
+            State::Candidate | State::Served | State::Moving => false,
+            State::Shared => self.0 & Self::OPENING == 0,
+            _ => true,
+        }
+    }
+    /// Whether it has been counted why this one is shared.
+    pub fn is_told(self) -> bool {
+        self.0 & Self::TOLD != 0
+    }
+    fn told(self) -> Self {
+        Self(self.0 | Self::TOLD)
+    }
+    /// The same opening, shared, whatever it was before.
+    fn shared(self) -> Self {
+        Self(self.with_state(State::Shared).0 & !Self::OPENING).told()
+    }
+    /// The same opening, attached, its offset the kernel's.
+    fn positioned(self) -> Self {
+        self.with_state(State::Positioned).with_low(self.0 & Self::TOLD | self.kernels_calls())
+    }
+    /// The same opening in a state that is not served.
+    fn left(self, state: State) -> Self {
+        self.with_state(state).with_low(self.kernels_calls())
+    }
+    /// The next generation, with nothing but the kernel's calls under way.
+    fn next(self, state: State) -> Self {
+        let calls = self.kernels_calls();
+        let step = if mutant(Mutant::OpenGeneration) { 0 } else { Self::GENERATION };
+        Self(self.0.wrapping_add(step)).with_state(state).with_low(calls)
+    }
+    /// Whether both are of the same opening and the same attachment.
+    pub fn is_same_attachment(self, other: Word) -> bool {
+        (self.0 ^ other.0) << 3 >> 51 == 0
+    }
+}
+
+/// Where a descriptor's word is. All zeros at first: Unknown.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Cell(AtomicU64);
+
+impl Cell {
+    /// An unknown descriptor's.
+    #[cfg(not(quinion_model))]
+    #[allow(clippy::new_without_default, reason = "made in statics")]
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+    /// An unknown descriptor's.
+    #[cfg(quinion_model)]
+    #[allow(clippy::new_without_default, reason = "as above")]
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// The word.
+    #[inline]
+    pub fn look(&self) -> Word {
+        // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and write).
+        // It also is the Acquire whose partner is the store in `Fd::moving`: who sees SERVED sees the attachment.
+        Word(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
+    }
+
+    /// Replaces `from` by `to`; the word as it is now if it is not `from`.
+    #[inline]
+    fn exchange(&self, from: Word, to: Word) -> Result<(), Word> {
+        // SeqCst: as in `look`, its partner.
+        match self.0.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => Ok(()),
+            Err(now) => Err(Word(now)),
+        }
+    }
+
+    /// Moves the private offset; whether nobody was faster.
+    #[inline]
+    pub fn advance(&self, from: Word, offset: u64) -> bool {
+        debug_assert!(from.state() == State::Served);
+        let to = from.with_low(offset);
+        if mutant(Mutant::AdvanceExchange) {
+            self.0.store(to.0, Ordering::SeqCst); // partner: `look`
+            return true;
+        }
+        self.exchange(from, to).is_ok()
+    }
+
+    /// After a copy, whether the descriptor still is what it was attached to when `word` was looked at.
+    #[inline]
+    pub fn is_still(&self, word: Word) -> bool {
+        if !mutant(Mutant::StillFence) {
+            // Acquire, partner: the Release fence in `Fd::publish`. If what was read of the attachment is of a later
+            // one, the word that is seen now is of that or a later one, too.
+            fence(Ordering::Acquire);
+        }
+        let now = Word(self.0.load(Ordering::Relaxed));
+        mutant(Mutant::StillLook) || now.is_same_attachment(word)
+    }
+
+    /// What a look at the descriptor has shown is noted, if nobody was faster, who knew better.
+    pub fn settle(&self, from: Word, to: Word) {
+        let _ = self.exchange(from, to);
+    }
+
+    /// Whether why this descriptor's reads are left to the kernel has not been counted yet; it has from now on.
+    pub fn tell(&self, word: Word) -> bool {
+        matches!(word.state(), State::Shared | State::Positioned)
+            && !word.is_told()
+            && self.exchange(word, word.told()).is_ok()
+    }
+
+    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: somebody was faster.
+    pub fn give_credit(&self, from: Word, bytes: u64, is_owners: bool) -> bool {
+        let owners = if is_owners { Word::OWNERS } else { 0 };
+        self.exchange(from, Word(from.with_credit(bytes).0 | owners)).is_ok()
+    }
+
+    /// Takes `bytes` off a credit; whether nobody was faster.
+    pub fn charge(&self, from: Word, bytes: u64) -> bool {
+        self.exchange(from, from.charged(bytes)).is_ok()
+    }
+
+    /// In a forked child, by its only thread that looks: whatever it inherited its parent has too. The calls of the
+    /// parent's other threads are not under way here.
+    pub fn inherit(&self) {
+        let word = self.look();
+        let to = match word.state() {
+            State::Unknown | State::Kernel | State::Other => word.with_low(0),
+            _ => word.next(State::Shared).with_low(Word::TOLD),
+        };
+        self.settle(word, to);
+    }
+}
+
+/// What the protocol needs of the kernel and of the process, for one descriptor.
+pub trait Process {
+    /// Signals are held back until this is dropped.
+    type SignalsHeld;
+    /// Holds all signals of the calling thread back.
+    fn hold_signals(&self) -> Self::SignalsHeld;
+    /// The kernel's offset of the descriptor, if it has one.
+    fn offset(&self) -> Option<u64>;
+    /// Sets it.
+    fn set_offset(&self, offset: u64);
+    /// Lets the thread run that is waited for; `turn` is how often that was done before. It must sleep at some turns.
+    fn wait(&self, turn: u32);
+    /// The owner's handle of what the descriptor is attached to.
+    fn handle(&self) -> u64;
+}
+
+/// What came of [`Fd::open_for_reading`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Opened {
+    /// The handle to give back: the number was attached, so it was closed by means that were not seen.
+    pub stale: Option<u64>,
+    /// Whether another process may have the description, because a fork was under way.
+    pub was_forked: bool,
+}
+
+/// One descriptor: its word, and its process.
+#[derive(Debug)]
+pub struct Fd<'a, P> {
+    cell: &'a Cell,
+    process: P,
+}
+
+impl<'a, P: Process> Fd<'a, P> {
+    /// The descriptor whose word is in `cell`.
+    #[inline]
+    pub fn new(cell: &'a Cell, process: P) -> Self {
+        Self { cell, process }
+    }
+
+    /// The word once nobody is handing the offset over.
+    pub fn settled(&self) -> Word {
+        let mut turn = 0;
+        loop {
+            let word = self.cell.look();
+            if word.state() != State::Moving || mutant(Mutant::SettledWait) {
+                return word;
+            }
+            self.process.wait(turn);
+            turn = turn.saturating_add(1);
+        }
+    }
+
+    /// Takes `from` to Moving with signals held back, does `work`, and goes on to the word it answers.
+    fn moving(&self, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> {
+        let _held = self.process.hold_signals();
+        self.cell.exchange(from, from.with_state(State::Moving))?;
+        let to = work();
+        // SeqCst, partner: `look`; also the Release for what `work` stored.
+        self.cell.0.store(to.0, ordering(Mutant::MovingRelease, Ordering::SeqCst, Ordering::Relaxed));
+        Ok(())
+    }
+
+    /// From Served, with the private offset given to the kernel, to `to`.
+    fn leave(&self, from: Word, to: Word) -> Result<(), Word> {
+        if mutant(Mutant::LeaveMoving) {
+            self.process.set_offset(from.offset());
+            return self.cell.exchange(from, to);
+        }
+        self.moving(from, || {
+            if !mutant(Mutant::LeaveOffset) {
+                self.process.set_offset(from.offset());
+            }
+            to
+        })
+    }
+
+    /// The handle of what `word` is attached to. It is that word's if an exchange of `word` succeeds afterwards.
+    fn handle_of(&self, word: Word) -> Option<u64> {
+        word.state().is_attached().then(|| self.process.handle())
+    }
+
+    // ---- opening and closing ---------------------------------------------------------------------------
+
+    /// The number was opened, received or made by a duplication, and is in `state` (Unknown, Kernel or Shared). The
+    /// handle to give back, as in [`Opened::stale`].
+    pub fn open(&self, state: State) -> Option<u64> {
+        debug_assert!(matches!(state, State::Unknown | State::Kernel | State::Shared));
+        self.open_as(|word| word.next(state))
+    }
+
+    fn open_as(&self, next: impl Fn(Word) -> Word) -> Option<u64> {
+        loop {
+            let word = self.settled();
+            let handle = self.handle_of(word);
+            if self.cell.exchange(word, next(word)).is_ok() {
+                return handle;
+            }
+        }
+    }
+
+    /// The number was opened for reading only. `is_alone` says, now, whether no child was forked since before the open.
+    pub fn open_for_reading(&self, is_alone: impl FnOnce() -> bool) -> Opened {
+        let early = mutant(Mutant::OpenForked);
+        let stale = self.open_as(|word| {
+            let next = word.next(State::Shared);
+            if early { next.with_state(State::Candidate) } else { Word(next.0 | Word::OPENING) }
+        });
+        let word = self.cell.look();
+        let was_forked = !is_alone();
+        if was_forked {
+            self.share();
+        } else if word.state() == State::Shared && word.0 & Word::OPENING != 0 {
+            // Whoever shared or attached it meanwhile has taken the mark away, and was right.
+            let candidate = Word(word.with_state(State::Candidate).0 & !Word::OPENING);
+            self.cell.settle(word, candidate);
+        }
+        Opened { stale, was_forked }
+    }
+
+    /// The descriptor is about to be closed. The kernel's offset is right afterwards: another thread's read that comes
+    /// before the kernel's close, and whoever else has the description unseen, uses it. The handle to give back.
+    pub fn forget(&self) -> Option<u64> {
+        loop {
+            let word = self.settled();
+            let handle = self.handle_of(word);
+            let left = word.left(State::Unknown);
+            let done = match word.state() {
+                State::Unknown => return None,
+                State::Served => self.leave(word, left),
+                _ => self.cell.exchange(word, left),
+            };
+            if done.is_ok() {
+                return handle;
+            }
+        }
+    }
+
+    // ---- the kernel's calls ------------------------------------------------------------------------------
+
+    /// The kernel is about to read a candidate at its offset, or to move that. If it is no candidate with a credit
+    /// `false`; else [`end_kernels_call`](Self::end_kernels_call) is to be called.
+    pub fn begin_kernels_call(&self, bytes: u64) -> bool {
+        loop {
+            let word = self.settled();
+            let is_full = word.0 & Word::CALLS == Word::CALLS;
+            if word.state() != State::Candidate || word.credit().is_none() || is_full {
+                return false;
+            }
+            let call = if mutant(Mutant::CallCounted) { 0 } else { Word::CALL };
+            if self.cell.exchange(word, Word(word.charged(bytes).0 + call)).is_ok() {
+                return true;
+            }
+        }
+    }
+
+    /// It is over. One that never is, because its thread was cancelled, keeps the number's offset with the kernel.
+    pub fn end_kernels_call(&self) {
+        loop {
+            let word = self.settled();
+            if !word.has_kernels_calls() {
+                return; // a child's, which was forked by a handler that interrupted the call
+            }
+            if self.cell.exchange(word, Word(word.0 - Word::CALL)).is_ok() {
+                return;
+            }
+        }
+    }
+
+    // ---- serving ------------------------------------------------------------------------------------------
+
+    /// Attaches: `attach` stores to what. A candidate is served from its offset on; one that is shared, or that
+    /// `can_write`, only for positional reads. The state it is in now; `None` if it was not attached.
+    pub fn publish(&self, from: Word, can_write: bool, attach: impl FnOnce()) -> Option<State> {
+        let is_served = match from.state() {
+            State::Candidate => !can_write || mutant(Mutant::PublishWriter),
+            State::Shared => false,
+            _ => return None,
+        };
+        if is_served && from.has_kernels_calls() && !mutant(Mutant::PublishCalls) {
+            return None;
+        }
+        let early = mutant(Mutant::PublishMoving).then(|| self.process.offset());
+        let mut published = None;
+        let work = || {
+            let to = if is_served {
+                let offset = early.unwrap_or_else(|| self.process.offset());
+                let Some(offset) = offset.filter(|&offset| offset < OFFSETS_MAX) else {
+                    return from.left(State::Kernel);
+                };
+                from.with_state(State::Served).with_low(offset)
+            } else {
+                from.positioned()
+            };
+            if !mutant(Mutant::PublishFence) {
+                fence(Ordering::Release); // partner: the Acquire fence in `is_still`
+            }
+            attach();
+            published = Some(to.state());
+            to
+        };
+        self.moving(from, work).ok()?;
+        published
+    }
+
+    /// A seek that the kernel is to work out, as if it had the offset: for a candidate, or a served one. `None`: it is
+    /// neither any more. A served one stays served, from where the seek led to, or becomes positioned there if that
+    /// offset does not fit.
+    pub fn seek<E>(&self, from: Word, seek: impl FnOnce() -> Result<u64, E>) -> Option<Result<u64, E>> {
+        let mut answer = None;
+        match from.state() {
+            State::Candidate => {
+                // Programs that seek before each read do so without the two calls that hold back signals.
+                if mutant(Mutant::SeekCounted) {
+                    return Some(seek());
+                }
+                if self.begin_kernels_call(0) {
+                    let answer = seek();
+                    self.end_kernels_call();
+                    return Some(answer);
+                }
+                self.moving(from, || {
+                    answer = Some(seek());
+                    from
+                })
+                .ok()?;
+            }
+            State::Served if mutant(Mutant::SeekMoving) => {
+                self.process.set_offset(from.offset());
+                let now = seek();
+                let to = now.as_ref().map_or(from.offset(), |&now| now);
+                return self.cell.advance(from, to).then_some(now);
+            }
+            State::Served => self
+                .moving(from, || {
+                    self.process.set_offset(from.offset());
+                    let now = seek();
+                    let to = match now {
+                        Ok(now) if now < OFFSETS_MAX => from.with_low(now),
+                        Ok(_) => from.left(State::Positioned).told(),
+                        Err(_) => from,
+                    };
+                    answer = Some(now);
+                    to
+                })
+                .ok()?,
+            _ => return None,
+        }
+        answer
+    }
+
+    /// Puts the kernel's offset of a served descriptor right for a call that looks at it and does not move it.
+    pub fn show_offset(&self) {
+        loop {
+            let word = self.settled();
+            if word.state() != State::Served || self.leave(word, word).is_ok() {
+                return;
+            }
+        }
+    }
+
+    // ---- going back to the kernel ---------------------------------------------------------------------------
+
+    /// The offset is the kernel's; it may be private again later. The handle to give back.
+    pub fn pause(&self) -> Option<u64> {
+        loop {
+            let word = self.settled();
+            if word.state() != State::Served {
+                return None;
+            }
+            let handle = self.process.handle();
+            let mut to = word.next(State::Candidate);
+            if mutant(Mutant::PauseGeneration) {
+                to = word.left(State::Candidate);
+            }
+            if self.leave(word, to).is_ok() {
+                return Some(handle);
+            }
+        }
+    }
+
+    /// Leaves the offset to the kernel for good; it is right afterwards. Positional reads are served still. Whether it
+    /// was not so before.
+    pub fn share(&self) -> bool {
+        loop {
+            let word = self.settled();
+            let done = match word.state() {
+                State::Candidate => self.cell.exchange(word, word.shared()),
+                State::Served => self.leave(word, word.left(State::Positioned).told()),
+                State::Shared if !word.is_offset_kernels() => self.cell.exchange(word, word.shared()),
+                _ => return false,
+            };
+            if done.is_ok() {
+                return true;
+            }
+        }
+    }
+
+    /// Leaves the descriptor to the kernel for good; the kernel's offset is right afterwards. `None` if it was so
+    /// before; else the handle to give back, if there is one.
+    pub fn detach(&self) -> Option<Option<u64>> {
+        loop {
+            let word = self.settled();
+            let left = word.left(State::Kernel);
+            let handle = self.handle_of(word);
+            let done = match word.state() {
+                State::Candidate | State::Shared | State::Positioned => self.cell.exchange(word, left),
+                State::Served => self.leave(word, left),
+                _ => return None,
+            };
+            if done.is_ok() {
+                return Some(handle);
+            }
+        }
+    }
+
+    /// What was attached when `word` was looked at is not what the descriptor is now: it is to be attached anew, for
+    /// positional reads. The handle to give back.
+    pub fn reattach(&self, word: Word) -> Option<u64> {
+        let handle = self.handle_of(word);
+        self.cell.exchange(word, word.next(State::Shared)).ok().and(handle)
+    }
+}

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!                attach                     stop
-//!   INERT -----------------> SERVING -----------------> STOPPING
+//!   INERT -----------------> SERVING -----------------> STOPPING ---> INERT, for good
 //!   (the page of a              ^
 //!    forked child)              | join: a page of its own, at the first read it could be served
 //!   FORKED --settle--> CHILD ---+----> LEFT   there is no page, or its parent had stopped
@@ -16,11 +16,14 @@
 //! |---|---|
 //! | INERT | not attached: wrappers only pass on |
 //! | SERVING | attached |
-//! | STOPPING | something happened that we cannot follow: all descriptors went back, no new ones are served |
+//! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
 //! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
 //! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
 //! | LEFT | as INERT, for good |
+//!
+//! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are forked
+//! from it, and no wrapper makes a system call of its own.
 //!
 //! A child is **settled** in one pass over the table: whatever it inherited has
 //! an offset that its parent has too, so it is served only where the reader
@@ -47,7 +50,7 @@ use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
-use crate::{patch, start, table, written};
+use crate::{faults, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -287,16 +290,26 @@ pub fn stop(reason: Reason) {
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
             written::shared_all();
             table::detach_all(reason);
+            leave();
         }
         CHILD => {
             STOPPED.store(true, Ordering::Relaxed);
             busy(switch(), CHILD, || LEFT);
             if is_on() {
-                stop(reason); // it joined meanwhile
+                return stop(reason); // it joined meanwhile
             }
+            leave();
         }
         _ => {}
     }
+}
+
+/// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are
+/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of a call finds all that it
+/// looks at where it was.
+fn leave() {
+    faults::uninstall();
+    SWITCH.store((&raw const OFF).cast_mut(), Ordering::Release); // partner: `switch`
 }
 
 /// The number that [`forked_since`] compares with.

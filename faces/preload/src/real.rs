@@ -363,6 +363,7 @@ reals! {
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
+        sigaction, signal, sysv_signal, sigset, sigignore, siginterrupt,
         dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }
 }

@@ -10,10 +10,11 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
+use quinion::arena::control::Reason;
 use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{gone, kernel, opened, patch, process, real};
+use crate::{faults, gone, kernel, opened, patch, process, real};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -35,6 +36,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     patch_library(&place);
     patch::count(&viewer);
     if process::start(viewer, mapped, kernel::process()).is_some() {
+        if !faults::install() {
+            return process::stop(Reason::Passed);
+        }
         adopt_inherited();
     }
 }

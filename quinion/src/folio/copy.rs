@@ -19,6 +19,14 @@
 #[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
 mod x86;
 
+#[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
+pub use x86::resume_after_fault;
+/// Where a copy that faulted at an instruction is to go on: nowhere, where there is no assembly.
+#[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri)))))]
+pub fn resume_after_fault(_: usize) -> Option<usize> {
+    None
+}
+
 /// Copies `len` bytes out of the arena.
 ///
 /// # Safety

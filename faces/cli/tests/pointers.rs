@@ -121,16 +121,16 @@ macro_rules! pointers {
 pointers! {
     bad_buffers: 24
     partly_bad_buffers: 27
-    bad_buffers_of_cold_files: 1
+    bad_buffers_of_cold_files: 8
     bad_arrays: 30
     bad_messages: 3
-    bad_environments: 4
-    bad_blocks_and_modes: 4
+    bad_environments: 3
+    bad_blocks_and_modes: 3
     recovering_handler: 3
     signals_that_are_sent: 3
     ignored: 3
     started_programs: 3
-    default_deaths: 4
+    default_deaths: 3
     many_handlers: 3
     guarded_pages: 4
     threads: 1000

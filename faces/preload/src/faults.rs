@@ -9,7 +9,8 @@
 //!
 //! The kernel copies to a bad address and notices. Our copy cannot ask before without a system call for each hit, so
 //! it notices as the kernel does: by the fault. The blocks that copy have noted where they begin and end
-//! ([`resume_after_fault`]); a fault there is counted ([`seen`]) and the copy ends. Whoever copied compares the count
+//! ([`resume_after_fault`]); a fault there is counted ([`seen`]) and the copy ends, and with it all of the read: as
+//! from the kernel, nothing is written behind the first bad byte. Whoever read compares the count
 //! with what it was before, and if it has changed, leaves the call to the kernel. That another thread faulted
 //! meanwhile costs no more than that.
 //!
@@ -38,10 +39,10 @@
 //! sets a handler by instructions of its own gets it.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use quinion::arena::control::Reason;
-use quinion::folio::copy::{copy_out, resume_after_fault};
+use quinion::folio::copy::{copy_out, note_fault, resume_after_fault};
 
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
@@ -67,17 +68,8 @@ const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETH
 
 // ---- the count, and reading what may not be there -------------------------------------------------------
 
-static SEEN: AtomicU64 = AtomicU64::new(0);
-
 /// How many faults of copies there were.
-#[inline]
-pub fn seen() -> u64 {
-    // The handler runs in this thread, between two instructions of the copy; no other thread's count matters.
-    compiler_fence(Ordering::SeqCst); // partner: the instruction that faults, which the compiler is not to pass
-    let seen = SEEN.load(Ordering::Relaxed);
-    compiler_fence(Ordering::SeqCst); // as above
-    seen
-}
+pub use quinion::folio::copy::faults as seen;
 
 /// Copies `to.len()` bytes from an address of the program's; whether they could be read. Only while
 /// [`process::is_on`].
@@ -190,7 +182,7 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
         };
         let is_fault = code > 0 && (signal, code) != (SIGBUS, BUS_MCEERR_AO);
         if is_fault && let Some(resume) = resume_after_fault(*next) {
-            SEEN.fetch_add(1, Ordering::Relaxed); // as in `seen`
+            note_fault();
             *next = resume;
             return 0;
         }

@@ -62,9 +62,10 @@ static unsigned char *pages(int count, int protection) {
     if (at == MAP_FAILED) { perror("mmap"); exit(2); }
     return at;
 }
-/* Some good pages, and behind them none. */
+/* Some good pages, behind them none, and behind that good ones again. */
+enum { BEHIND = 30 };
 static unsigned char *edge(int good) {
-    unsigned char *at = pages(good + 1, PROT_READ | PROT_WRITE);
+    unsigned char *at = pages(good + 1 + BEHIND, PROT_READ | PROT_WRITE);
     munmap(at + good * PAGE, PAGE);
     return at + good * PAGE;
 }
@@ -109,6 +110,7 @@ static void all_reads(int fd, const char *name, unsigned char *at, size_t len) {
     SAY("preadv2", preadv2(fd, three, 3, 5000, 0));
     SAY("preadv2-", preadv2(fd, three, 3, -1, 0));
     SAY("offset", lseek(fd, 0, SEEK_CUR));
+    SAY("good", pread(fd, buf, 1000, 9));
     SAY("after", read(fd, buf, 1000));
     printf("%016lx\n", digest_of(buf, 1000));
 #undef SAY
@@ -137,6 +139,7 @@ static void c_partly_bad_buffers(void) {
             all_reads(fd, name, end - good, LEN[l]);
             long arrived = pread(fd, end - good, LEN[l], 40000);
             printf("%ld %016lx\n", arrived, arrived > 0 ? digest_of(end - good, arrived) : 0);
+            printf("behind %016lx\n", digest_of(end + PAGE, BEHIND * PAGE));
         }
         close(fd);
     }

@@ -22,8 +22,8 @@
 //! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
 //! | LEFT | as INERT, for good |
 //!
-//! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are forked
-//! from it, and no wrapper makes a system call of its own.
+//! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are
+//! forked from it, and no wrapper makes a system call of its own.
 //!
 //! A child is **settled** in one pass over the table: whatever it inherited has
 //! an offset that its parent has too, so it is served only where the reader

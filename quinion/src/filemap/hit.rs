@@ -270,7 +270,8 @@ unsafe fn read_folios(
             }
         }
         if copy::faults() != faults {
-            return Hits { bytes: len, stopped: Stopped::Full, marker }; // not to be believed, and not to be gone on with
+            // Not to be believed, and not to be gone on with.
+            return Hits { bytes: len, stopped: Stopped::Full, marker };
         }
     }
     // 7: Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's end and the reuse of

@@ -55,6 +55,10 @@ impl MayFault {
     }
 }
 
+// The linker's names for the section's ends are nobody else's.
+#[cfg(not(feature = "std"))]
+core::arch::global_asm!(".hidden __start_quinion_faults", ".hidden __stop_quinion_faults");
+
 /// Where a copy that faulted at the instruction `at` is to go on; `None` if no copy's instruction is there.
 #[cfg(not(feature = "std"))]
 pub fn resume_after_fault(at: usize) -> Option<usize> {

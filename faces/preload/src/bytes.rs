@@ -16,7 +16,7 @@ use quinion::arena::control::{Advice, Counter, Operation, Reason};
 use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 use crate::attach::{is_passing, why};
-use crate::{kernel, table, written};
+use crate::{faults, kernel, table, written};
 
 /// The most bytes one call reads, as in the kernel.
 pub const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -249,6 +249,7 @@ pub fn transfer_all(
         Target::One(part) => transfer(viewer, fd, position, part, manner, true),
         Target::Many(parts) => {
             let mut done = 0;
+            let faults = faults::seen();
             for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
                 let len = len.min(READ_BYTES_MAX - done);
                 let (part, is_whole) = (Part { base, len }, parts.len() == 1);
@@ -257,6 +258,9 @@ pub fn transfer_all(
                     other => other?,
                 };
                 done += bytes;
+                if faults::seen() != faults {
+                    break; // whoever called looks, too
+                }
                 if bytes < len || done == READ_BYTES_MAX {
                     break;
                 }

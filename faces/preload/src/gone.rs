@@ -15,11 +15,13 @@
 //! parent's memory the parent hands it on no more either; that is right if the owner has ended, and else costs the
 //! parent's later children the cache.
 //!
+//! The environment may be anything, and the process a child in its parent's memory that has put the signals' handlers
+//! back: so it is read as it is written, by a call of the kernel. Where that is forbidden, nothing is taken out.
+//!
 //! What this does not see: programs that are started by ones that are not served, or by the C library itself where it
 //! is not patched.
 
 use core::cell::UnsafeCell;
-use core::ffi::c_char;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::{kernel, start};
@@ -86,18 +88,93 @@ fn is_separator(byte: u8) -> bool {
     byte == b':' || byte == b' '
 }
 
-/// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached.
-///
-/// # Safety
-/// `environment` is null or a list of strings that ends with null.
-pub unsafe fn forget_in(environment: *const *const c_char) {
+const PAGE: usize = 4096;
+const PREFIX: [u8; 11] = *b"LD_PRELOAD=";
+/// So many strings are looked at in one step.
+const STRINGS: usize = 64;
+
+/// Reads a string's bytes up to its zero, as many as there is room for and can be read.
+fn read_string(at: usize, to: &mut [u8]) -> &[u8] {
+    let mut done = 0;
+    while done < to.len() {
+        let here = at.wrapping_add(done);
+        let len = (to.len() - done).min(PAGE - here % PAGE).min(256);
+        let bytes = &mut to[done..done + len];
+        if kernel::read_memory(&[[here, len]], bytes) != len {
+            break;
+        }
+        let end = bytes.iter().position(|&byte| byte == 0);
+        done += end.unwrap_or(len);
+        if end.is_some() {
+            break;
+        }
+    }
+    &to[..done]
+}
+
+/// The address of the value of `LD_PRELOAD` in an environment, which may be anything: what cannot be read the kernel
+/// complains of. By some calls of the kernel, each of which reads much.
+fn find_value(environment: usize) -> Option<usize> {
+    let mut list = environment;
+    loop {
+        let mut strings = [0usize; STRINGS];
+        let count = STRINGS.min((PAGE - list % PAGE) / size_of::<usize>()).max(1);
+        // SAFETY: the same memory, as bytes.
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut(strings.as_mut_ptr().cast(), count * size_of::<usize>())
+        };
+        if kernel::read_memory(&[[list, bytes.len()]], bytes) != bytes.len() {
+            return None;
+        }
+        let end = strings[..count].iter().position(|&string| string == 0);
+        if let Some(found) = find_among(&strings[..end.unwrap_or(count)]) {
+            return Some(found + PREFIX.len());
+        }
+        if end.is_some() {
+            return None;
+        }
+        list = list.wrapping_add(count * size_of::<usize>());
+    }
+}
+
+fn find_among(strings: &[usize]) -> Option<usize> {
+    let mut at = 0;
+    while at < strings.len() {
+        let mut parts = [[0; 2]; STRINGS];
+        for (part, &string) in parts.iter_mut().zip(&strings[at..]) {
+            *part = [string, PREFIX.len()];
+        }
+        let mut bytes = [0u8; STRINGS * PREFIX.len()];
+        let left = strings.len() - at;
+        let read = kernel::read_memory(&parts[..left], &mut bytes) / PREFIX.len();
+        let is_it = |string: &[u8]| string == PREFIX;
+        if let Some(found) = bytes[..read * PREFIX.len()].chunks(PREFIX.len()).position(is_it) {
+            return Some(strings[at + found]);
+        }
+        at += read;
+        // One that is shorter, with nothing behind it, or is not there.
+        if read < left {
+            let mut one = [0; PREFIX.len()];
+            if read_string(strings[at], &mut one) == PREFIX {
+                return Some(strings[at]);
+            }
+            at += 1;
+        }
+    }
+    None
+}
+
+/// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached. The
+/// address is the program's, and may be anything; of the value the first bytes are looked at, where we stand.
+pub fn forget_in(environment: usize) {
     let Some(name) = name() else { return };
-    // SAFETY: the caller's promise.
-    let Some(value) = (unsafe { start::find(environment, b"LD_PRELOAD=") }) else { return };
+    let Some(place) = find_value(environment) else { return };
+    let mut room = [0; 1024];
+    let value = read_string(place, &mut room);
     let mut at = 0;
     for part in value.split(|byte| is_separator(*byte)) {
         if part == &name[..name.len() - 1] && !is_reachable(name) {
-            kernel::overwrite(value[at..].as_ptr(), &NOTHING[..part.len()]);
+            kernel::overwrite((place + at) as *const u8, &NOTHING[..part.len()]);
         }
         at += part.len() + 1;
     }

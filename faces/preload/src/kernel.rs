@@ -19,6 +19,7 @@ pub mod number {
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
+    pub const RT_SIGACTION: usize = 13;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
     pub const READV: usize = 19;
@@ -61,6 +62,8 @@ pub mod number {
     pub const OPEN_BY_HANDLE_AT: usize = 304;
     pub const SENDMMSG: usize = 307;
     pub const EXECVEAT: usize = 322;
+    pub const RT_TGSIGQUEUEINFO: usize = 297;
+    pub const PROCESS_VM_READV: usize = 310;
     pub const PROCESS_VM_WRITEV: usize = 311;
     pub const COPY_FILE_RANGE: usize = 326;
     pub const IO_URING_SETUP: usize = 425;
@@ -258,6 +261,55 @@ pub fn overwrite(at: *const u8, bytes: &[u8]) {
     let [ours, theirs] = [&ours, &theirs].map(|part| core::ptr::from_ref(part) as usize);
     // SAFETY: the kernel copies from what was lent, and looks whether it may write where.
     let _ = unsafe { call(number::PROCESS_VM_WRITEV, [process() as usize, ours, 1, theirs, 1, 0]) };
+}
+
+/// Reads memory of this process, which may be anybody's: how much of it from the first byte on. `parts` are addresses
+/// and lengths; one that cannot be read whole is not read at all.
+pub fn read_memory(parts: &[[usize; 2]], to: &mut [u8]) -> usize {
+    let ours = [to.as_mut_ptr() as usize, to.len()];
+    let args = [process() as usize, (&raw const ours) as usize, 1, parts.as_ptr() as usize, parts.len(), 0];
+    // SAFETY: the kernel copies to what was lent, and looks whether it may read from where.
+    result(unsafe { call(number::PROCESS_VM_READV, args) }).unwrap_or(0)
+}
+
+/// What the kernel does with a signal: its `struct sigaction`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct SignalAction {
+    /// An address, or what stands for one.
+    pub handler: usize,
+    /// How.
+    pub flags: u64,
+    /// The way back from the handler.
+    pub restorer: usize,
+    /// What is held back meanwhile.
+    pub mask: u64,
+}
+
+/// What the kernel does with `signal`.
+pub fn signal_action(signal: i32) -> Option<SignalAction> {
+    let mut action = SignalAction::default();
+    // SAFETY: nothing is set, and the structure is the kernel's.
+    let asked =
+        unsafe { call(number::RT_SIGACTION, [signal as usize, 0, (&raw mut action) as usize, 8, 0, 0]) };
+    result(asked).ok().map(|_| action)
+}
+
+/// Sets what the kernel does with `signal`; what it did before.
+pub fn set_signal_action(signal: i32, action: &SignalAction) -> Option<SignalAction> {
+    let mut old = SignalAction::default();
+    let addresses = [core::ptr::from_ref(action) as usize, (&raw mut old) as usize];
+    // SAFETY: the structures are the kernel's; a handler in the first is one that was there, or none.
+    let answer =
+        unsafe { call(number::RT_SIGACTION, [signal as usize, addresses[0], addresses[1], 8, 0, 0]) };
+    result(answer).ok().map(|_| old)
+}
+
+/// Sends the calling thread a signal with what is known of it.
+pub fn send_to_this_thread(signal: i32, info: *const core::ffi::c_void) {
+    let args = [process() as usize, thread() as usize, signal as usize, info as usize, 0, 0];
+    // SAFETY: the kernel reads what it made itself, or complains.
+    let _ = unsafe { call(number::RT_TGSIGQUEUEINFO, args) };
 }
 
 /// Closes one of our own descriptors.

@@ -40,6 +40,7 @@
 mod attach;
 mod bytes;
 mod careful;
+mod faults;
 mod gone;
 mod harmless;
 mod kernel;

@@ -8,14 +8,15 @@
 //! is with a duplicate, and with a descriptor that arrives in a message: reads
 //! that say where they begin are served still.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::mem::offset_of;
 
 use quinion::arena::control::Reason;
 
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
 use crate::table::{self, State};
-use crate::{kernel, patch, process, written};
+use crate::{faults, kernel, patch, process, written};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -70,19 +71,23 @@ pub fn appeared(fd: c_int) {
 }
 
 /// What a stream's mode asks for, as far as it may change the file.
-///
-/// # Safety
-/// `mode` is a string, or null.
-unsafe fn before_stream(path: *const c_char, mode: *const c_char) {
-    if mode.is_null() {
+fn before_stream(path: *const c_char, mode: *const c_char) {
+    /// No more of it is looked at by the C library.
+    const MODE_MAX: usize = 7;
+    if !process::is_on() {
         return;
     }
-    // SAFETY: the caller's promise.
-    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
-    let flags = match mode.first() {
-        Some(b'w') => kernel::O_RDWR | kernel::O_TRUNC,
-        Some(b'a') => kernel::O_RDWR,
-        _ if mode.contains(&b'+') => kernel::O_RDWR,
+    let mut letters = [0; MODE_MAX];
+    for (at, letter) in letters.chunks_mut(1).enumerate() {
+        // What cannot be read is a fault in the C library, if it looks so far.
+        if !faults::read(mode as usize + at, letter) || letter[0] == 0 {
+            break;
+        }
+    }
+    let flags = match letters[0] {
+        b'w' => kernel::O_RDWR | kernel::O_TRUNC,
+        b'a' => kernel::O_RDWR,
+        _ if letters.contains(&b'+') => kernel::O_RDWR,
         _ => 0,
     };
     written::before_open(kernel::AT_FDCWD, path as usize, flags);
@@ -264,28 +269,24 @@ names! {
 
     /// A stream: unless patched the C library reads it past us, and then only writing matters.
     fopen(path: *const c_char, mode: *const c_char) -> *mut c_void {
-        // SAFETY: the program's strings.
-        unsafe { before_stream(path, mode) };
+        before_stream(path, mode);
         call_real!(fopen(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
     /// As `fopen`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void {
-        // SAFETY: the program's strings.
-        unsafe { before_stream(path, mode) };
+        before_stream(path, mode);
         call_real!(fopen64(path => *const c_char, mode => *const c_char) -> *mut c_void)
     }
     /// As `fopen`; the stream's old descriptor goes back first, if it was served.
     freopen(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
-        // SAFETY: the program's strings.
-        unsafe { before_stream(path, mode) };
+        before_stream(path, mode);
         call_real!(freopen(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void)
     }
     /// As `freopen`.
     freopen64(path: *const c_char, mode: *const c_char, old: *mut c_void) -> *mut c_void {
         stream_is_taken(old);
-        // SAFETY: the program's strings.
-        unsafe { before_stream(path, mode) };
+        before_stream(path, mode);
         call_real!(freopen64(path => *const c_char, mode => *const c_char, old => *mut c_void) -> *mut c_void)
     }
 
@@ -293,8 +294,7 @@ names! {
     recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize {
         let answer = call_real!(recvmsg(socket => c_int, message => *mut Message, flags => c_int) -> isize);
         if answer >= 0 && process::is_on() {
-            // SAFETY: the program's message, which the kernel has just filled.
-            unsafe { descriptors_in(message, appeared) };
+            descriptors_in(message as usize, appeared);
         }
         answer
     }
@@ -305,8 +305,7 @@ names! {
         ) -> c_int);
         if answer > 0 && process::is_on() {
             for i in 0..answer as usize {
-                // SAFETY: as in `recvmsg`; the kernel filled so many.
-                unsafe { descriptors_in(&raw mut (*messages.add(i)).message, appeared) };
+                descriptors_in(messages.wrapping_add(i) as usize, appeared);
             }
         }
         answer
@@ -474,34 +473,34 @@ pub struct Messages {
     len: c_uint,
 }
 
-/// Calls `tell` for each descriptor in a message's control data.
-///
-/// # Safety
-/// `message` is null or a message whose control data can be read.
-pub unsafe fn descriptors_in(message: *const Message, tell: fn(c_int)) {
+/// Calls `tell` for each descriptor in the control data of the message at an address; `None` if some of that could not
+/// be read. Only while [`process::is_on`].
+pub fn descriptors_in(message: usize, tell: fn(c_int)) -> Option<()> {
     const HEADER: usize = 16;
-    const SOL_SOCKET_RIGHTS: [c_int; 2] = [1, 1];
-    if message.is_null() {
-        return;
-    }
-    // SAFETY: the caller's promise.
-    let (control, len) = unsafe { ((*message).control, (*message).control_len) };
+    const SOL_SOCKET_RIGHTS: [u8; 8] = [1, 0, 0, 0, 1, 0, 0, 0];
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        faults::read(at, &mut bytes).then(|| usize::from_ne_bytes(bytes))
+    };
+    let control = word(message.wrapping_add(offset_of!(Message, control)))?;
+    let len = word(message.wrapping_add(offset_of!(Message, control_len)))?;
     let mut at = 0;
-    while !control.is_null() && at + HEADER <= len {
-        // SAFETY: the header lies inside the control data.
-        let (bytes, kind) = unsafe {
-            let header = control.add(at);
-            (header.cast::<usize>().read_unaligned(), header.add(8).cast::<[c_int; 2]>().read_unaligned())
-        };
+    while control != 0 && len - at >= HEADER {
+        let header = control.wrapping_add(at);
+        let (bytes, kind) = (word(header)?, word(header.wrapping_add(8))?);
         if bytes < HEADER || bytes > len - at {
-            return;
+            break;
         }
-        if kind == SOL_SOCKET_RIGHTS {
+        if kind.to_ne_bytes() == SOL_SOCKET_RIGHTS {
             for i in 0..(bytes - HEADER) / 4 {
-                // SAFETY: the descriptor lies inside this part of the control data.
-                tell(unsafe { control.add(at + HEADER + 4 * i).cast::<c_int>().read_unaligned() });
+                let mut fd = [0; 4];
+                if !faults::read(header.wrapping_add(HEADER + 4 * i), &mut fd) {
+                    return None;
+                }
+                tell(c_int::from_ne_bytes(fd));
             }
         }
-        at += bytes.next_multiple_of(8);
+        at = (at + bytes.next_multiple_of(8)).min(len);
     }
+    Some(())
 }

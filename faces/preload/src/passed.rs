@@ -15,15 +15,15 @@
 //! is served by a lease while it is open for writing (`written.rs`).
 
 use core::arch::naked_asm;
-use core::ffi::{c_char, c_int};
+use core::ffi::c_int;
 
 use quinion::arena::control::Reason;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
-use crate::opened::{Message, Messages, descriptors_in, is_for_lease};
+use crate::opened::{Messages, descriptors_in, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, gone, patch, process, table, written};
+use crate::{careful, faults, gone, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -150,6 +150,12 @@ before! {
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
     pidfd_getfd = pidfd_getfd => everything_passed;
+    /// Changes what a signal does inside the C library.
+    sigset = sigset => faults::changes_unseen;
+    /// As `sigset`.
+    sigignore = sigignore => faults::changes_unseen;
+    /// As `sigset`.
+    siginterrupt = siginterrupt => faults::changes_unseen;
     /// A ring reads and closes descriptors past everybody.
     io_uring_queue_init = io_uring_queue_init => no_more;
     /// As above.
@@ -272,17 +278,18 @@ fn passed_on(fd: c_int) {
 }
 
 extern "C" fn sent_message(_socket: usize, message: usize) {
-    if process::is_on() {
-        // SAFETY: the program's message; a wrong address is a fault here instead of an error.
-        unsafe { descriptors_in(message as *const Message, passed_on) };
+    if process::is_on() && descriptors_in(message, passed_on).is_none() {
+        everything_passed();
     }
 }
 
 extern "C" fn sent_messages(_socket: usize, messages: usize, count: usize) {
-    if process::is_on() && messages != 0 {
-        for i in 0..(count as u32).min(1024) as usize {
-            // SAFETY: as in `sent_message`; the program says there are `count`.
-            unsafe { descriptors_in(&raw const (*(messages as *const Messages).add(i)).message, passed_on) };
+    if !process::is_on() {
+        return;
+    }
+    for i in 0..(count as u32).min(1024) as usize {
+        if descriptors_in(messages.wrapping_add(i * size_of::<Messages>()), passed_on).is_none() {
+            return everything_passed(); // as far as the kernel gets with them
         }
     }
 }
@@ -322,8 +329,7 @@ extern "C" fn inherited() {
 /// The new program has this environment.
 extern "C" fn inherited_by(_: usize, _: usize, environment: usize) {
     inherited();
-    // SAFETY: the caller is about to hand it to the kernel as such.
-    unsafe { gone::forget_in(environment as *const *const c_char) };
+    gone::forget_in(environment);
 }
 
 extern "C" fn inherited_at_by(_: usize, _: usize, _: usize, environment: usize) {
@@ -414,6 +420,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         _ => {}
     }
     match number {
+        number::RT_SIGACTION => faults::changes_unseen(a),
         number if is_harmless(number as u32) => {}
         number::IO_SUBMIT | number::FLOCK => {}
         number::CLOSE => table::forget(a as c_int),

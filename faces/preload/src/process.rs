@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!                attach                     stop
-//!   INERT -----------------> SERVING -----------------> STOPPING
+//!   INERT -----------------> SERVING -----------------> STOPPING ---> INERT, for good
 //!   (the page of a              ^
 //!    forked child)              | join: a page of its own, at the first read it could be served
 //!   FORKED --settle--> CHILD ---+----> LEFT   there is no page, or its parent had stopped
@@ -16,11 +16,14 @@
 //! |---|---|
 //! | INERT | not attached: wrappers only pass on |
 //! | SERVING | attached |
-//! | STOPPING | something happened that we cannot follow: all descriptors went back, no new ones are served |
+//! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
 //! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
 //! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
 //! | LEFT | as INERT, for good |
+//!
+//! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are
+//! forked from it, and no wrapper makes a system call of its own.
 //!
 //! A child is **settled** in one pass over the table: whatever it inherited has
 //! an offset that its parent has too, so it is served only where the reader
@@ -51,7 +54,7 @@ use quinion::viewer::Viewer;
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
-use crate::{patch, start, table, written};
+use crate::{faults, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -85,8 +88,8 @@ unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static MEMORY: Cell<Memory> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-/// Whether this process has what is written there.
-static HAS_MEMORY: AtomicBool = AtomicBool::new(false);
+/// The process that has what is written there; 0 if none has.
+static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
@@ -166,7 +169,6 @@ fn settle(page: &AtomicU32) {
         VFORKS.store(0, Ordering::Relaxed);
         FORKS.store(0, Ordering::Relaxed);
         SPAWNERS.iter().for_each(|place| place.store(0, Ordering::Relaxed));
-        HAS_MEMORY.store(false, Ordering::Relaxed); // it was not inherited
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
         written::settle_child();
@@ -197,7 +199,8 @@ pub fn join() -> Option<&'static Viewer> {
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };
             // SAFETY: as above.
             unsafe { (*MEMORY.0.get()).write(joined.memory) };
-            HAS_MEMORY.store(true, Ordering::Release); // partner: `leave_domain`
+            // Release, partner: `leave_domain`.
+            MEMORY_OF.store(PROCESS.load(Ordering::Relaxed), Ordering::Release);
             SERVING
         });
     }
@@ -268,7 +271,7 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
     unsafe { (*PLACE.0.get()).write(place) };
     // SAFETY: as above.
     unsafe { (*MEMORY.0.get()).write(memory) };
-    HAS_MEMORY.store(true, Ordering::Release); // partner: `leave_domain`
+    MEMORY_OF.store(process, Ordering::Release); // partner: `leave_domain`
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
     // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
@@ -284,13 +287,15 @@ pub fn stop(reason: Reason) {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
             table::detach_all(reason);
+            leave();
         }
         CHILD => {
             STOPPED.store(true, Ordering::Relaxed);
             busy(switch(), CHILD, || LEFT);
             if is_on() {
-                stop(reason); // it joined meanwhile
+                return stop(reason); // it joined meanwhile
             }
+            leave();
         }
         _ => {}
     }
@@ -299,24 +304,34 @@ pub fn stop(reason: Reason) {
 /// This process is about to become somebody else, or to have other name spaces: it gives all descriptors back to the
 /// kernel, and what it had of the cache is gone before it goes on. So it is with children that it makes from here on.
 pub fn leave_domain() {
-    if !is_on() {
-        return; // and what a child of `vfork` does to memory it does to its parent's
+    if is_on() {
+        stop(Reason::Domain);
     }
-    stop(Reason::Domain);
+    // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one has
+    // not inherited it, whatever this word says.
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
+    if of == 0 || of != kernel::process() {
+        return;
+    }
     let _held = SignalsHeld::new();
-    switch().store(LEFT, Ordering::SeqCst); // partner: `mode`
-    // Acquire, partner: the Release of who joined.
-    if HAS_MEMORY.swap(false, Ordering::Acquire) {
-        // SAFETY: whoever said that there is some has written it before.
-        let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
-        // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
-        // asks the kernel; or of a question, which it gives up.
-        let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
-            .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
-        if covered.contains(&false) {
-            kernel::end_process(); // better than to go on with another's memory
-        }
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
+    // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
+    // asks the kernel; or of a question, which it gives up.
+    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+    if covered.contains(&false) {
+        kernel::end_process(); // better than to go on with another's memory
     }
+    MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
+}
+
+/// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are
+/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of a call finds all that it
+/// looks at where it was.
+fn leave() {
+    faults::uninstall();
+    SWITCH.store((&raw const OFF).cast_mut(), Ordering::Release); // partner: `switch`
 }
 
 /// The number that [`forked_since`] compares with.

@@ -355,6 +355,7 @@ reals! {
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
         setns, chroot, setuid, seteuid, setreuid, setresuid, setgid, setegid, setregid, setresgid, setgroups,
         initgroups, setfsuid, setfsgid, capset,
+        sigaction, signal, sysv_signal, sigset, sigignore, siginterrupt,
         dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }
 }

@@ -17,6 +17,7 @@
 //! descriptor whose read it interrupted.
 
 use core::ffi::{c_int, c_long, c_void};
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use quinion::arena::control::{Advice, Counter, Reason};
@@ -27,10 +28,13 @@ use crate::bytes::{Manner, Part, READ_BYTES_MAX, Target, Unserved, transfer_all}
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, State, Word};
 use crate::turn::{Passed, Start, is_served, pass_on, served};
-use crate::{careful, kernel, process};
+use crate::{careful, faults, kernel, process};
 
-/// The most parts of a scattered read.
-const PARTS_MAX: c_int = 1024;
+/// The most parts of a scattered read that is served: they are copied, and nothing here allocates.
+const PARTS_MAX: usize = 64;
+/// Where they are copied to.
+type Parts = MaybeUninit<[Part; PARTS_MAX]>;
+
 // ---- whole calls -----------------------------------------------------------------------------------
 
 /// Whether a call is a point where a thread may be cancelled. The C library has forms of some calls for itself that
@@ -56,10 +60,14 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
         cancel.test();
+        let faults = faults::seen();
         let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
         };
+        if faults::seen() != faults {
+            return None;
+        }
         let offset = word.offset() + bytes as u64;
         if offset >= table::OFFSETS_MAX {
             table::share(fd, Reason::Number);
@@ -78,10 +86,14 @@ fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Can
             continue;
         }
         cancel.test();
+        let faults = faults::seen();
         let bytes = match transfer_all(viewer, fd, position, to, manner) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
         };
+        if faults::seen() != faults {
+            return None;
+        }
         // The number may have been closed and opened anew under the copy.
         if table::is_still_attached(fd, word) {
             return Some(counted(viewer, bytes));
@@ -111,14 +123,21 @@ fn one(base: *mut u8, len: usize) -> Option<Target<'static>> {
     fits.then_some(Target::One(Part { base, len: len.min(READ_BYTES_MAX) }))
 }
 
-/// # Safety
-/// `parts` are `count` parts, as the program says.
-unsafe fn many<'a>(parts: *const Part, count: c_int) -> Option<Target<'a>> {
-    if parts.is_null() || !parts.is_aligned() || !(1..=PARTS_MAX).contains(&count) {
+/// Parts as the kernel would take them, copied to `room` as it does, so that nobody changes them under us; `None` if it
+/// has to complain, or there are too many.
+fn many(room: &mut Parts, parts: *const Part, count: c_int) -> Option<Target<'_>> {
+    let count = usize::try_from(count).ok().filter(|count| (1..=PARTS_MAX).contains(count))?;
+    if !process::is_on() {
         return None;
     }
-    // SAFETY: the program's promise to `readv`.
-    let parts = unsafe { core::slice::from_raw_parts(parts, count as usize) };
+    // SAFETY: bytes that are only written, and lie in the room; it is not asked what was in them.
+    let bytes =
+        unsafe { core::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count * size_of::<Part>()) };
+    if !faults::read(parts as usize, bytes) {
+        return None;
+    }
+    // SAFETY: they have just been written, and every pattern is a value.
+    let parts = unsafe { core::slice::from_raw_parts(room.as_ptr().cast::<Part>(), count) };
     let sum = parts.iter().try_fold(0usize, |sum, part| {
         let is_bad = part.base.is_null() && part.len > 0;
         sum.checked_add(part.len).filter(|&sum| !is_bad && sum <= isize::MAX as usize)
@@ -235,8 +254,8 @@ names! {
 
     /// Served.
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
-        // SAFETY: the program's promise.
-        let target = unsafe { many(parts, count) };
+        let mut room = Parts::uninit();
+        let target = many(&mut room, parts, count);
         if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
             return answer;
         }
@@ -248,8 +267,8 @@ names! {
 
     /// Served.
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
-        // SAFETY: the program's promise.
-        if let (Some(to), Some(position)) = (unsafe { many(parts, count) }, at(position))
+        let mut room = Parts::uninit();
+        if let (Some(to), Some(position)) = (many(&mut room, parts, count), at(position))
             && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
         {
             return answer;
@@ -259,8 +278,8 @@ names! {
 
     /// Served with flags that [`manner_of`] knows; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
-        // SAFETY: the program's promise.
-        let target = unsafe { many(parts, count) };
+        let mut room = Parts::uninit();
+        let target = many(&mut room, parts, count);
         if let (Some(manner), Some(to)) = (manner_of(flags), target) {
             let answer = match (position, at(position)) {
                 (-1, _) => read_on(fd, to, manner, Cancel::Point),

@@ -3,7 +3,8 @@
 //! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`, a number in hexadecimal that both of
 //! the owner's files have, the number of the plan by which the C library is to be patched, or `-` for none, and the
 //! path
-//! of a socket. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is counted for that
+//! of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for tests on
+//! machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is counted for that
 //! one.
 //!
 //! ```text
@@ -21,14 +22,17 @@ use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
 use quinion::arena::LAYOUT_VERSION;
+use quinion::arena::control::Reason;
 use quinion::viewer::hello::{Hello, NO_PLAN};
-use quinion::viewer::{Mapped, Viewer};
+use quinion::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{gone, kernel, opened, patch, process, real};
+use crate::{faults, gone, kernel, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer, in milliseconds.
 const WELCOME_MILLIS: u32 = 100;
+/// The longest time that may be said by `QUINION_WAIT_MS`.
+const WAIT_MILLIS_MAX: u64 = 60_000;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -39,13 +43,17 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     real::resolve();
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
+    // SAFETY: as above.
+    let wait = unsafe { find(environment, b"QUINION_WAIT_MS=") };
     let Some(place) = place.and_then(Place::parse) else { return };
     // SAFETY: as above.
     gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     if !may_attach() {
         return;
     }
-    let place = Place { run: run.and_then(|run| number(run, 10)).unwrap_or(0), ..place };
+    let (run, wait) = (run.and_then(|run| number(run, 10)), wait.and_then(|wait| number(wait, 10)));
+    let wait = wait.map(|wait| wait.clamp(1, WAIT_MILLIS_MAX) as u32);
+    let place = Place { run: run.unwrap_or(0), wait, ..place };
     let Some(joined) = join(&place, place.plan) else { return };
     if let Some(plan) = joined.plan {
         patch::apply(&plan);
@@ -53,6 +61,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     }
     patch::count(&joined.viewer);
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {
+        if !faults::install() {
+            return process::stop(Reason::Passed);
+        }
         adopt_inherited();
     }
 }
@@ -103,6 +114,8 @@ pub struct Place {
     plan: u32,
     /// The run that is counted for.
     run: u64,
+    /// For how long an answer is waited for, in milliseconds, if somebody said that.
+    wait: Option<u32>,
     /// The path of its owner's socket, and zeros.
     socket: [u8; SOCKET_MAX],
 }
@@ -118,7 +131,7 @@ impl Place {
         let path = fields.next().filter(|path| path.len() < SOCKET_MAX && !path.is_empty())?;
         let mut socket = [0; SOCKET_MAX];
         socket[..path.len()].copy_from_slice(path);
-        Some(Self { token, plan, run: 0, socket })
+        Some(Self { token, plan, run: 0, wait: None, socket })
     }
 }
 
@@ -153,7 +166,8 @@ pub fn join_as_child(place: &Place) -> Option<Joined> {
 /// Has the owner make this process a viewer.
 fn join(place: &Place, plan: u32) -> Option<Joined> {
     let hello = Hello { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
-    let files = kernel::greet(&place.socket, &hello.bytes(), WELCOME_MILLIS)?;
+    let millis = place.wait.unwrap_or(WELCOME_MILLIS);
+    let files = kernel::greet(&place.socket, &hello.bytes(), millis)?;
     let [arena, control, page, plan_file] = files.all();
     let joined = view(place, arena?, control?, page?);
     let plan = plan_file.and_then(|file| map_sealed(file, Access::Read)).filter(|_| joined.is_some());
@@ -171,6 +185,7 @@ fn view(place: &Place, arena: c_int, control: c_int, page: c_int) -> Option<(Vie
     }
     // SAFETY: all three were mapped just now and stay mapped if this succeeds.
     let viewer = unsafe { Viewer::attach(arena.0, control.0, page.0, place.token) }.ok()?;
+    let viewer = viewer.waiting_at_most(place.wait.unwrap_or(ANSWER_MILLIS_MAX));
     viewer.count_for(place.run);
     let memory = Memory([arena.keep(), page.keep()]);
     control.keep();

@@ -26,7 +26,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
-use crate::folio::copy::copy_out;
+use crate::folio::copy::{self, copy_out};
 use crate::folio::written::{copy_page, copy_pages};
 use crate::mapping::{FolioFinder, find, finder};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -254,6 +254,7 @@ unsafe fn read_folios(
     let mut reader = Reader { id, record, finder: finder(&grown, record) };
     let mut marker = None;
     let mut done = 0;
+    let faults = copy::faults();
     let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
     while done < want {
         // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
@@ -267,6 +268,10 @@ unsafe fn read_folios(
                 stopped = reason;
                 break;
             }
+        }
+        if copy::faults() != faults {
+            // Not to be believed, and not to be gone on with.
+            return Hits { bytes: len, stopped: Stopped::Full, marker };
         }
     }
     // 7: Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's end and the reuse of

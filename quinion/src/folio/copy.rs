@@ -19,6 +19,45 @@
 #[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
 mod x86;
 
+#[cfg(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri))))]
+pub use x86::resume_after_fault;
+/// Where a copy that faulted at an instruction is to go on: nowhere, where there is no assembly.
+#[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri)))))]
+pub fn resume_after_fault(_: usize) -> Option<usize> {
+    None
+}
+
+/// Faults of copies that [`note_fault`] was told of. Where a copy goes on after a fault it is a viewer's.
+#[cfg(not(feature = "std"))]
+static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+
+/// How many copies of this process have ended early because one of their ends was not there.
+///
+/// A copy of several parts looks after each, and ends: as from the kernel, nothing may be written behind the
+/// first byte that could not be. It may say then that it has copied all. Whoever began it compares what this says
+/// with what it said before, and if that has changed, knows nothing of the buffer. That another thread's copy faulted
+/// meanwhile costs no more than that.
+#[inline]
+pub fn faults() -> u64 {
+    #[cfg(not(feature = "std"))]
+    {
+        use core::sync::atomic::{Ordering, compiler_fence};
+        // The handler runs in this thread, between two instructions of the copy; no other thread's count matters.
+        compiler_fence(Ordering::SeqCst); // partner: the instruction that faults, which the compiler is not to pass
+        let faults = FAULTS.load(Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst); // as above
+        faults
+    }
+    #[cfg(feature = "std")]
+    0
+}
+
+/// Counts a fault. For whoever handles the signal, before the copy goes on.
+#[cfg(not(feature = "std"))]
+pub fn note_fault() {
+    FAULTS.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+}
+
 /// Copies `len` bytes out of the arena.
 ///
 /// # Safety

@@ -66,7 +66,11 @@ pub unsafe fn copy_pages(
     to: *mut u8,
     len: usize,
 ) -> Option<usize> {
+    let faults = copy::faults();
     for part in parts(inside, len) {
+        if copy::faults() != faults {
+            break;
+        }
         let frame = head.plus(part.page);
         let from = grown.bytes(frame)?.cast_const();
         let sequence = grown.write_sequence(frame)?;

@@ -6,9 +6,79 @@
 //! The vector loops move 64 bytes (32, 16) a step and finish with one step
 //! that ends exactly at the last byte and overlaps the one before it; what is
 //! shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
+//!
+//! In a viewer's process either end of a copy may be memory that is not there:
+//! the buffer is a program's, who may say anything. So each block of a build
+//! without the standard library, which is a viewer's, notes in a section of its own
+//! where its accesses begin and end, and where to go on if one of them faults:
+//! at its end, with what was copied until then. Whoever handles the signal asks
+//! [`resume_after_fault`]. The blocks take no instruction more for that.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
+
+/// Notes that a fault between labels 20 and 21 goes on at 21: three distances, each from where it stands.
+#[cfg(not(feature = "std"))]
+macro_rules! may_fault {
+    () => {
+        concat!(
+            ".pushsection quinion_faults, \"aR\", @progbits\n",
+            ".long 20b - .\n",
+            ".long 21b - .\n",
+            ".popsection"
+        )
+    };
+}
+/// Where whoever copies answers for both ends there is nothing to note.
+#[cfg(feature = "std")]
+macro_rules! may_fault {
+    () => {
+        ""
+    };
+}
+
+/// What one block noted.
+#[cfg(not(feature = "std"))]
+#[repr(C)]
+struct MayFault {
+    /// From this field to the first instruction that may fault.
+    begin: i32,
+    /// From this field to the first behind those that may, where it goes on.
+    end: i32,
+}
+
+#[cfg(not(feature = "std"))]
+impl MayFault {
+    /// The address that stands in `field` as a distance from it.
+    fn address(field: &i32) -> usize {
+        core::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize)
+    }
+}
+
+// The linker's names for the section's ends are nobody else's.
+#[cfg(not(feature = "std"))]
+core::arch::global_asm!(".hidden __start_quinion_faults", ".hidden __stop_quinion_faults");
+
+/// Where a copy that faulted at the instruction `at` is to go on; `None` if no copy's instruction is there.
+#[cfg(not(feature = "std"))]
+pub fn resume_after_fault(at: usize) -> Option<usize> {
+    unsafe extern "C" {
+        // The linker's, for a section whose name could be a variable's.
+        static __start_quinion_faults: MayFault;
+        static __stop_quinion_faults: MayFault;
+    }
+    let (first, end) = (&raw const __start_quinion_faults, &raw const __stop_quinion_faults);
+    let count = (end.addr() - first.addr()) / size_of::<MayFault>();
+    // SAFETY: between the two lie the notes of all blocks and nothing else; nobody writes them.
+    let all = unsafe { core::slice::from_raw_parts(first, count) };
+    let hit = all.iter().find(|it| (MayFault::address(&it.begin)..MayFault::address(&it.end)).contains(&at));
+    hit.map(|it| MayFault::address(&it.end))
+}
+/// As above, where nothing is noted.
+#[cfg(feature = "std")]
+pub fn resume_after_fault(_: usize) -> Option<usize> {
+    None
+}
 
 /// The most bytes a vector loop is used for.
 pub const VECTOR_BYTES_MAX: usize = 1024;
@@ -110,7 +180,9 @@ unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: reads `len` bytes at `from`, writes them at `to`; the direction flag is clear by the ABI.
     unsafe {
         asm!(
-            "rep movsb",
+            "20: rep movsb",
+            "21:",
+            may_fault!(),
             inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
             options(nostack, preserves_flags)
         );
@@ -128,7 +200,7 @@ unsafe fn avx512(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: every access is inside `0..len`: whole steps while one fits, then one that ends at `len`.
     unsafe {
         asm!(
-            "lea {last}, [{len} - 64]",
+            "20: lea {last}, [{len} - 64]",
             "xor {at:e}, {at:e}",
             "cmp {at}, {last}",
             "jae 3f",
@@ -141,6 +213,8 @@ unsafe fn avx512(from: *const u8, to: *mut u8, len: usize) {
             "3:",
             "vmovdqu64 zmm16, [{from} + {last}]",
             "vmovdqu64 [{to} + {last}], zmm16",
+            "21:",
+            may_fault!(),
             from = in(reg) from, to = in(reg) to, len = in(reg) len,
             at = out(reg) _, last = out(reg) _, out("xmm16") _,
             options(nostack),
@@ -156,7 +230,7 @@ unsafe fn avx2(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as in `avx512`, in steps of 32.
     unsafe {
         asm!(
-            "lea {last}, [{len} - 32]",
+            "20: lea {last}, [{len} - 32]",
             "xor {at:e}, {at:e}",
             "cmp {at}, {last}",
             "jae 3f",
@@ -169,7 +243,8 @@ unsafe fn avx2(from: *const u8, to: *mut u8, len: usize) {
             "3:",
             "vmovdqu ymm0, [{from} + {last}]",
             "vmovdqu [{to} + {last}], ymm0",
-            "vzeroupper",
+            "21: vzeroupper",
+            may_fault!(),
             from = in(reg) from, to = in(reg) to, len = in(reg) len,
             at = out(reg) _, last = out(reg) _,
             // `vzeroupper` clears the upper half of every one of these.
@@ -191,7 +266,7 @@ unsafe fn sse2(from: *const u8, to: *mut u8, len: usize) {
     unsafe {
         match len {
             16.. => asm!(
-                "lea {last}, [{len} - 16]",
+                "20: lea {last}, [{len} - 16]",
                 "xor {at:e}, {at:e}",
                 "cmp {at}, {last}",
                 "jae 3f",
@@ -204,23 +279,29 @@ unsafe fn sse2(from: *const u8, to: *mut u8, len: usize) {
                 "3:",
                 "movdqu {v}, [{from} + {last}]",
                 "movdqu [{to} + {last}], {v}",
+                "21:",
+                may_fault!(),
                 from = in(reg) from, to = in(reg) to, len = in(reg) len,
                 at = out(reg) _, last = out(reg) _, v = out(xmm_reg) _,
                 options(nostack),
             ),
             8..16 => asm!(
-                "mov {a}, [{from}]",
+                "20: mov {a}, [{from}]",
                 "mov {b}, [{from} + {len} - 8]",
                 "mov [{to}], {a}",
                 "mov [{to} + {len} - 8], {b}",
+                "21:",
+                may_fault!(),
                 from = in(reg) from, to = in(reg) to, len = in(reg) len, a = out(reg) _, b = out(reg) _,
                 options(nostack, preserves_flags),
             ),
             4..8 => asm!(
-                "mov {a:e}, [{from}]",
+                "20: mov {a:e}, [{from}]",
                 "mov {b:e}, [{from} + {len} - 4]",
                 "mov [{to}], {a:e}",
                 "mov [{to} + {len} - 4], {b:e}",
+                "21:",
+                may_fault!(),
                 from = in(reg) from, to = in(reg) to, len = in(reg) len, a = out(reg) _, b = out(reg) _,
                 options(nostack, preserves_flags),
             ),

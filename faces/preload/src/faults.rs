@@ -1,0 +1,369 @@
+//! Faults: reads into memory that the program does not have, which are the kernel's to answer.
+//!
+//! ```text
+//!   read(fd, bad, n) --served--> copy --fault--> SIGSEGV or SIGBUS --> `decide`: in a copy of ours?
+//!                                  ^                                     | yes: counted, the copy ends early
+//!                                  '-------------------------------------'
+//!                    the count has changed --> the real read: EFAULT, or how many bytes there was room for
+//! ```
+//!
+//! The kernel copies to a bad address and notices. Our copy cannot ask before without a system call for each hit, so
+//! it notices as the kernel does: by the fault. The blocks that copy have noted where they begin and end
+//! ([`resume_after_fault`]); a fault there is counted ([`seen`]) and the copy ends, and with it all of the read: as
+//! from the kernel, nothing is written behind the first bad byte. Whoever read compares the count
+//! with what it was before, and if it has changed, leaves the call to the kernel. That another thread faulted
+//! meanwhile costs no more than that.
+//!
+//! So the two signals have a handler of ours, and the program must not see that:
+//!
+//! ```text
+//!   sigaction(SIGSEGV, {H, flags})  -->  kernel: {entry i, flags | SA_SIGINFO}    ENTRIES[i] = {H, flags}
+//!   sigaction(SIGSEGV, NULL, &old)  <--  the same, translated back
+//!   signal, not of a copy           -->  entry i: `decide`, and a jump to H as if the kernel had called it
+//! ```
+//!
+//! There are some entries, each a few instructions that know their own number, and each stands for one action for
+//! good. So the kernel's table is the only one that changes: two threads that set an action at once, a forked child,
+//! a child of `vfork` with a table of its own in our memory need no rule of their own. The default action has an
+//! entry, too: what is no copy's fault gets the default put back and is sent once more, to arrive where the
+//! instruction stands. Masks, other stacks and the other flags are the kernel's business, as they are the program's.
+//!
+//! Who ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not seen
+//! here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
+//!
+//! Invariants:
+//!  1. An entry that was given away never means another action.
+//!  2. After [`uninstall`] the kernel's actions are the program's own.
+//!
+//! Not an invariant: that a fault of a copy comes to us. A thread that holds the signal back is ended by it, and who
+//! sets a handler by instructions of its own gets it.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use quinion::arena::control::Reason;
+use quinion::folio::copy::{copy_out, note_fault, resume_after_fault};
+
+use crate::real::{self, Real};
+use crate::served::{call_real, names};
+use crate::{kernel, process};
+
+const SIGBUS: c_int = 7;
+const SIGSEGV: c_int = 11;
+const SIGNALS: [c_int; 2] = [SIGBUS, SIGSEGV];
+
+const SIG_DFL: usize = 0;
+const SIG_IGN: usize = 1;
+const SIG_ERR: usize = usize::MAX;
+
+const SA_SIGINFO: u32 = 4;
+const SA_RESTORER: u32 = 0x0400_0000;
+const SA_ONSTACK: u32 = 0x0800_0000;
+const SA_RESTART: u32 = 0x1000_0000;
+const SA_INTERRUPT: u32 = 0x2000_0000;
+const SA_NODEFER: u32 = 0x4000_0000;
+const SA_RESETHAND: u32 = 0x8000_0000;
+/// The flags of which the kernel is told something else than we were.
+const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETHAND;
+
+// ---- the count, and reading what may not be there -------------------------------------------------------
+
+/// How many faults of copies there were.
+pub use quinion::folio::copy::faults as seen;
+
+/// Copies `to.len()` bytes from an address of the program's; whether they could be read. Only while
+/// [`process::is_on`].
+pub fn read(from: usize, to: &mut [u8]) -> bool {
+    let before = seen();
+    // SAFETY: the target is ours; what of the source is not there, or is being changed, is as the essay says.
+    unsafe { copy_out(from as *const u8, to.as_mut_ptr(), to.len()) };
+    seen() == before
+}
+
+// ---- the entries -------------------------------------------------------------------------------------
+
+const ENTRIES: usize = 32;
+const ENTRY_BYTES: usize = 16;
+
+/// What an entry stands for: a program's action, as far as the kernel is told another.
+struct Entry {
+    state: AtomicU32,
+    handler: AtomicUsize,
+    flags: AtomicU32,
+}
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const GIVEN: u32 = 2;
+
+static ACTIONS: [Entry; ENTRIES] =
+    [const { Entry { state: AtomicU32::new(FREE), handler: AtomicUsize::new(0), flags: AtomicU32::new(0) } };
+        ENTRIES];
+
+core::arch::global_asm!(
+    ".pushsection .text.quinion_entries, \"ax\", @progbits",
+    ".balign 16",
+    ".hidden quinion_entries",
+    ".globl quinion_entries",
+    "quinion_entries:",
+    ".rept {entries}",
+    "lea rax, [rip]", // which entry it is
+    "jmp 2f",
+    ".balign 16",
+    ".endr",
+    "2:",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "mov rcx, rax",
+    "call {decide}",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "test rax, rax",
+    "jz 3f",
+    "mov r11, rax",
+    "xor eax, eax", // as the kernel calls a handler
+    "jmp r11",
+    "3:",
+    "ret",
+    ".popsection",
+    entries = const ENTRIES,
+    decide = sym decide,
+);
+
+fn first_entry() -> usize {
+    unsafe extern "C" {
+        static quinion_entries: u8;
+    }
+    (&raw const quinion_entries).addr()
+}
+
+/// The action behind a handler's address, if that is an entry of ours, or inside one.
+fn entry_at(address: usize) -> Option<&'static Entry> {
+    let entry = ACTIONS.get(address.wrapping_sub(first_entry()) / ENTRY_BYTES)?;
+    (entry.state.load(Ordering::Acquire) == GIVEN).then_some(entry) // partner: the Release in `entry_for`
+}
+
+/// The entry for an action; `None` if there are too many.
+fn entry_for(handler: usize, flags: u32) -> Option<usize> {
+    let flags = flags & OURS;
+    for (number, entry) in ACTIONS.iter().enumerate() {
+        // A handler that interrupts us while we have one claimed takes the next; so do others.
+        // Acquire, partner: the Release below.
+        let claim = entry.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Acquire);
+        if claim.is_ok() {
+            entry.handler.store(handler, Ordering::Relaxed);
+            entry.flags.store(flags, Ordering::Relaxed);
+            entry.state.store(GIVEN, Ordering::Release); // partner: the Acquire above, and in `entry_at`
+        }
+        let is_it = claim != Err(CLAIMED)
+            && entry.handler.load(Ordering::Relaxed) == handler
+            && entry.flags.load(Ordering::Relaxed) == flags;
+        if is_it {
+            return Some(first_entry() + number * ENTRY_BYTES);
+        }
+    }
+    None
+}
+
+// ---- when a signal comes ----------------------------------------------------------------------------------
+
+/// Where to go on: 0 is back to where the signal came.
+extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: usize) -> usize {
+    /// Where the kernel's structures have the code, and the address of the next instruction.
+    const CODE_AT: usize = 8;
+    const NEXT_AT: usize = 168;
+    /// Not of any instruction: memory that broke, and that nobody asked for yet.
+    const BUS_MCEERR_AO: i32 = 5;
+    if !info.is_null() && !context.is_null() {
+        // SAFETY: with SA_SIGINFO the kernel gives both, and the context may be changed.
+        let (code, next) = unsafe {
+            (info.byte_add(CODE_AT).cast::<i32>().read(), &mut *context.add(NEXT_AT).cast::<usize>())
+        };
+        let is_fault = code > 0 && (signal, code) != (SIGBUS, BUS_MCEERR_AO);
+        if is_fault && let Some(resume) = resume_after_fault(*next) {
+            note_fault();
+            *next = resume;
+            return 0;
+        }
+    }
+    let Some(entry) = entry_at(at) else { return 0 };
+    let (handler, flags) = (entry.handler.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
+    if handler == SIG_DFL {
+        // If the second is forbidden, the instruction faults again.
+        kernel::set_signal_action(signal, &kernel::SignalAction::default());
+        kernel::send_to_this_thread(signal, info);
+        return 0;
+    }
+    if flags & SA_RESETHAND != 0 {
+        reset(signal, flags);
+    }
+    handler
+}
+
+/// A handler for one time has had its time.
+fn reset(signal: c_int, flags: u32) {
+    if let Some(mut action) = kernel::signal_action(signal) {
+        let entry = entry_for(SIG_DFL, flags);
+        action.handler = entry.unwrap_or(SIG_DFL);
+        action.flags = u64::from(told_flags(SIG_DFL, action.flags as u32));
+        kernel::set_signal_action(signal, &action);
+    }
+}
+
+/// What the kernel is told for a program's flags.
+fn told_flags(handler: usize, flags: u32) -> u32 {
+    match handler {
+        SIG_DFL => flags & !(SA_RESETHAND | SA_NODEFER) | SA_SIGINFO | SA_ONSTACK,
+        _ => flags & !SA_RESETHAND | SA_SIGINFO,
+    }
+}
+
+// ---- actions --------------------------------------------------------------------------------------------
+
+/// Whether the signals' actions are ours.
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// The C library's `struct sigaction`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Action {
+    handler: usize,
+    mask: [u64; 16],
+    flags: u32,
+    restorer: usize,
+}
+
+impl Action {
+    fn new(handler: usize, mask: u64, flags: u32) -> Self {
+        let mut action = Self { handler, mask: [0; 16], flags, restorer: 0 };
+        action.mask[0] = mask;
+        action
+    }
+
+    /// What the kernel is to have in its place; `None` if it cannot be.
+    fn told(&self, restorer: u32) -> Option<Self> {
+        let handler = entry_for(self.handler, self.flags & !SA_RESTORER | restorer)?;
+        Some(Self { handler, flags: told_flags(self.handler, self.flags), ..*self })
+    }
+
+    /// What the program is to hear in place of this.
+    fn heard(&self) -> Self {
+        let Some(entry) = entry_at(self.handler) else { return *self };
+        let flags = entry.flags.load(Ordering::Relaxed);
+        // What nobody set has no way back either.
+        let restorer = if flags & SA_RESTORER != 0 { self.restorer } else { 0 };
+        let handler = entry.handler.load(Ordering::Relaxed);
+        Self { handler, flags: self.flags & !OURS | flags, restorer, ..*self }
+    }
+}
+
+fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int {
+    call_real!(sigaction(signal => c_int, action => *const Action, old => *mut Action) -> c_int)
+}
+
+/// Takes the two signals over. Where one is ignored, or they cannot be, nothing may be served. For the constructor.
+#[must_use]
+pub fn install() -> bool {
+    IS_ON.store(true, Ordering::Relaxed); // before any other thread
+    SIGNALS.into_iter().all(|signal| {
+        let mut old = Action::new(SIG_DFL, 0, 0);
+        real_action(signal, core::ptr::null(), &raw mut old) == 0
+            && old.handler != SIG_IGN
+            && old
+                .told(old.flags & SA_RESTORER)
+                .is_some_and(|new| real_action(signal, &raw const new, core::ptr::null_mut()) == 0)
+    })
+}
+
+/// Gives the kernel the program's own actions back.
+pub fn uninstall() {
+    if !IS_ON.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    for signal in SIGNALS {
+        let Some(mut there) = kernel::signal_action(signal).filter(|it| entry_at(it.handler).is_some())
+        else {
+            continue;
+        };
+        let mut next = own_action(there);
+        // Who set an action between our look and our change had his thrown out: it goes in again.
+        while let Some(out) = kernel::set_signal_action(signal, &next) {
+            if out.handler == there.handler {
+                break;
+            }
+            (there, next) = (next, own_action(out));
+        }
+    }
+}
+
+/// The program's own action, of one that the kernel has.
+fn own_action(found: kernel::SignalAction) -> kernel::SignalAction {
+    let Some(entry) = entry_at(found.handler) else { return found };
+    let handler = entry.handler.load(Ordering::Relaxed);
+    let flags = found.flags & !u64::from(OURS) | u64::from(entry.flags.load(Ordering::Relaxed));
+    kernel::SignalAction { handler, flags, ..found }
+}
+
+fn is_ours(signal: c_int) -> bool {
+    SIGNALS.contains(&signal) && IS_ON.load(Ordering::Relaxed)
+}
+
+/// Sets an action of one of the two signals for the program, and says what it was; whether that worked.
+fn change(signal: c_int, action: Option<&Action>, old: *mut Action) -> c_int {
+    let told = action.and_then(|action| {
+        let told = if action.handler == SIG_IGN { None } else { action.told(SA_RESTORER) };
+        if told.is_none() {
+            process::stop(Reason::Passed);
+        }
+        told
+    });
+    let new = told.as_ref().or(action).map_or(core::ptr::null(), core::ptr::from_ref);
+    let answer = real_action(signal, new, old);
+    if answer == 0 && !old.is_null() {
+        // SAFETY: the C library has just written it.
+        unsafe { *old = (*old).heard() };
+    }
+    answer
+}
+
+/// As [`change`], for functions that answer with the handler before.
+fn change_handler(signal: c_int, action: &Action) -> usize {
+    let mut old = *action;
+    if change(signal, Some(action), &raw mut old) == 0 { old.handler } else { SIG_ERR }
+}
+
+names! {
+    /// Sets what a signal does; of two signals the kernel is told something else.
+    sigaction | __sigaction (signal: c_int, action: *const Action, old: *mut Action) -> c_int {
+        if is_ours(signal) {
+            // SAFETY: the program's, as the C library would read it.
+            return change(signal, unsafe { action.as_ref() }, old);
+        }
+        real_action(signal, action, old)
+    }
+
+    /// As `sigaction`.
+    signal | bsd_signal | ssignal (signal: c_int, handler: usize) -> usize {
+        if is_ours(signal) && handler != SIG_ERR {
+            return change_handler(signal, &Action::new(handler, 1 << (signal - 1), SA_RESTART));
+        }
+        call_real!(signal(signal => c_int, handler => usize) -> usize)
+    }
+
+    /// As `sigaction`, for one time.
+    sysv_signal | __sysv_signal (signal: c_int, handler: usize) -> usize {
+        if is_ours(signal) && handler != SIG_ERR {
+            let flags = SA_RESETHAND | SA_NODEFER | SA_INTERRUPT;
+            return change_handler(signal, &Action::new(handler, 0, flags));
+        }
+        call_real!(sysv_signal(signal => c_int, handler => usize) -> usize)
+    }
+}
+
+/// The action of a signal is about to be changed in a way that is not followed here.
+pub extern "C" fn changes_unseen(signal: usize) {
+    if is_ours(signal as c_int) {
+        process::stop(Reason::Passed);
+    }
+}
